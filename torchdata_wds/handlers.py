@@ -1,0 +1,104 @@
+"""What to do about an exception: the handlers that a pipe's ``handler=`` takes.
+
+A handler is any ``callable(exception) -> bool``: True skips the item and goes on, False ends the pipe's stream for
+this epoch, and raising passes the exception on. The names are WebDataset's; unlike there, a warning goes through
+``logging``, is rate-limited and never sleeps, and what was skipped is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+__all__ = [
+    "Handler",
+    "reraise_exception",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "warn_and_continue",
+    "warn_and_stop",
+    "handled",
+]
+
+Handler = Callable[[Exception], bool]
+
+logger = logging.getLogger(__name__)
+
+#: How often each of the five handlers has met each exception type in this process, by "handler/exception type".
+handled: Counter[str] = Counter()
+
+_WARNED_IN_FULL = 10
+
+
+def reraise_exception(exception: Exception) -> bool:
+    """Raises the exception: the default everywhere.
+
+    Raises:
+        Exception: the one given.
+    """
+    _count("reraise_exception", exception)
+    raise exception
+
+
+def ignore_and_continue(exception: Exception) -> bool:
+    """Skips the item without a word."""
+    _count("ignore_and_continue", exception)
+    return True
+
+
+def ignore_and_stop(exception: Exception) -> bool:
+    """Ends the stream without a word."""
+    _count("ignore_and_stop", exception)
+    return False
+
+
+def warn_and_continue(exception: Exception) -> bool:
+    """Logs a warning and skips the item.
+
+    The first ten exceptions of a type are logged, then the hundredth, the thousandth and so on.
+    """
+    _warn(exception, _count("warn_and_continue", exception), "skipped")
+    return True
+
+
+def warn_and_stop(exception: Exception) -> bool:
+    """Logs a warning and ends the stream."""
+    _warn(exception, _count("warn_and_stop", exception), "stopped")
+    return False
+
+
+def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) -> bool:
+    """Asks a handler about an exception and counts what it skips.
+
+    Args:
+        handler: The handler to ask.
+        exception: What happened.
+        skipped: The pipe's own count by exception type, which is increased.
+
+    Returns:
+        True to skip the item and go on, False to end the stream.
+
+    Raises:
+        TypeError: if the handler answers anything but True or False: a handler that forgets its ``return`` would
+            otherwise end the stream without a word.
+    """
+    answer = handler(exception)
+    if not isinstance(answer, bool):
+        raise TypeError(
+            f"the handler {getattr(handler, '__qualname__', handler)!r} returned {answer!r} for "
+            f"{type(exception).__name__}; it must return True (skip this item) or False (end the stream), or raise"
+        ) from exception
+    skipped[type(exception).__name__] += 1
+    return answer
+
+
+def _count(handler: str, exception: Exception) -> int:
+    name = f"{handler}/{type(exception).__name__}"
+    handled[name] += 1
+    return handled[name]
+
+
+def _warn(exception: Exception, count: int, outcome: str) -> None:
+    if count <= _WARNED_IN_FULL or (count % 10 == 0 and count == 10 ** (len(str(count)) - 1)):
+        logger.warning("%s (%s, number %d of its kind): %s", outcome, type(exception).__name__, count, exception)

@@ -1,0 +1,23 @@
+"""Field bytes <-> Python values."""
+
+from __future__ import annotations
+
+from torchdata_wds.codecs.decoding import Decoder, DecoderLike, decode_sample
+from torchdata_wds.codecs.image_specs import IMAGE_FIELDS, IMAGE_SPECS
+from torchdata_wds.codecs.images import image_decoder
+from torchdata_wds.codecs.matching import handle_extension
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
+from torchdata_wds.codecs.table import CODECS, Codec
+
+__all__ = [
+    "Decoder",
+    "DecoderLike",
+    "decode_sample",
+    "handle_extension",
+    "image_decoder",
+    "CODECS",
+    "Codec",
+    "DEFAULT_MAX_BYTES",
+    "IMAGE_FIELDS",
+    "IMAGE_SPECS",
+]

@@ -1,0 +1,32 @@
+"""Opening image files: their header and their orientation, before any pixel is decoded."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["open_image", "read_orientation"]
+
+# What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
+_FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF")
+_ORIENTATION = 0x0112
+
+
+def open_image(data: bytes) -> Image:
+    """Opens an image file of one of the accepted formats; reads its header only."""
+    from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401  importing the last two registers them
+
+    return Image.open(io.BytesIO(data), formats=_FORMATS)
+
+
+def read_orientation(image: Image) -> int:
+    """Reads the EXIF orientation, 1 to 8; damaged EXIF data says nothing and counts as 1."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
+        return 1
+    return value if value in range(1, 9) else 1

@@ -1,0 +1,131 @@
+"""Image fields, decoded by Pillow to what an image spec asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchdata_wds.codecs.deep_images import is_deep, read_deep, transform
+from torchdata_wds.codecs.image_files import open_image, read_orientation
+from torchdata_wds.codecs.image_specs import IMAGE_FIELDS, ImageSpec, parse_image_spec
+from torchdata_wds.codecs.pixels import fitting_size, to_pil, to_values
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageDecoder", "decode_image", "image_decoder"]
+
+
+class ImageDecoder:
+    """A decoder of image fields; ``image_decoder`` makes one and describes the arguments."""
+
+    def __init__(self, spec: str, *, max_size: int | None = None, exif_transpose: bool = False) -> None:
+        self._parsed = parse_image_spec(spec)
+        if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int)):
+            raise TypeError(f"max_size must be a number of pixels or None, not {max_size!r}")
+        if max_size is not None and max_size < 1:
+            raise ValueError(f"max_size must be at least 1 pixel, not {max_size}")
+        self.spec = spec
+        self.max_size = max_size
+        self.exif_transpose = exif_transpose
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Decodes an image field, or passes with None if the key's last part is no image extension."""
+        if key.lower().rpartition(".")[2] not in IMAGE_FIELDS:
+            return None
+        return self.decode(data)
+
+    def decode(self, data: bytes) -> Any:
+        """Decodes an image."""
+        return decode_image(data, self._parsed, max_size=self.max_size, exif_transpose=self.exif_transpose)
+
+    def __repr__(self) -> str:
+        options = f", max_size={self.max_size}" if self.max_size is not None else ""
+        options += ", exif_transpose=True" if self.exif_transpose else ""
+        return f"image_decoder({self.spec!r}{options})"
+
+
+def image_decoder(spec: str, *, max_size: int | None = None, exif_transpose: bool = False) -> ImageDecoder:
+    """Makes a decoder of image fields, for ``.wds_decode(...)`` and ``Decoder(...)``.
+
+    With ``max_size`` the longest side of the result is ``min(max_size, the file's longest side)``; the other side
+    keeps the aspect, rounded to the nearest pixel and at least 1. A smaller image is decoded as without it, never
+    enlarged. A larger one is reduced with a Lanczos filter that weighs all pixels it covers; a JPEG is first decoded
+    at the smallest of its sizes 1/2, 1/4, 1/8 that is still at least twice the result, which is several times faster
+    and changes the result by less than the filter does.
+
+    Args:
+        spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or
+            ``pil pill pilrgb pilrgba``.
+        max_size: The longest side in pixels; None for the file's own size.
+        exif_transpose: Whether to turn the image as its EXIF orientation says.
+
+    Returns:
+        A ``callable(key, data)`` that gives None for fields that are no images.
+
+    Raises:
+        ValueError: for an unknown spec, or a ``max_size`` below 1.
+
+    Example:
+        >>> import io, PIL.Image
+        >>> file = io.BytesIO()
+        >>> PIL.Image.new("RGB", (640, 480)).save(file, "JPEG")
+        >>> image_decoder("rgb8", max_size=256)(".jpg", file.getvalue()).shape
+        (192, 256, 3)
+    """
+    return ImageDecoder(spec, max_size=max_size, exif_transpose=exif_transpose)
+
+
+def decode_image(data: bytes, spec: ImageSpec, *, max_size: int | None = None, exif_transpose: bool = False) -> Any:
+    """Decodes one image file as the spec says.
+
+    Args:
+        data: The bytes of the file.
+        spec: What to make of it.
+        max_size: As in ``image_decoder``.
+        exif_transpose: As in ``image_decoder``.
+
+    Returns:
+        An array, a tensor or a PIL image.
+
+    Raises:
+        OSError: if the file is cut or Pillow does not know it.
+        ValueError: if its pixels have no defined range.
+    """
+    # A faster JPEG decoder for whole 8-bit images would come in here.
+    with open_image(data) as image:
+        if is_deep(image):
+            pixels = read_deep(image, data, spec.mode)
+            turn = read_orientation(image) if exif_transpose else 1
+            pixels = transform(pixels, turn, max_size)
+            return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
+        flat = _read_flat(image, spec.mode, max_size, exif_transpose)
+    if spec.container == "pil":
+        return flat
+    return to_values(np.asarray(flat), spec)
+
+
+def _read_flat(image: Image, mode: str, max_size: int | None, exif_transpose: bool) -> Image:
+    """Reads an image of at most 8 bits a channel into a plain PIL image of the mode and size."""
+    size = fitting_size(image.size, max_size)
+    if size != image.size:
+        image.draft(None, (2 * size[0], 2 * size[1]))
+    image.load()
+    flat = _convert(image, mode)
+    if flat.size != size:
+        from PIL.Image import Resampling
+
+        flat = flat.resize(size, Resampling.LANCZOS)
+    if exif_transpose and read_orientation(image) != 1:
+        from PIL import ImageOps
+
+        flat = ImageOps.exif_transpose(flat)
+    return flat
+
+
+def _convert(image: Image, mode: str) -> Image:
+    # Pillow warns about palettes with transparency on the way to RGB; by way of RGBA the colours are the same.
+    if image.mode in ("P", "PA") and mode != "RGBA" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert(mode)

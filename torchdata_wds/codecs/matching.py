@@ -1,0 +1,73 @@
+"""Which fields a list of extensions means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["ExtensionDecoder", "handle_extension", "matches", "parse_extensions"]
+
+
+class ExtensionDecoder:
+    """A decoder of the fields with some extensions; ``handle_extension`` makes one and describes the arguments."""
+
+    def __init__(self, extensions: str, fn: Callable[[bytes], Any]) -> None:
+        if not callable(fn):
+            raise TypeError(f"handle_extension takes a function of the field's bytes, not {fn!r}")
+        self.extensions = parse_extensions("extensions", extensions)
+        if not self.extensions:
+            raise ValueError("handle_extension needs at least one extension, such as 'jpg' or 'seg.png'")
+        self.fn = fn
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Decodes a field with one of the extensions, or passes with None."""
+        return self.fn(data) if matches(key, self.extensions) else None
+
+    def __repr__(self) -> str:
+        return f"handle_extension({' '.join(self.extensions)!r}, {getattr(self.fn, '__qualname__', self.fn)})"
+
+
+def handle_extension(extensions: str, fn: Callable[[bytes], Any]) -> ExtensionDecoder:
+    """Makes a decoder of the fields with some extensions, for ``.wds_decode(...)`` and ``Decoder(...)``.
+
+    An extension means the fields that are it or end in it after a dot, in any case: ``png`` means ``png`` and
+    ``input.png``, not ``xpng``; ``seg.png`` means ``seg.png`` only.
+
+    Args:
+        extensions: Extensions, space separated, a leading dot accepted.
+        fn: Turns the field's bytes into its value; None passes the field on to the next decoder.
+
+    Returns:
+        A ``callable(key, data)``; it pickles when ``fn`` does.
+
+    Raises:
+        TypeError: if ``extensions`` is no str or ``fn`` not callable.
+        ValueError: if there is no extension.
+
+    Example:
+        >>> decoder = handle_extension("vocab .labels.txt", bytes.split)
+        >>> decoder(".train.vocab", b"a b"), decoder(".txt", b"a b")
+        ([b'a', b'b'], None)
+    """
+    return ExtensionDecoder(extensions, fn)
+
+
+def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, ...]:
+    """Splits extensions at blanks and semicolons, without their leading dots and in lower case.
+
+    Raises:
+        TypeError: if they are no str and no iterable of str.
+    """
+    words = [extensions] if isinstance(extensions, str) else extensions
+    if isinstance(words, bytes) or not isinstance(words, Iterable):
+        raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
+    words = list(words)
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
+    return tuple(word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
+
+
+def matches(field: str, extensions: Iterable[str]) -> bool:
+    """Tells whether a field is one of the extensions, or ends in one after a dot."""
+    dotted = "." + field.lower()
+    return any(dotted.endswith("." + extension) for extension in extensions)

@@ -1,0 +1,57 @@
+"""Pixels on their way from a decoded image to the array, tensor or PIL image that was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchdata_wds.codecs.image_specs import ImageSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Pixels", "fitting_size", "to_pil", "to_values"]
+
+#: uint8 or uint16, HW or HWC.
+Pixels = np.ndarray[Any, Any]
+
+
+def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]:
+    """Reduces a size so that its longest side is at most ``max_size``, keeping the aspect."""
+    longest = max(size)
+    if max_size is None or longest <= max_size:
+        return size
+    width, height = (max(1, round(side * max_size / longest)) for side in size)
+    return width, height
+
+
+def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
+    """Copies uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec asks for."""
+    if spec.container == "torch":
+        pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    values = _to_float(pixels) if spec.is_float else _to_uint8(pixels)
+    if spec.container == "numpy":
+        return values
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def _to_float(pixels: Pixels) -> Pixels:
+    values = np.empty(pixels.shape, np.float32)
+    np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=values)
+    return values
+
+
+def _to_uint8(pixels: Pixels) -> Pixels:
+    if pixels.dtype == np.uint8:
+        return np.array(pixels, order="C")
+    return np.ascontiguousarray((pixels.astype(np.uint32) + 128) // 257, dtype=np.uint8)
+
+
+def to_pil(pixels: Pixels) -> Image:
+    """Makes a PIL image of 8 bits a channel."""
+    from PIL import Image
+
+    return Image.fromarray(_to_uint8(pixels))

@@ -19,6 +19,14 @@ DecoderLike = str | Callable[[str, bytes], Any]
 # Field names come from the shards: a data set with ever new ones must not fill the memory.
 _MAX_PLANS = 1000
 
+_DEFAULTS: dict[str, Any] = {
+    "only": None,
+    "allow_pickle": False,
+    "exif_transpose": False,
+    "errors": "strict",
+    "max_bytes": DEFAULT_MAX_BYTES,
+}
+
 
 class Decoder:
     """Turns a sample of bytes into a new sample of values.
@@ -96,9 +104,7 @@ class Decoder:
 
     def __repr__(self) -> str:
         shown = [_show(decoder) for decoder in self.decoders]
-        defaults = {"only": None, "allow_pickle": False, "exif_transpose": False, "errors": "strict"}
-        defaults["max_bytes"] = DEFAULT_MAX_BYTES
-        shown += [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
+        shown += [f"{name}={getattr(self, name)!r}" for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]]
         return f"Decoder({', '.join(shown)})"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,32 +16,22 @@ from torchdata_wds.codecs.image_files import open_image
 from torchdata_wds.codecs.pixels import Pixels, fitting_size
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
-__all__ = ["is_deep", "read_deep", "transform"]
+__all__ = ["is_deep", "read_deep", "resize_deep"]
 
 _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16([LBN])")
-# numpy's way to turn an image by its EXIF orientation: (transpose first, flip rows, flip columns)
-_TURNS = {
-    1: (False, False, False),
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (True, True, False),
-}
+_TIFF_PHOTOMETRIC = 262
 
 
-def is_deep(image: Image) -> bool:
+def is_deep(image: ImageFile) -> bool:
     """Tells whether an opened image, not yet loaded, has more than 8 bits a channel that can be read here."""
     if image.mode.startswith(("I", "F")):
         return True
     return bool(image.tile) and (_is_deep_ppm(image) or _is_deep_colour(image))
 
 
-def read_deep(image: Image, data: bytes, mode: str) -> Pixels:
+def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels:
     """Reads a deep image as uint16.
 
     Args:
@@ -53,7 +43,7 @@ def read_deep(image: Image, data: bytes, mode: str) -> Pixels:
         uint16, HW for ``L``, else HWC.
 
     Raises:
-        ValueError: if pixels lie outside 0..65535 (or, for float images, 0..1).
+        ValueError: if pixels of a 32-bit image lie outside 0..65535, or those of a float image outside 0..1.
     """
     if image.mode.startswith(("I", "F")):
         pixels = _read_grey(image)
@@ -66,66 +56,80 @@ def read_deep(image: Image, data: bytes, mode: str) -> Pixels:
     return _to_mode(_with_transparency(pixels, image.info.get("transparency")), mode)
 
 
-def transform(pixels: Pixels, orientation: int, max_size: int | None) -> Pixels:
-    """Reduces an image to ``max_size`` and turns it by its EXIF orientation."""
+def resize_deep(pixels: Pixels, max_size: int | None) -> Pixels:
+    """Reduces an image to ``max_size``, each channel for itself, as ``image_decoder`` describes."""
     size = fitting_size((pixels.shape[1], pixels.shape[0]), max_size)
-    if size != (pixels.shape[1], pixels.shape[0]):
-        pixels = _resize(pixels, size)
-    transposed, rows, columns = _TURNS[orientation]
-    if transposed:
-        pixels = pixels.swapaxes(0, 1)
-    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
+    if size == (pixels.shape[1], pixels.shape[0]):
+        return pixels
+    if pixels.ndim == 2:
+        return _resize_channel(pixels, size)
+    return np.stack([_resize_channel(pixels[:, :, channel], size) for channel in range(pixels.shape[2])], axis=2)
 
 
-def _raw_mode(image: Image) -> str:
+def _raw_mode(image: ImageFile) -> str:
     arguments: Any = image.tile[0][3]
     return str(arguments if isinstance(arguments, str) else arguments[0])
 
 
-def _is_deep_ppm(image: Image) -> bool:
-    codec, arguments = image.tile[0][0], image.tile[0][3]
+def _is_deep_ppm(image: ImageFile) -> bool:
+    codec: str = image.tile[0][0]
+    arguments: Any = image.tile[0][3]
     return codec == "ppm" and image.mode == "RGB" and isinstance(arguments, tuple) and int(arguments[1]) > 255
 
 
-def _is_deep_colour(image: Image) -> bool:
+def _is_deep_colour(image: ImageFile) -> bool:
     raw_mode = _raw_mode(image)
     return raw_mode == "LA;16B" or bool(_COLOUR.fullmatch(raw_mode))
 
 
-def _read_grey(image: Image) -> Pixels:
+def _read_grey(image: ImageFile) -> Pixels:
+    brightest = _brightest(image)
     image.load()
     pixels = np.asarray(image)
-    lowest, highest = (pixels.min(), pixels.max()) if pixels.size else (0, 0)
-    limit = 1 if pixels.dtype.kind == "f" else 65535
-    if not (lowest >= 0 and highest <= limit):
+    lowest, highest = pixels.min(), pixels.max()
+    if not (lowest >= 0 and highest <= brightest):
         raise ValueError(
-            f"its {pixels.dtype} pixels go from {lowest} to {highest}, but only 0..{limit} is known to be brightness; "
-            "read such data with a decoder of your own"
+            f"its {pixels.dtype} pixels go from {lowest} to {highest}, but only 0..{brightest} is known to be "
+            "brightness; read such data with a decoder of your own"
         )
-    return np.round(pixels * 65535).astype(np.uint16) if limit == 1 else pixels.astype(np.uint16)
+    pixels = _scale(pixels, brightest)
+    # Pillow turns TIFF's "0 is white" round only where it has 8 bits
+    return 65535 - pixels if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0 else pixels
 
 
-def _read_ppm(image: Image, data: bytes) -> Pixels:
-    _, _, offset, arguments = image.tile[0]
+def _brightest(image: ImageFile) -> int:
+    if image.mode == "F":
+        return 1
+    return 4095 if image.tile and _raw_mode(image) == "I;12" else 65535
+
+
+def _scale(pixels: Pixels, brightest: int) -> Pixels:
+    """Stretches 0..brightest to 0..65535."""
+    if brightest == 65535:
+        return pixels.astype(np.uint16)
+    return np.clip(np.round(pixels * (65535 / brightest)), 0, 65535).astype(np.uint16)
+
+
+def _read_ppm(image: ImageFile, data: bytes) -> Pixels:
+    offset: int = image.tile[0][2]
+    arguments: Any = image.tile[0][3]
     width, height = image.size
-    maximum = int(arguments[1])  # type: ignore[index, arg-type]
+    maximum = int(arguments[1])
     needed = width * height * 6
     if len(data) - offset < needed:
         raise ValueError(f"cut off: expected {needed:,} bytes of pixels, found {len(data) - offset:,}")
     pixels = np.frombuffer(data, ">u2", width * height * 3, offset).reshape(height, width, 3)
-    if maximum == 65535:
-        return pixels.astype(np.uint16)
-    return np.minimum(np.round(pixels * (65535 / maximum)), 65535).astype(np.uint16)
+    return _scale(pixels, maximum)
 
 
-def _read_grey_alpha(image: Image) -> Pixels:
+def _read_grey_alpha(image: ImageFile) -> Pixels:
     # four bytes a pixel: read as if they were RGBA, they are the grey and alpha values, high byte first
     _set_raw_mode(image, "RGBA")
     image.load()
     return np.frombuffer(image.tobytes(), ">u2").astype(np.uint16).reshape(image.height, image.width, 2)
 
 
-def _read_colour(image: Image, data: bytes) -> Pixels:
+def _read_colour(image: ImageFile, data: bytes) -> Pixels:
     match = _COLOUR.fullmatch(_raw_mode(image))
     assert match is not None
     channels, order = match.groups()
@@ -135,12 +139,13 @@ def _read_colour(image: Image, data: bytes) -> Pixels:
         _set_raw_mode(other, f"{channels};16{'B' if is_little else 'L'}")
         other.load()
         image.load()
-        low = np.asarray(other)
-        high = np.asarray(image)
-    return (high.astype(np.uint16) << 8) | low
+        low = np.asarray(other, np.uint16)
+        high = np.asarray(image, np.uint16)
+    pixels: Pixels = (high << 8) | low
+    return pixels
 
 
-def _set_raw_mode(image: Image, raw_mode: str) -> None:
+def _set_raw_mode(image: ImageFile, raw_mode: str) -> None:
     tiles: list[Any] = list(image.tile)
     for index, tile in enumerate(tiles):
         old = tile[3]
@@ -180,13 +185,8 @@ def _to_grey(colours: Pixels) -> Pixels:
     return ((weighted + 0x8000) >> 16).astype(np.uint16)
 
 
-def _resize(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+def _resize_channel(channel: Pixels, size: tuple[int, int]) -> Pixels:
     from PIL import Image
 
-    def resize(channel: Pixels) -> Pixels:
-        plane = Image.fromarray(channel.astype(np.float32)).resize(size, Image.Resampling.LANCZOS)
-        return np.clip(np.round(np.asarray(plane)), 0, 65535).astype(np.uint16)
-
-    if pixels.ndim == 2:
-        return resize(pixels)
-    return np.stack([resize(pixels[:, :, channel]) for channel in range(pixels.shape[2])], axis=2)
+    plane = Image.fromarray(channel.astype(np.float32)).resize(size, Image.Resampling.LANCZOS)
+    return np.clip(np.round(np.asarray(plane)), 0, 65535).astype(np.uint16)

@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 __all__ = ["open_image", "read_orientation"]
 
@@ -16,14 +16,14 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF")
 _ORIENTATION = 0x0112
 
 
-def open_image(data: bytes) -> Image:
+def open_image(data: bytes) -> ImageFile:
     """Opens an image file of one of the accepted formats; reads its header only."""
     from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401  importing the last two registers them
 
     return Image.open(io.BytesIO(data), formats=_FORMATS)
 
 
-def read_orientation(image: Image) -> int:
+def read_orientation(image: ImageFile) -> int:
     """Reads the EXIF orientation, 1 to 8; damaged EXIF data says nothing and counts as 1."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchdata_wds.codecs.deep_images import is_deep, read_deep, transform
+from torchdata_wds.codecs.deep_images import is_deep, read_deep, resize_deep
 from torchdata_wds.codecs.image_files import open_image, read_orientation
 from torchdata_wds.codecs.image_specs import IMAGE_FIELDS, ImageSpec, parse_image_spec
-from torchdata_wds.codecs.pixels import fitting_size, to_pil, to_values
+from torchdata_wds.codecs.pixels import fitting_size, to_pil, to_values, turn
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 __all__ = ["ImageDecoder", "decode_image", "image_decoder"]
 
@@ -96,32 +97,30 @@ def decode_image(data: bytes, spec: ImageSpec, *, max_size: int | None = None, e
     # A faster JPEG decoder for whole 8-bit images would come in here.
     with open_image(data) as image:
         if is_deep(image):
-            pixels = read_deep(image, data, spec.mode)
-            turn = read_orientation(image) if exif_transpose else 1
-            pixels = transform(pixels, turn, max_size)
-            return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
-        flat = _read_flat(image, spec.mode, max_size, exif_transpose)
-    if spec.container == "pil":
-        return flat
-    return to_values(np.asarray(flat), spec)
+            pixels = resize_deep(read_deep(image, data, spec.mode), max_size)
+            orientation = read_orientation(image) if exif_transpose else 1
+        else:
+            flat = _read_flat(image, spec.mode, max_size)
+            orientation = read_orientation(image) if exif_transpose else 1
+            if spec.container == "pil" and orientation == 1:
+                return flat
+            pixels = np.asarray(flat)
+    pixels = turn(pixels, orientation)
+    return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
 
 
-def _read_flat(image: Image, mode: str, max_size: int | None, exif_transpose: bool) -> Image:
+def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
     """Reads an image of at most 8 bits a channel into a plain PIL image of the mode and size."""
     size = fitting_size(image.size, max_size)
     if size != image.size:
         image.draft(None, (2 * size[0], 2 * size[1]))
     image.load()
     flat = _convert(image, mode)
-    if flat.size != size:
-        from PIL.Image import Resampling
+    if flat.size == size:
+        return flat
+    from PIL.Image import Resampling
 
-        flat = flat.resize(size, Resampling.LANCZOS)
-    if exif_transpose and read_orientation(image) != 1:
-        from PIL import ImageOps
-
-        flat = ImageOps.exif_transpose(flat)
-    return flat
+    return flat.resize(size, Resampling.LANCZOS)
 
 
 def _convert(image: Image, mode: str) -> Image:

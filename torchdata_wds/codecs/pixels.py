@@ -11,10 +11,22 @@ from torchdata_wds.codecs.image_specs import ImageSpec
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Pixels", "fitting_size", "to_pil", "to_values"]
+__all__ = ["Pixels", "fitting_size", "to_pil", "to_values", "turn"]
 
 #: uint8 or uint16, HW or HWC.
 Pixels = np.ndarray[Any, Any]
+
+# EXIF orientation -> (swap the axes, then reverse the rows, reverse the columns)
+_TURNS = {
+    1: (False, False, False),
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
 
 
 def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]:
@@ -55,3 +67,11 @@ def to_pil(pixels: Pixels) -> Image:
     from PIL import Image
 
     return Image.fromarray(_to_uint8(pixels))
+
+
+def turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Turns an image upright as its EXIF orientation, 1 to 8, says; gives a view."""
+    swapped, rows, columns = _TURNS[orientation]
+    if swapped:
+        pixels = pixels.swapaxes(0, 1)
+    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]

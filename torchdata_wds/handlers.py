@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 handled: Counter[str] = Counter()
 
 _WARNED_IN_FULL = 10
+_warned: Counter[tuple[str, str]] = Counter()
 
 
 def reraise_exception(exception: Exception) -> bool:
@@ -58,13 +59,15 @@ def warn_and_continue(exception: Exception) -> bool:
 
     The first ten exceptions of a type are logged, then the hundredth, the thousandth and so on.
     """
-    _warn(exception, _count("warn_and_continue", exception), "skipped")
+    _count("warn_and_continue", exception)
+    warn_rarely("skipped", exception)
     return True
 
 
 def warn_and_stop(exception: Exception) -> bool:
     """Logs a warning and ends the stream."""
-    _warn(exception, _count("warn_and_stop", exception), "stopped")
+    _count("warn_and_stop", exception)
+    warn_rarely("stopped", exception)
     return False
 
 
@@ -93,12 +96,14 @@ def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) ->
     return answer
 
 
-def _count(handler: str, exception: Exception) -> int:
-    name = f"{handler}/{type(exception).__name__}"
-    handled[name] += 1
-    return handled[name]
+def warn_rarely(outcome: str, exception: Exception) -> None:
+    """Logs a warning: the first ten of an outcome and exception type, then the hundredth, the thousandth and so on."""
+    kind = type(exception).__name__
+    _warned[outcome, kind] += 1
+    count = _warned[outcome, kind]
+    if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1):
+        logger.warning("%s (%s, number %d of its kind): %s", outcome, kind, count, exception)
 
 
-def _warn(exception: Exception, count: int, outcome: str) -> None:
-    if count <= _WARNED_IN_FULL or (count % 10 == 0 and count == 10 ** (len(str(count)) - 1)):
-        logger.warning("%s (%s, number %d of its kind): %s", outcome, type(exception).__name__, count, exception)
+def _count(handler: str, exception: Exception) -> None:
+    handled[f"{handler}/{type(exception).__name__}"] += 1

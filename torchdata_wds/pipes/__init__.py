@@ -1,0 +1,1 @@
+"""The functional forms: one file per stage, each a loop around a plain function of the floors below."""

@@ -1,0 +1,111 @@
+"""WebDataset shards as torchdata DataPipes.
+
+Importing the package registers its functional forms (``list_shards``, ``load_wds_shards``, ``group_by_key``, ...) on
+``torch.utils.data.IterDataPipe``. torchdata itself is imported only with `WorkersReadingService`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchdata_wds.codecs import handle_extension, image_decoder
+from torchdata_wds.errors import (
+    CacheError,
+    DecodingError,
+    DuplicateFieldError,
+    EncodingError,
+    MissingFieldError,
+    ReappearingKeyError,
+    SampleError,
+    ShardFormatError,
+    ShardListError,
+    ShardOpenError,
+    SpecError,
+    UnsafeDataError,
+    WdsError,
+)
+from torchdata_wds.format import ShardMember
+from torchdata_wds.handlers import (
+    ignore_and_continue,
+    ignore_and_stop,
+    reraise_exception,
+    warn_and_continue,
+    warn_and_stop,
+)
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.collate import SampleUnbatcherIterDataPipe as SampleUnbatcher
+from torchdata_wds.pipes.collate import wds_collate
+from torchdata_wds.pipes.compose import StageComposerIterDataPipe as StageComposer
+from torchdata_wds.pipes.dataset import WebDataset
+from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe as SampleDecoder
+from torchdata_wds.pipes.fields import FieldMapperIterDataPipe as FieldMapper
+from torchdata_wds.pipes.fields import FieldRenamerIterDataPipe as FieldRenamer
+from torchdata_wds.pipes.fields import KeyRenamerIterDataPipe as KeyRenamer
+from torchdata_wds.pipes.group import KeyGrouperIterDataPipe as KeyGrouper
+from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe as ShardLister
+from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe as ShardLoader
+from torchdata_wds.pipes.mapping import WdsMapperIterDataPipe as WdsMapper
+from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe as SampleShuffler
+from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe as FieldTupler
+from torchdata_wds.pipes.tuples import KeyExtractorIterDataPipe as KeyExtractor
+from torchdata_wds.pipes.tuples import TupleMapperIterDataPipe as TupleMapper
+from torchdata_wds.workers.joining import JoinWorkersIterDataPipe as JoinWorkers
+
+if TYPE_CHECKING:
+    from torchdata_wds.workers.service import WorkersReadingService
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "WebDataset",
+    "WorkersReadingService",
+    "wds_collate",
+    "handle_extension",
+    "image_decoder",
+    "ShardMember",
+    # pipes, in the order of the functional forms' table in the README
+    "ShardLister",
+    "ShardLoader",
+    "KeyGrouper",
+    "SampleShuffler",
+    "SampleDecoder",
+    "FieldRenamer",
+    "FieldMapper",
+    "KeyRenamer",
+    "FieldTupler",
+    "KeyExtractor",
+    "TupleMapper",
+    "WdsMapper",
+    "StageComposer",
+    "SampleUnbatcher",
+    "JoinWorkers",
+    "WdsPipe",
+    # handlers
+    "reraise_exception",
+    "warn_and_continue",
+    "ignore_and_continue",
+    "warn_and_stop",
+    "ignore_and_stop",
+    # exceptions
+    "WdsError",
+    "ShardListError",
+    "ShardOpenError",
+    "ShardFormatError",
+    "SampleError",
+    "DuplicateFieldError",
+    "ReappearingKeyError",
+    "MissingFieldError",
+    "DecodingError",
+    "EncodingError",
+    "CacheError",
+    "UnsafeDataError",
+    "SpecError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "WorkersReadingService":
+        from torchdata_wds.workers.service import WorkersReadingService
+
+        return WorkersReadingService
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

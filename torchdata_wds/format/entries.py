@@ -1,0 +1,257 @@
+"""A byte stream to tar entries: headers, extended headers, end marker; and every way in which a shard can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn, Protocol
+
+from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format import headers, pax
+from torchdata_wds.format.headers import BLOCK, Header, HeaderError, padding, text
+
+__all__ = ["ByteSource", "TarEntries", "TarEntry"]
+
+_ZERO_BLOCK = bytes(BLOCK)
+_PIECE = 16 << 20  # a header may lie about a size: memory is taken only as bytes arrive
+_LARGEST_EXTENDED_HEADER = 16 << 20
+_NO_TAR = "Is it a page that a server sent instead, or another file format?"
+_EXTENSIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.GLOBAL_PAX, *headers.PAX})
+
+
+class ByteSource(Protocol):
+    """What the reader needs of a stream: forward reading, short only at the end."""
+
+    def read(self, size: int, /) -> bytes:
+        """Reads exactly `size` bytes, fewer only at the end of the stream."""
+
+
+class TarEntry(NamedTuple):
+    """One entry of an archive, before its payload is read.
+
+    Attributes:
+        name: Name from the header or its extensions.
+        kind: Type flag.
+        size: Payload size in the archive, in bytes.
+        link: The link's target.
+        offset: Where the entry begins, its extended headers included, in bytes of the decompressed archive.
+        sparse_size: Full size of a sparse member in bytes, None for others.
+    """
+
+    name: str
+    kind: int
+    size: int
+    link: str
+    offset: int
+    sparse_size: int | None = None
+
+
+class TarEntries:
+    """Walks the entries of an archive; whoever iterates takes or skips each payload before asking for the next.
+
+    Iterating yields `TarEntry`, and None at an end marker that has been seen (more may follow if `concatenated`).
+
+    Args:
+        stream: The decompressed archive, read forward only.
+        shard: Its URL as messages may show it.
+        require_end_marker: Whether an archive without an end-of-archive block is an error.
+        concatenated: Whether to read on behind an end marker.
+        offset: Where in the archive the stream begins.
+    """
+
+    def __init__(
+        self,
+        stream: ByteSource,
+        shard: str,
+        *,
+        require_end_marker: bool = True,
+        concatenated: bool = False,
+        offset: int = 0,
+    ) -> None:
+        self.stream = stream
+        self.shard = shard
+        self.require_end_marker = require_end_marker
+        self.concatenated = concatenated
+        self.offset = offset
+        self.raw: list[bytes] = []  # the blocks of the current entry's headers, for sparse members
+        self._first = offset
+        self._start = offset
+        self._global: dict[str, bytes] = {}
+        self._own: dict[str, bytes] = {}
+
+    def __iter__(self) -> Iterator[TarEntry | None]:
+        while True:
+            block = self._read_block()
+            if block == _ZERO_BLOCK:
+                yield None
+                block = self._pass_end_marker()
+            if not block:
+                return
+            header = self._parse(block)
+            self.raw.append(block)
+            if header.kind in _EXTENSIONS:
+                self._extend(header)
+                continue
+            yield self._entry(header, block)
+            self._own = {}
+            self.raw.clear()
+            self._start = self.offset
+
+    def take(self, entry: TarEntry) -> bytes:
+        """Reads an entry's payload.
+
+        Raises:
+            ShardFormatError: if the shard ends inside it.
+        """
+        size = entry.size
+        data = self.stream.read(size) if size <= _PIECE else self._read_large(size)
+        self.offset += len(data)
+        if len(data) < size:
+            self._cut(f"inside member {entry.name}", size - len(data), member=entry.name)
+        self._pass_padding(entry)
+        return data
+
+    def skip(self, entry: TarEntry) -> None:
+        """Reads past an entry's payload, if its kind has one.
+
+        Raises:
+            ShardFormatError: if the shard ends inside it.
+        """
+        left = entry.size if headers.has_payload(entry.kind) else 0
+        if not left:
+            return
+        while left:
+            data = self.stream.read(min(left, 1 << 20))
+            self.offset += len(data)
+            if not data:
+                self._cut(f"inside member {entry.name}", left, member=entry.name)
+            left -= len(data)
+        self._pass_padding(entry)
+
+    def damaged(self, what: str, cure: str, *, member: str | None = None, at: int | None = None) -> ShardFormatError:
+        """Makes the error for damage at a byte offset."""
+        where = self.offset if at is None else at
+        return ShardFormatError(f"shard {self.shard} {what} at byte {where:,}. {cure}", shard=self.shard, member=member)
+
+    def _read_large(self, size: int) -> bytes:
+        pieces = []
+        while size:
+            piece = self.stream.read(min(size, _PIECE))
+            if not piece:
+                break
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _pass_padding(self, entry: TarEntry) -> None:
+        fill = padding(entry.size)
+        if fill:
+            got = len(self.stream.read(fill))
+            self.offset += got
+            if got < fill:
+                self._cut(f"in the padding of member {entry.name}", fill - got, member=entry.name)
+
+    def _read_block(self) -> bytes:
+        block = self.stream.read(BLOCK)
+        self.offset += len(block)
+        if len(block) == BLOCK:
+            return block
+        if block:
+            self._cut("inside a header", BLOCK - len(block), starts=block)
+        if self.offset == self._first:
+            raise self.damaged("is empty: no tar archive, not even its end marker,", "Download or write it again.")
+        if self._own or self.require_end_marker:
+            self._cut("between two members: there is no end-of-archive marker", BLOCK)
+        return b""
+
+    def _cut(self, where: str, missing: int, *, member: str | None = None, starts: bytes = b"") -> NoReturn:
+        if starts and self.offset - len(starts) == self._first:
+            raise self.damaged(f"is no tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},", _NO_TAR)
+        cure = "Download it again, or skip damaged shards with handler=warn_and_continue."
+        if where.startswith("between"):
+            cure = "Download it again; if its writer never ends archives, pass require_end_marker=False."
+        raise self.damaged(f"is cut off {where}", f"Expected at least {missing:,} more bytes. {cure}", member=member)
+
+    def _parse(self, block: bytes) -> Header:
+        try:
+            return headers.parse_header(block)
+        except HeaderError as error:
+            at = self.offset - BLOCK
+            if at == self._first:
+                what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
+                raise self.damaged(what, _NO_TAR, at=at) from None
+            what = f"has a damaged header: {error};"
+            raise self.damaged(what, "Download it again, or skip damaged shards with a handler.", at=at) from None
+
+    def _extend(self, header: Header) -> None:
+        """Takes in a long name, a long link or PAX records, which describe the entry that follows."""
+        if header.size > _LARGEST_EXTENDED_HEADER:
+            raise self.damaged(f"has an extended header of {header.size:,} bytes", "Nothing sane writes that.")
+        entry = TarEntry("(extended header)", header.kind, header.size, "", self.offset)
+        data = self.take(entry)
+        self.raw.append(data + bytes(padding(header.size)))
+        if header.kind == headers.LONG_NAME:
+            self._own.setdefault("path", data.partition(b"\0")[0])
+        elif header.kind == headers.LONG_LINK:
+            self._own.setdefault("linkpath", data.partition(b"\0")[0])
+        else:
+            self._extend_pax(header.kind, data)
+
+    def _extend_pax(self, kind: int, data: bytes) -> None:
+        try:
+            records = pax.parse_records(data)
+        except HeaderError as error:
+            raise self.damaged(f"has a damaged extended header before member: {error};", "Download it again.") from None
+        if kind == headers.GLOBAL_PAX:
+            self._global |= records
+            self.raw.clear()
+        else:
+            self._own = records | self._own
+
+    def _entry(self, header: Header, block: bytes) -> TarEntry:
+        records = {keyword: value for keyword, value in (self._global | self._own).items() if value}
+        name = text(records.get("GNU.sparse.name", records.get("path", header.name)))
+        link = text(records.get("linkpath", header.link))
+        if header.kind == headers.MULTI_VOLUME:
+            raise self.damaged(f"begins with the rest of member {name} of another volume", "Join the volumes first.")
+        size, full = header.size, None
+        try:
+            size = size if (own := pax.record_number(records, "size")) is None else own
+            if header.kind == headers.SPARSE:
+                full = self._pass_sparse_map(block)
+            elif pax.is_sparse(records):
+                full = pax.sparse_size(records) or 0
+        except HeaderError as error:
+            raise self.damaged(f"has a damaged header: {error};", "Download it again.", member=name) from None
+        return TarEntry(name, header.kind, size, link, self._start, full)
+
+    def _pass_sparse_map(self, block: bytes) -> int:
+        """Reads the blocks that continue an old GNU sparse header; gives the member's full size."""
+        full = headers.parse_number(block[483:495])
+        more = block[482]
+        while more:
+            block = self._read_block()
+            if not block:
+                self._cut("inside a header", BLOCK)
+            self.raw.append(block)
+            more = block[504]
+        return full
+
+    def _pass_end_marker(self) -> bytes:
+        """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""
+        if self._own:
+            raise self.damaged("ends behind an extended header, before its member,", "Download it again.")
+        while True:
+            block = self.stream.read(BLOCK)
+            at = self.offset
+            self.offset += len(block)
+            if not block:
+                return b""
+            if block.count(0) == len(block):
+                continue
+            if not self.concatenated:
+                what = f"has bytes behind its end-of-archive marker, {block.lstrip(bytes(1))[:20]!r},"
+                raise self.damaged(what, "If archives were joined with cat, pass concatenated=True.", at=at)
+            if len(block) < BLOCK:
+                self._cut("inside a header", BLOCK - len(block))
+            self._start = at
+            return block

@@ -1,0 +1,143 @@
+"""One 512-byte tar header block to a `Header`: ustar, GNU, PAX and old V7.
+
+The layout is that of POSIX.1-2017, pax, "ustar Interchange Format", and of the GNU tar manual, "Basic Tar Format".
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+__all__ = [
+    "BLOCK",
+    "HEADER_WORDS",
+    "REGULAR",
+    "HARD_LINK",
+    "GLOBAL_PAX",
+    "LONG_LINK",
+    "LONG_NAME",
+    "MULTI_VOLUME",
+    "PAX",
+    "SPARSE",
+    "Header",
+    "HeaderError",
+    "has_payload",
+    "padding",
+    "parse_header",
+    "parse_number",
+    "text",
+]
+
+BLOCK = 512
+
+REGULAR = frozenset(b"\x0007")
+HARD_LINK = ord("1")
+SPARSE = ord("S")
+MULTI_VOLUME = ord("M")
+LONG_NAME = ord("L")
+LONG_LINK = ord("K")
+GLOBAL_PAX = ord("g")
+PAX = frozenset(b"xX")
+
+_DIRECTORY = ord("5")
+_NO_PAYLOAD = frozenset(b"123456")
+
+#: What a type flag stands for, in the words that skipped members are counted by.
+HEADER_WORDS = {
+    HARD_LINK: "hard link",
+    ord("2"): "symbolic link",
+    ord("3"): "character device",
+    ord("4"): "block device",
+    _DIRECTORY: "directory",
+    ord("6"): "FIFO",
+}
+
+
+class HeaderError(ValueError):
+    """A block is no valid tar header; the message says why."""
+
+
+class Header(NamedTuple):
+    """The fields of a header block that reading needs.
+
+    Attributes:
+        name: The name, ustar prefix included, as bytes.
+        size: Size of the payload in bytes.
+        kind: The type flag.
+        link: The link's target.
+    """
+
+    name: bytes
+    size: int
+    kind: int
+    link: bytes
+
+
+def padding(size: int) -> int:
+    """The number of bytes that fill a payload up to a whole block."""
+    return -size % BLOCK
+
+
+def has_payload(kind: int) -> bool:
+    """Tells whether the header's size counts bytes that follow it: not for links, folders and devices."""
+    return kind not in _NO_PAYLOAD
+
+
+def text(raw: bytes) -> str:
+    r"""Decodes a name: UTF-8, other bytes as ``\xNN``, so that the result can be printed, written and compared."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def parse_number(field: bytes) -> int:
+    """Reads a number field: octal digits, or base 256 where the first byte is 0x80 or 0xff (GNU).
+
+    Raises:
+        HeaderError: if it is neither.
+    """
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+    digits = field.partition(b"\0")[0].strip()
+    if not digits:
+        return 0
+    if not digits.isdigit():
+        raise HeaderError(f"{field!r} is no octal number")
+    try:
+        return int(digits, 8)
+    except ValueError:
+        raise HeaderError(f"{field!r} is no octal number") from None
+
+
+def parse_header(block: bytes) -> Header:
+    """Parses a header block after checking its checksum.
+
+    Args:
+        block: 512 bytes.
+
+    Raises:
+        HeaderError: if the checksum is wrong or a number field is none.
+    """
+    _check_sum(block)
+    kind = block[156]
+    name = block[:100].partition(b"\0")[0]
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = block[345:500].partition(b"\0")[0] + b"/" + name
+    if kind == 0 and name.endswith(b"/"):
+        kind = _DIRECTORY  # V7 archives write a folder as an empty file
+    size = parse_number(block[124:136])
+    if size < 0:
+        raise HeaderError(f"the size is negative: {size}")
+    return Header(name, size, kind, block[157:257].partition(b"\0")[0])
+
+
+def _check_sum(block: bytes) -> None:
+    stored = parse_number(block[148:156])
+    # adler32's low half is 1 + the byte sum modulo 65521, computed in C; the field itself counts as eight blanks
+    total = (zlib.adler32(block) & 0xFFFF) - 1 - sum(block[148:156]) + 8 * 32
+    if (total - stored) % 65521 and stored != _signed_sum(block):
+        raise HeaderError(f"the header says checksum {stored}, its bytes give {sum(block) - sum(block[148:156]) + 256}")
+
+
+def _signed_sum(block: bytes) -> int:
+    """The sum over signed chars that some old tars wrote."""
+    summed = block[:148] + block[156:]
+    return sum(summed) - 256 * sum(byte > 127 for byte in summed) + 8 * 32

@@ -1,0 +1,108 @@
+"""Member names to sample keys and fields.
+
+The key is the folder part plus the base name up to its first dot, the field is all behind that dot, as WebDataset has
+it. Unlike there, hidden files never become fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, cast
+
+__all__ = ["KeyRule", "RESERVED_FIELDS", "SplitName", "key_splitter", "skip_reason", "split_name"]
+
+SplitName = Callable[[str], "tuple[str, str] | None"]
+KeyRule = Literal["first_dot", "last_dot"] | SplitName
+
+#: Fields that the library itself puts into samples: a member that would become one is an error.
+RESERVED_FIELDS = frozenset({"__key__", "__url__", "__local_path__", "__dataset__", "__pad__"})
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Splits a member name at the first dot of its base name.
+
+    Args:
+        name: The member's name; one leading ``./`` is stripped.
+
+    Returns:
+        The key with its folder, and the field without its dot; None for a name that belongs to no sample (see
+        `skip_reason`).
+
+    Example:
+        >>> split_name("./d.v1/a.seg.png"), split_name("d.v1/README")
+        (('d.v1/a', 'seg.png'), None)
+    """
+    name = name.removeprefix("./")
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    if dot <= start or dot + 1 == len(name) or (name.startswith("__") and _is_metadata(name)):
+        return None
+    return name[:dot], name[dot + 1 :]
+
+
+def _split_last_dot(name: str) -> tuple[str, str] | None:
+    if split_name(name) is None:
+        return None
+    name = name.removeprefix("./")
+    dot = name.rfind(".")
+    return (name[:dot], name[dot + 1 :]) if dot + 1 < len(name) else None
+
+
+def _is_metadata(name: str) -> bool:
+    top = name.partition("/")[0]
+    return top == "__MACOSX" or (len(top) >= 4 and top.endswith("__"))
+
+
+def skip_reason(name: str) -> str:
+    """Says why a name belongs to no sample, in the words that the pipes count by.
+
+    Example:
+        >>> skip_reason("d/._a.jpg")
+        'macOS metadata'
+    """
+    name = name.removeprefix("./")
+    base = name[name.rfind("/") + 1 :]
+    top = name.partition("/")[0]
+    if base.startswith("._") or base == ".DS_Store" or top == "__MACOSX":
+        return "macOS metadata"
+    if top.startswith("__") and _is_metadata(name):
+        return "metadata"
+    if base.startswith("."):
+        return "hidden file"
+    return "empty extension" if base.endswith(".") else "no extension"
+
+
+def key_splitter(keys: KeyRule) -> SplitName:
+    """Turns a ``keys=`` argument into a function from name to (key, field).
+
+    Args:
+        keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field), or None to skip the
+            member. The callable sees every name, hidden ones too, and decides alone.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if keys == "first_dot":
+        return split_name
+    if keys == "last_dot":
+        return _split_last_dot
+    if callable(keys):
+        return _Checked(keys)
+    raise ValueError(f"keys must be 'first_dot', 'last_dot' or a callable name -> (key, field) or None, not {keys!r}")
+
+
+class _Checked:
+    """A user's splitting function whose answers are checked."""
+
+    def __init__(self, function: SplitName) -> None:
+        self.function = function
+
+    def __call__(self, name: str) -> tuple[str, str] | None:
+        answer = cast("object", self.function(name))
+        if answer is None:
+            return None
+        if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
+            return cast("tuple[str, str]", answer)
+        raise TypeError(
+            f"keys= returned {answer!r} for member {name!r}; it must return a tuple (key, field) of two str, or None"
+        )

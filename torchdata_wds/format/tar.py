@@ -1,0 +1,147 @@
+"""A tar stream to its regular members."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
+from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
+from torchdata_wds.format.links import HardLinks, Reopen
+from torchdata_wds.format.members import Mark, ShardMember
+from torchdata_wds.format.sparse import read_payload
+
+__all__ = ["Select", "name_filter", "read_marked_members", "read_members"]
+
+Select = str | Iterable[str] | Callable[[str], bool]
+
+
+def read_members(
+    stream: ByteSource,
+    url: str,
+    *,
+    select: Select | None = None,
+    rename: Callable[[str], str] | None = None,
+    visit: int = 0,
+    shard: str | None = None,
+    reopen: Reopen | None = None,
+    require_end_marker: bool = True,
+    concatenated: bool = False,
+    skipped: Counter[str] | None = None,
+) -> Iterator[ShardMember]:
+    """Reads the regular members of a tar archive, in their order, one at a time in memory.
+
+    ustar, GNU, PAX and V7 archives are read forward only. Hard links give the bytes of the member they stand for.
+    Folders, symbolic links, devices and FIFOs are skipped and counted.
+
+    Args:
+        stream: The decompressed archive.
+        url: The shard's URL, which every member carries.
+        select: Which members to read, by name (after `rename`): a glob, several, or a ``callable(name) -> bool``.
+        rename: Changes names before anything looks at them.
+        visit: Which opening this is, for `ShardMember.visit`.
+        shard: The URL as messages may show it, without secrets; `url` by default.
+        reopen: Opens the archive again at a byte offset, for hard links.
+        require_end_marker: Whether an archive without an end-of-archive block is an error.
+        concatenated: Whether to read on behind an end-of-archive block, as for archives joined with ``cat``.
+        skipped: Counts what is skipped, by reason.
+
+    Yields:
+        Members; the last one is no proof of a whole shard, the normal end of the iterator is.
+
+    Raises:
+        ShardFormatError: at any damage, after the members before it: a wrong header checksum, a cut anywhere, no
+            end marker, bytes behind the end marker.
+
+    Example:
+        >>> import io, tarfile
+        >>> out = io.BytesIO()
+        >>> with tarfile.open(fileobj=out, mode="w") as tar:
+        ...     tar.addfile(tarfile.TarInfo("a.txt"))
+        >>> [member.name for member in read_members(io.BytesIO(out.getvalue()), "x.tar")]
+        ['a.txt']
+    """
+    for item in read_marked_members(
+        stream,
+        url,
+        select=select,
+        rename=rename,
+        visit=visit,
+        shard=shard,
+        reopen=reopen,
+        require_end_marker=require_end_marker,
+        concatenated=concatenated,
+        skipped=skipped,
+    ):
+        if isinstance(item, ShardMember):
+            yield item
+
+
+def read_marked_members(
+    stream: ByteSource,
+    url: str,
+    *,
+    select: Select | None = None,
+    rename: Callable[[str], str] | None = None,
+    visit: int = 0,
+    shard: str | None = None,
+    reopen: Reopen | None = None,
+    require_end_marker: bool = True,
+    concatenated: bool = False,
+    skipped: Counter[str] | None = None,
+) -> Iterator[ShardMember | Mark]:
+    """Does what `read_members` does and also yields `Mark.END` as soon as an end marker is seen.
+
+    The mark comes before the rest of the stream is checked: the sample before it is complete whatever follows.
+    """
+    shard = url if shard is None else shard
+    wanted = None if select is None else name_filter(select)
+    skipped = Counter() if skipped is None else skipped
+    links = HardLinks(shard, reopen)
+    entries = TarEntries(stream, shard, require_end_marker=require_end_marker, concatenated=concatenated)
+    for entry in entries:
+        if entry is None:
+            yield Mark.END
+            continue
+        links.note(entry)
+        name = entry.name if rename is None else rename(entry.name)
+        if not _is_file(entry):
+            skipped[HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")] += 1
+            entries.skip(entry)
+        elif wanted is not None and not wanted(name):
+            entries.skip(entry)
+        else:
+            data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+            yield ShardMember(url, name, data, visit)
+    yield Mark.END  # an archive without end marker, where that is allowed
+
+
+def _is_file(entry: TarEntry) -> bool:
+    return entry.kind in REGULAR or entry.kind in (HARD_LINK, SPARSE)
+
+
+def name_filter(select: Select) -> Callable[[str], bool]:
+    """Turns a ``select=`` argument into a predicate on names.
+
+    Args:
+        select: A glob or several separated by blanks or ``;``, a list of globs taken as they are, or a callable.
+            ``*`` matches slashes too; a leading ``./`` of a name is not looked at.
+
+    Raises:
+        TypeError: for anything else.
+
+    Example:
+        >>> name_filter("*.jpg *.cls")("d/a.jpg")
+        True
+    """
+    if isinstance(select, str):
+        select = [glob for glob in re.split(r"[;\s]+", select) if glob]
+    if callable(select):
+        return select
+    globs = list(select) if isinstance(select, Iterable) else []
+    if not globs or not all(isinstance(glob, str) for glob in globs):
+        raise TypeError(f"select must be a glob, a list of globs or a callable(name) -> bool, not {select!r}")
+    matches = [re.compile(fnmatch.translate(glob.removeprefix("./"))).match for glob in globs]
+    return lambda name: any(match(name.removeprefix("./")) for match in matches)

@@ -1,0 +1,133 @@
+"""Lists of samples to batches, and back."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.base import WdsPipe, register
+
+__all__ = ["SampleUnbatcherIterDataPipe", "wds_collate"]
+
+
+def wds_collate(samples: Sequence[Any]) -> Any:
+    """Collates a list of tuples or samples into a tuple or dict of columns, for ``.batch(n).collate(wds_collate)``.
+
+    Tensors, arrays and numbers of equal shape are stacked; everything else (strings, dicts, images, arrays of unequal
+    shape) stays a list. Stacked batches cross from a worker to the main process many times faster than lists of
+    tensors.
+
+    Args:
+        samples: Tuples of one length, or dicts of the same keys, or single values.
+
+    Returns:
+        For tuples a tuple of columns, for dicts a dict of columns, else one column. A column of tensors is a tensor
+        (N, ...), of numpy arrays and numpy scalars an array (N, ...), of Python numbers a tensor (N,): int64, float64
+        or bool. Anything else is a list of N values.
+
+    Raises:
+        ValueError: if the samples differ in length or keys.
+
+    Example:
+        >>> wds_collate([(1, "a"), (2, "b")])
+        (tensor([1, 2]), ['a', 'b'])
+    """
+    samples = list(samples)
+    if not samples:
+        return []
+    first = samples[0]
+    if isinstance(first, dict):
+        if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
+            raise ValueError(f"samples of one batch have different fields: {_different(samples)}. {_CURE}")
+        return {field: _column([sample[field] for sample in samples]) for field in first}
+    if isinstance(first, (tuple, list)):
+        if any(not isinstance(sample, (tuple, list)) or len(sample) != len(first) for sample in samples):
+            raise ValueError("tuples of one batch have different lengths")
+        return tuple(_column(list(values)) for values in zip(*samples, strict=True))
+    return _column(samples)
+
+
+_CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields=...)."
+
+
+def _different(samples: list[Any]) -> str:
+    kinds = {tuple(sample) if isinstance(sample, dict) else type(sample).__name__ for sample in samples}
+    return " and ".join(map(str, sorted(kinds, key=str)[:2]))
+
+
+def _column(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        if all(_is_like(value, first, torch.Tensor) for value in values):
+            return torch.stack(values)
+    elif isinstance(first, (np.ndarray, np.generic)):
+        if all(_is_like(value, first, (np.ndarray, np.generic)) for value in values):
+            return np.stack(values)
+    elif isinstance(first, numbers.Real):
+        return _numbers(values)
+    return values
+
+
+def _is_like(value: Any, first: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
+
+
+def _numbers(values: list[Any]) -> Any:
+    """Bools, ints and floats as a tensor; anything that would not fit stays a list."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return torch.tensor(values)
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    if kinds <= {int, float} and float in kinds:
+        return torch.tensor(values, dtype=torch.float64)
+    return values
+
+
+@register("wds_unbatch")
+class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
+    """Takes collated batches apart (functional name: ``wds_unbatch``).
+
+    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again, behind
+    ``.join_workers()`` across all workers.
+
+    Args:
+        source_datapipe: Yields tuples, lists or dicts of columns of equal length.
+
+    Yields:
+        tuple or dict: Single samples, in their order.
+
+    Raises:
+        ValueError: if a batch is no tuple, list or dict of columns, or its columns differ in length.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([([1, 2], ["a", "b"])]).wds_unbatch())
+        [(1, 'a'), (2, 'b')]
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.source_datapipe:
+            yield from _rows(batch)
+
+
+def _rows(batch: Any) -> Iterator[Any]:
+    columns = list(batch.values()) if isinstance(batch, dict) else batch
+    if not isinstance(columns, (tuple, list)) or not all(hasattr(column, "__len__") for column in columns):
+        raise ValueError(
+            f"wds_unbatch got {type(batch).__name__} {str(batch)[:80]!r}; it takes batches as wds_collate makes them: "
+            "a tuple or dict of columns"
+        )
+    sizes = {len(column) for column in columns}
+    if len(sizes) > 1:
+        raise ValueError(f"wds_unbatch got a batch whose columns have different lengths: {sorted(sizes)}")
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch, values, strict=True)) if isinstance(batch, dict) else values

@@ -1,0 +1,60 @@
+"""A generator function as a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.base import Held, WdsPipe, register
+
+__all__ = ["StageComposerIterDataPipe"]
+
+
+@register("wds_compose")
+class StageComposerIterDataPipe(WdsPipe[Any]):
+    """Runs a generator function over the stream (functional name: ``wds_compose``).
+
+    The function may drop, add and reorder items: crops of an image, pairs, windows.
+
+    Args:
+        source_datapipe: Yields anything.
+        fn: ``callable(iterator, *args, **kwargs)`` that returns an iterable. Under DataLoader2 it must be picklable.
+        *args: Passed on to the function.
+        **kwargs: Passed on to the function.
+
+    Yields:
+        What the function yields.
+
+    Raises:
+        TypeError: if `fn` is not callable or returns no iterable.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> def pairs(items, times):
+        ...     for item in items:
+        ...         yield from [item] * times
+        >>> list(IterableWrapper([1, 2]).wds_compose(pairs, times=2))
+        [1, 1, 2, 2]
+    """
+
+    def __init__(
+        self, source_datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"wds_compose takes a function of an iterator, not {fn!r}")
+        self.source_datapipe = source_datapipe
+        self.fn = fn
+        # Pipes among the arguments belong to the graph and must be seen by its traversal.
+        visible = any(isinstance(value, IterDataPipe) for value in (*args, *kwargs.values()))
+        self.args = args if visible else Held(args)
+        self.kwargs = kwargs if visible else Held(kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        args = self.args.value if isinstance(self.args, Held) else self.args
+        kwargs = self.kwargs.value if isinstance(self.kwargs, Held) else self.kwargs
+        result = self.fn(iter(self.source_datapipe), *args, **kwargs)
+        if not isinstance(result, Iterable):
+            raise TypeError(f"{self.fn!r} returned {type(result).__name__} to wds_compose instead of an iterable")
+        yield from result

@@ -1,0 +1,76 @@
+"""The usual graph in one call, with WebDataset's arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe
+from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
+from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
+from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe, TupleMapperIterDataPipe
+
+__all__ = ["WebDataset"]
+
+
+def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
+    urls: str | os.PathLike[str] | Iterable[Any],
+    shardshuffle: bool | int = True,
+    extensions: str | Sequence[str] | None = None,
+    decoder: str | Callable[[str, Any], Any] | Sequence[str | Callable[[str, Any], Any]] | None = None,
+    transforms: Sequence[Callable[[Any], Any] | None] | Callable[[Any], Any] | None = None,
+    shuffle: int | None = None,
+    handler: Handler = reraise_exception,
+) -> WdsPipe[Any]:
+    """Builds the usual graph: list, shuffle and split shards, load, group, and what else is asked for.
+
+    The result is an ordinary pipe: further stages are chained to it.
+
+    Args:
+        urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them.
+        shardshuffle: Whether to shuffle the shards before they are split among workers and ranks; a number is the
+            size of the buffer for that.
+        extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
+        decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
+        transforms: A function (or None) per place of the tuples; needs `extensions`.
+        shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
+        handler: Given to every stage.
+
+    Returns:
+        A pipe of samples (dict), or of tuples where `extensions` is given.
+
+    Raises:
+        ValueError: if an argument is wrong.
+
+    Example:
+        >>> import torchdata_wds
+        >>> torchdata_wds.WebDataset("train-{000..146}.tar", extensions="jpg;png cls", decoder="pil", shuffle=1000)
+        TupleMapperIterDataPipe
+    """
+    if transforms is not None and extensions is None:
+        raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
+    source = ShardListerIterDataPipe(IterableWrapper([urls if isinstance(urls, (str, os.PathLike)) else list(urls)]))
+    shards: Any = source
+    if shardshuffle:
+        shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)
+    members = ShardLoaderIterDataPipe(shards.sharding_filter(), handler=handler)
+    pipe: WdsPipe[Any] = KeyGrouperIterDataPipe(members, handler=handler)
+    if shuffle:
+        pipe = SampleShufflerIterDataPipe(pipe, shuffle)
+    if decoder is not None:
+        decoders = [decoder] if isinstance(decoder, str) or callable(decoder) else decoder
+        pipe = SampleDecoderIterDataPipe(pipe, *decoders, handler=handler)
+    if extensions is not None:
+        specs = extensions.split() if isinstance(extensions, str) else extensions
+        pipe = FieldTuplerIterDataPipe(pipe, *specs, handler=handler)
+    if transforms is not None:
+        functions = [transforms] if callable(transforms) else transforms
+        pipe = TupleMapperIterDataPipe(pipe, *functions, handler=handler)
+    return pipe

@@ -1,0 +1,74 @@
+"""Field bytes to values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.codecs import Decoder
+from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.pipes.base import Held, register
+from torchdata_wds.pipes.field_specs import expect_sample
+from torchdata_wds.pipes.mapping import ItemMapper
+
+__all__ = ["SampleDecoderIterDataPipe"]
+
+
+@register("wds_decode")
+class SampleDecoderIterDataPipe(ItemMapper):
+    """Decodes the fields of samples (functional name: ``wds_decode``).
+
+    Order and metadata (``__key__``, ``__url__``) are kept; values that are no bytes any more are left alone, so that
+    two stages may follow each other. An item, for the handler, is a sample.
+
+    Args:
+        source_datapipe: Yields samples.
+        *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``
+            that get the field with a leading dot and return None to pass, as `handle_extension` and
+            `image_decoder` make them. Functions are asked first, in their order.
+        only: Which fields to decode: a list, or one str separated by blanks; None decodes all.
+        allow_pickle: Whether pickles may be loaded, which can run any code.
+        exif_transpose: Whether images are turned upright by their EXIF orientation.
+        errors: What text that is no UTF-8 does: ``"strict"``, ``"replace"`` or another of Python's error handlers.
+        handler: Asked about each sample that does not decode.
+
+    Yields:
+        dict: Samples with decoded values.
+
+    Raises:
+        ValueError: if an image spec is unknown.
+        TypeError: if a decoder is neither a spec nor callable.
+        DecodingError: through the handler; it names shard, key, field and cause.
+        UnsafeDataError: through the handler, for a pickle without `allow_pickle`.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "cls": b"3", "txt": b"cat"}]).wds_decode())
+        [{'__key__': 'a', 'cls': 3, 'txt': 'cat'}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *decoders: str | Callable[[str, Any], Any],
+        only: str | Sequence[str] | None = None,
+        allow_pickle: bool = False,
+        exif_transpose: bool = False,
+        errors: str = "strict",
+        handler: Handler = reraise_exception,
+    ) -> None:
+        self._decode = Decoder(
+            *decoders, only=only, allow_pickle=allow_pickle, exif_transpose=exif_transpose, errors=errors
+        )
+        super().__init__(source_datapipe, handler)
+        self.decoders = Held(decoders)
+        self.only = only
+        self.allow_pickle = allow_pickle
+        self.exif_transpose = exif_transpose
+        self.errors = errors
+
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Decodes one sample."""
+        return self._decode(expect_sample(item, "wds_decode"))

@@ -1,0 +1,52 @@
+"""Patterns to shard URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.pipes.base import WdsPipe, register
+
+__all__ = ["ShardListerIterDataPipe"]
+
+
+@register("list_shards")
+class ShardListerIterDataPipe(WdsPipe[str]):
+    """Expands shard patterns into URLs (functional name: ``list_shards``).
+
+    Patterns are expanded in their order, the matches of a glob or folder sorted; nothing is kept in memory but the
+    matches of one pattern. The list is made anew each epoch.
+
+    Args:
+        source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
+            any fsspec file system; folders; several joined by ``::``; (nested) lists of those. A path that exists is
+            taken verbatim. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for listing.
+
+    Yields:
+        str: One URL each.
+
+    Raises:
+        ShardListError: if a pattern matches nothing, is a single character or no pattern at all.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["train-{08..10}.tar"]).list_shards())
+        ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.source_datapipe = source_datapipe
+        self.storage_options = storage.StorageOptions(storage_options)
+
+    def __iter__(self) -> Iterator[str]:
+        for pattern in self.source_datapipe:
+            yield from storage.list_urls(pattern, storage_options=self.storage_options)

@@ -1,0 +1,116 @@
+"""One item in, one item out, and a handler for what fails: the loop under most pipes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.handlers import Handler, keep_going, reraise_exception
+from torchdata_wds.pipes.base import WdsPipe, register
+
+__all__ = ["ItemMapper", "WdsMapperIterDataPipe", "map_items"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def map_items(
+    items: Iterable[S], function: Callable[[S], T | None], handler: Handler, skipped: Counter[str]
+) -> Iterator[T]:
+    """Applies a function to each item; drops None, asks the handler about exceptions, counts both.
+
+    Example:
+        >>> skipped = Counter()
+        >>> list(map_items([1, 2], lambda item: None if item == 1 else item, reraise_exception, skipped)), skipped
+        ([2], Counter({'None': 1}))
+    """
+    for item in items:
+        try:
+            result = function(item)
+        except Exception as error:  # noqa: BLE001  (the handler decides)
+            if not keep_going(handler, error, skipped):
+                return
+            continue
+        if result is None:
+            skipped["None"] += 1
+        else:
+            yield result
+
+
+class ItemMapper(WdsPipe[Any]):
+    """Base of the pipes that turn each item into one other: a subclass says how in `apply`.
+
+    Args:
+        source_datapipe: Yields the items.
+        handler: Asked about each item that fails.
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
+        self.source_datapipe = source_datapipe
+        self.handler = handler
+        self.skipped: Counter[str] = Counter()
+
+    @abstractmethod
+    def apply(self, item: Any) -> Any:
+        """Turns one item into another; None drops it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map_items(self.source_datapipe, self.apply, self.handler, self.skipped)
+
+    def __len__(self) -> int:
+        if self.handler is not reraise_exception:
+            raise TypeError(f"{type(self).__name__} may skip items: its length is not known; .set_length(n) sets one")
+        return len(self.source_datapipe)
+
+
+@register("wds_map")
+class WdsMapperIterDataPipe(ItemMapper):
+    """Maps items through a function (functional name: ``wds_map``).
+
+    Unlike the native ``map`` it has a handler, and drops items for which the function returns None. Order is kept.
+    Where a sample (a dict with ``__key__``) becomes a dict without ``__key__``, that is put back.
+
+    Args:
+        source_datapipe: Yields samples, tuples or anything else.
+        fn: ``callable(item) -> item``, or None to drop the item. Under DataLoader2 it must be picklable: a function
+            of a module, not a lambda.
+        handler: Asked about each item for which the function raises.
+
+    Yields:
+        What the function returns.
+
+    Raises:
+        TypeError: if `fn` is not callable.
+        Exception: through the handler, what the function raises.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["1", "2"]).wds_map(int))
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        fn: Callable[[Any], Any],
+        *,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"wds_map takes a function, not {fn!r}")
+        super().__init__(source_datapipe, handler)
+        self.fn = fn
+
+    def apply(self, item: Any) -> Any:
+        """Calls the function and keeps the key."""
+        result = self.fn(item)
+        if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item:
+            result.setdefault("__key__", item["__key__"])
+        return result
+
+    def __len__(self) -> int:
+        raise TypeError("wds_map may drop items: its length is not known; .set_length(n) sets one")

@@ -1,0 +1,106 @@
+"""Where a pipe stands among the consumers of its graph, and the seeds that follow from it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+from torch.utils.data.graph import traverse_dps
+
+from torchdata_wds.pipes import stock_workers
+
+__all__ = ["Place", "Seed", "place_of", "warn_about_workers"]
+
+logger = logging.getLogger(__name__)
+
+_warned: set[str] = set()
+
+
+class Place(NamedTuple):
+    """Which of how many consumers this process is."""
+
+    consumers: int = 1
+    number: int = 0
+
+
+def _upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
+    graphs = [traverse_dps(pipe)]
+    while graphs:
+        for found, sources in graphs.pop().values():
+            yield found
+            graphs.append(sources)
+
+
+def place_of(pipe: IterDataPipe[Any]) -> Place:
+    """Reads a pipe's place off the native ``sharding_filter`` above it; without one there is one consumer.
+
+    A pipe above the filter must behave alike in all workers, which is why the worker's own number does not count here.
+    """
+    for found in _upstream(pipe):
+        if isinstance(found, ShardingFilterIterDataPipe):
+            return Place(found.num_of_instances, found.instance_id)
+    return Place()
+
+
+class Seed:
+    """The random source of one pipe: what ``set_seed`` gave it, and how many epochs it has begun since.
+
+    Never seeded, it draws from torch's global generator each epoch, as the native Shuffler does.
+    """
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self.epoch = 0
+
+    def set(self, seed: int) -> None:
+        """Sets the seed and counts epochs from here."""
+        self.seed = seed
+        self.epoch = 0
+
+    def begin_epoch(self, name: str, place: Place) -> random.Random:
+        """Gives the generator of the next epoch: the same on every machine for the same seed, epoch, name and place.
+
+        Use only its ``random()`` and ``getrandbits()``, whose values Python guarantees to stay.
+        """
+        seed = self.seed
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        rng = random.Random(f"{seed}/{self.epoch}/{name}/{place.consumers}/{place.number}")
+        self.epoch += 1
+        return rng
+
+
+def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
+    """Warns, once a process, where several consumers all read everything, or a stock worker may lose items."""
+    if stock_workers.in_stock_worker() and not stock_workers.is_joined():
+        _warn_once(
+            "join",
+            "shards are read in a worker of torchdata's MultiProcessingReadingService, which fails when its workers' "
+            "streams differ in length: end the workers' part with .join_workers(), or use "
+            "torchdata_wds.WorkersReadingService",
+        )
+    if _has_siblings() and not any(hasattr(type(found), "apply_sharding") for found in _upstream(pipe)):
+        _warn_once(
+            "sharding",
+            "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every "
+            "one of them reads every shard, so each sample comes several times",
+        )
+
+
+def _has_siblings() -> bool:
+    worker = get_worker_info()
+    if (worker is not None and worker.num_workers > 1) or stock_workers.in_stock_worker():
+        return True
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _warn_once(kind: str, message: str) -> None:
+    if kind not in _warned:
+        _warned.add(kind)
+        logger.warning("%s", message)

@@ -1,0 +1,1 @@
+"""Who runs a graph of DataPipes: the reading service, and the border between its workers and the main process."""

@@ -1,0 +1,112 @@
+"""The border between the stages that run in worker processes and those that run in the main process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.stock_workers import in_stock_worker, note_join
+
+__all__ = ["JoinWorkersIterDataPipe", "JoinWorkers"]
+
+T = TypeVar("T")
+
+
+class _WorkerEnd:
+    """The mark that a stock worker sends in place of items once its stream has ended."""
+
+    __slots__ = ("worker",)
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+
+
+class _MarkedEndIterDataPipe(WdsPipe[Any]):
+    """The worker's side of the border: in a stock worker it follows the stream with end marks.
+
+    torchdata's service asks its workers in turn and breaks when one has ended well before another: so here none ends.
+    torch's own workers, and everything that runs in one process, end their streams properly and get no marks.
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[Any]:
+        note_join()
+        yield from self.source_datapipe
+        if in_stock_worker():
+            end = _WorkerEnd(os.getpid())
+            while True:
+                yield end
+
+    def __len__(self) -> int:
+        return len(self.source_datapipe)  # a TypeError if the source knows no length
+
+
+@register("join_workers")
+class JoinWorkersIterDataPipe(WdsPipe[T]):
+    """Joins the streams of all workers into one in the main process (functional name: ``join_workers``).
+
+    Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` and under
+    torchdata's ``MultiProcessingReadingService``. The latter loses items, or breaks, when its workers' streams differ
+    in length, which they do whenever shards are divided among them; with this pipe in the graph it does not. (Give it
+    ``main_prefetch_cnt=0``: its shutdown after an early break may hang otherwise.) In a single process, and in a torch
+    ``DataLoader``, where all stages run inside the workers, items pass unchanged.
+
+    Items come in turns from worker 0, 1, ...; a worker whose stream has ended is passed over. Several branches, each
+    with its own ``.join_workers()``, are run by several sets of workers under ``WorkersReadingService``.
+
+    Args:
+        source_datapipe: The stages that workers run.
+
+    Yields:
+        The items of the source.
+
+    Raises:
+        RuntimeError: if end marks of workers come from a service that is not known.
+
+    Example:
+        >>> from torchdata_wds import JoinWorkers
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(5)).sharding_filter().batch(2).join_workers().unbatch())
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[T]) -> None:
+        self.source_datapipe: IterDataPipe[Any] = _MarkedEndIterDataPipe(source_datapipe)
+
+    def is_replicable(self) -> bool:
+        """Tells reading services to keep this pipe, and all that follow, in the main process."""
+        return False
+
+    def __iter__(self) -> Iterator[T]:
+        ended: set[int] = set()
+        for item in self.source_datapipe:
+            if type(item) is not _WorkerEnd:
+                yield item
+                continue
+            ended.add(item.worker)
+            if len(ended) == _stock_worker_count(self.source_datapipe):
+                return
+
+    def __len__(self) -> int:
+        return len(self.source_datapipe)  # a TypeError if the source knows no length
+
+
+def _stock_worker_count(source: Any) -> int:
+    """Returns how many workers of torchdata's service stand behind a pipe of the main process."""
+    while source is not None:
+        if type(source).__name__ == "_IterateQueueDataPipes":
+            return len(source.datapipes)
+        source = getattr(source, "source_datapipe", None)
+    raise RuntimeError(
+        "join_workers met the end of a worker's stream, but finds no worker of MultiProcessingReadingService upstream: "
+        "nothing but its prefetcher may stand between the two"
+    )
+
+
+JoinWorkers = JoinWorkersIterDataPipe

@@ -1,0 +1,272 @@
+"""The reading service that runs a graph in the worker processes of torch's DataLoader.
+
+This is the only file of the package that imports torchdata.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+
+from torchdata_wds.workers.branches import find_branches
+from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
+from torchdata_wds.workers.seeds import mix
+
+try:
+    import torchdata
+
+    # torchdata announces the end of DataPipes, in eight lines and in every spawned worker, when a module below is
+    # first imported. Users of this package know; the flag is the one that torchdata itself sets after the first time.
+    torchdata._warning_shown = True
+
+    from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
+    from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
+    from torchdata.dataloader2.reading_service import ReadingServiceInterface
+    from torchdata.dataloader2.utils import WorkerInfo
+    from torchdata.dataloader2.utils.worker import process_reset_fn
+except ImportError as error:
+    raise ImportError(
+        f"WorkersReadingService needs torchdata 0.9 with DataLoader2, which cannot be imported here: {error}. Its "
+        "wheels exist for Python 3.9 to 3.12 on Linux x86_64, macOS arm64 and Windows, and its compiled part needs the "
+        "system's libcurl.so.4 and libssl.so.3 (Debian and Ubuntu: apt install libcurl4 libssl3). Without it the same "
+        "pipes run under torch.utils.data.DataLoader"
+    ) from error
+
+__all__ = ["WorkersReadingService"]
+
+logger = logging.getLogger(__name__)
+
+ResetFn = Callable[[DataPipe], DataPipe]
+
+_SEED_LIMIT = 2**64
+
+
+class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+    """Runs a graph in worker processes, for DataLoader2.
+
+    Each worker runs a copy of the graph up to ``.join_workers()``, or all of it if there is none, over its part of
+    what passes ``.sharding_filter()``; the rest runs in the main process. Streams of different length are fine.
+    Several branches, each with its own ``.join_workers()``, get ``num_workers`` processes each. Items come in turns
+    from worker 0, 1, ..., so their order depends on seeds and the number of workers only. The workers live until
+    ``DataLoader2.shutdown()``.
+
+    Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
+    DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
+    upstream of ``.sharding_filter()`` get a seed that is equal in all workers and ranks, others one of their own; the
+    global generators of ``random``, ``numpy`` and ``torch`` are seeded in each worker, each epoch.
+
+    An exception in a worker is raised in the main process with its type, its attributes and, as its cause, the text of
+    its traceback. A worker that dies is a RuntimeError that names it. If the main process dies, so do the workers.
+
+    Args:
+        num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
+        prefetch_factor: How many items each worker makes ahead.
+        multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
+            Python's default.
+        timeout: How many seconds to wait for an item before that is an error; 0 waits for ever.
+        distributed: Whether to divide the work among the ranks of ``torch.distributed`` as well, and to share the seed
+            among them. Nothing is cut off: ranks may get different numbers of items. All ranks must begin each
+            epoch. Leave it False behind a ``DistributedReadingService`` in a ``SequentialReadingService``: that divides
+            the work itself, and ends every rank's epoch with the shortest.
+        seed: Makes every order a function of this seed, the epoch's number and the place (rank and worker), whatever
+            seed DataLoader2 has.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is out of its range.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata_wds import WorkersReadingService
+        >>> pipe = IterableWrapper(range(6)).sharding_filter()
+        >>> with DataLoader2(pipe, reading_service=WorkersReadingService(2)) as loader:
+        ...     list(loader)
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        prefetch_factor: int = 2,
+        multiprocessing_context: str | None = None,
+        timeout: float = 0,
+        distributed: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        self.num_workers = _checked_int("num_workers", num_workers, 0)
+        self.prefetch_factor = _checked_int("prefetch_factor", prefetch_factor, 1)
+        self.multiprocessing_context = _checked_context(multiprocessing_context)
+        self.timeout = _checked_timeout(timeout)
+        if not isinstance(distributed, bool):
+            raise TypeError(f"distributed must be True or False, not {distributed!r}")
+        self.distributed = distributed
+        self.seed = None if seed is None else _checked_int("seed", seed, 0, _SEED_LIMIT)
+        self._epoch = 0
+        self._end: Any = None  # the adapted graph's last pipe
+        self._branches: list[DataPipe] = []
+        self._pools: list[WorkerPool] = []
+        self._group: Any = None
+
+    def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+        """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
+        self._shard_by_rank(datapipe)
+        self._end = datapipe
+        self._branches = find_branches(datapipe)
+        for branch in self._branches:
+            if self.num_workers == 0:
+                apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+            else:
+                self._move_to_workers(branch)
+        end: IterDataPipe[Any] = self._end
+        return end
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
+        """Seeds the graph and starts the workers on their items; DataLoader2 calls it at each epoch's start."""
+        shared, local = self._draw(seed_generator)
+        self._epoch += 1
+        # A number that no worker has: random stages after .join_workers() have an order of their own.
+        set_graph_random_seed(self._end, _generator(shared, local, max(self.num_workers, 1)))
+        for number, branch in enumerate(self._branches):
+            # The first branch has the epoch's seeds as they are: one branch is the normal case.
+            seeds = (mix(shared, number), mix(local, number)) if number else (shared, local)
+            if self.num_workers == 0:
+                set_graph_random_seed(branch, _generator(*seeds, 0))
+            else:
+                self._pools[number].begin(seeds)
+        for pool in self._pools:
+            pool.watch()
+        return iter_reset_fn
+
+    def finalize(self) -> None:
+        """Ends the workers; DataLoader2 calls it at its shutdown."""
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            pool.close()
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
+
+    def _move_to_workers(self, branch: DataPipe) -> None:
+        pipes = get_all_graph_pipes(traverse_dps(self._end))
+        if any(type(pipe).__name__ == "ShardingRoundRobinDispatcherIterDataPipe" for pipe in pipes):
+            raise ValueError(
+                "sharding_round_robin_dispatch has no process of its own under WorkersReadingService: use "
+                ".sharding_filter(), or num_workers=0"
+            )
+        pool = WorkerPool(
+            branch,
+            _seed_worker,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            multiprocessing_context=self.multiprocessing_context,
+            timeout=self.timeout,
+        )
+        self._pools.append(pool)
+        front = PooledIterDataPipe(pool)
+        if branch is self._end:
+            self._end = front
+        else:
+            replace_dp(traverse_dps(self._end), branch, front)
+
+    def _shard_by_rank(self, datapipe: DataPipe) -> None:
+        is_divided = _is_sharded_by_rank(datapipe)
+        if not self.distributed:
+            world, _ = _place()
+            if world > 1 and not is_divided:
+                logger.warning(
+                    "each of the %d ranks of torch.distributed reads everything: give WorkersReadingService "
+                    "distributed=True to divide the work among them",
+                    world,
+                )
+            return
+        if is_divided:
+            raise ValueError(
+                "the work is divided among the ranks already, by a DistributedReadingService: drop that one to lose no "
+                "items, or drop distributed=True to have all ranks end with the shortest"
+            )
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "distributed=True needs the ranks to know one another: call torch.distributed.init_process_group() "
+                "before the first epoch, or drop distributed=True to run alone"
+            )
+        apply_sharding(datapipe, *_place(), SHARDING_PRIORITIES.DISTRIBUTED)
+        if "gloo" not in dist.get_backend_config():
+            self._group = dist.new_group(backend="gloo")  # seeds are shared from the CPU's memory
+
+    def _draw(self, seed_generator: Any) -> tuple[int, int]:
+        """Returns the epoch's two seeds: one equal on all ranks, one of this rank."""
+        rank = _place()[1]
+        if self.seed is not None:
+            return mix(self.seed, self._epoch), mix(self.seed, self._epoch, "rank", rank)
+        shared, local = seed_generator.generate_shared_seed(), seed_generator.generate_seed()
+        # An unseeded DataLoader2 takes its seed from torch's global generator without moving it on: left alone, it
+        # would find the same seed next time. One draw an epoch is also what torch's own DataLoader takes.
+        torch.empty((), dtype=torch.int64).random_()
+        if self.distributed:
+            shared = dist_share_seed(shared, self._group)
+            local = mix(shared, "rank", rank)
+        return shared, local
+
+
+def _seed_worker(datapipe: DataPipe, seeds: tuple[int, int], worker_id: int) -> None:
+    """Seeds the graph and the global generators of a worker process."""
+    process_reset_fn(datapipe, WorkerInfo(worker_id + 1, worker_id), _generator(*seeds, worker_id))
+
+
+def _generator(shared: int, local: int, place: int) -> Any:
+    """Returns a seed generator whose shared seeds are equal in all places, and whose others are this place's own."""
+    alike, own = SeedGenerator(shared), SeedGenerator(local).spawn(place)
+    return SeedGenerator(_rngs=(alike._shared_rng, own._worker_rng))
+
+
+def _place() -> tuple[int, int]:
+    """Returns the number of ranks and this process's own."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return 1, 0
+
+
+def _is_sharded_by_rank(datapipe: DataPipe) -> bool:
+    pipes = get_all_graph_pipes(traverse_dps(datapipe))
+    # No hasattr: DataPipes answer for functional names as well, and any pipe may have a "groups" of its own.
+    groups = [vars(pipe).get("groups") for pipe in pipes if "apply_sharding" in dir(type(pipe))]
+    return any(isinstance(group, dict) and SHARDING_PRIORITIES.DISTRIBUTED in group for group in groups)
+
+
+def _checked_int(name: str, value: Any, least: int, limit: int | None = None) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    number = operator.index(value)
+    if number < least or (limit is not None and number >= limit):
+        upper = "" if limit is None else f" and less than {limit}"
+        raise ValueError(f"{name} must be at least {least}{upper}, not {value!r}")
+    return number
+
+
+def _checked_context(name: Any) -> str | None:
+    known = multiprocessing.get_all_start_methods()
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
+    if name is not None and name not in known:
+        raise ValueError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
+    return name
+
+
+def _checked_timeout(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be 0 (wait for ever) or a positive number of seconds, not {timeout!r}")
+    return timeout

@@ -1,0 +1,95 @@
+"""Brace expansion: ``train-{000..146}.tar``, ``{train,val}-{0..9}.tar``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.storage.urls import mask_url
+
+__all__ = ["expand_braces", "expand_clear_braces"]
+
+_RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
+_ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
+# Inside braces that mean something to a shell or a program rather than to us.
+_FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """Expands all braces of a path or URL.
+
+    Raises:
+        ShardListError: if braces are unbalanced or empty, or a range is reversed or incomplete.
+    """
+    if "{" not in pattern and "}" not in pattern:
+        yield pattern
+        return
+    import braceexpand
+
+    _check(pattern)
+    try:
+        yield from braceexpand.braceexpand(pattern, escape=False)
+    except ValueError as error:
+        raise _complaint(pattern, "its braces are unbalanced") from error
+
+
+def expand_clear_braces(pattern: str) -> Iterator[str]:
+    """Expands the lists and ranges of a command or web address, and leaves every other brace alone.
+
+    Example:
+        >>> list(expand_clear_braces("pipe:cat ${HOME}/{a,b}.tar | awk '{print $1, $2}'"))
+        ["pipe:cat ${HOME}/a.tar | awk '{print $1, $2}'", "pipe:cat ${HOME}/b.tar | awk '{print $1, $2}'"]
+    """
+    choices: list[list[str]] = []
+    end = 0
+    for start, stop in _clear_groups(pattern):
+        choices += [[pattern[end:start]], list(expand_braces(pattern[start:stop]))]
+        end = stop
+    for parts in product(*choices):
+        yield "".join(parts) + pattern[end:]
+
+
+def _clear_groups(pattern: str) -> Iterator[tuple[int, int]]:
+    position = 0
+    while (start := pattern.find("{", position)) >= 0:
+        stop = _closing(pattern, start)
+        position = start + 1
+        if pattern[max(0, start - 1) : start] != "$" and _is_list_or_range(pattern[start:stop]):
+            yield start, stop
+            position = stop
+
+
+def _closing(pattern: str, start: int) -> int:
+    """The position behind the brace that closes the one at `start`; `start` if there is none."""
+    depth = 0
+    for position in range(start, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[position], 0)
+        if not depth:
+            return position + 1
+    return start
+
+
+def _is_list_or_range(group: str) -> bool:
+    return bool(group) and not _FOREIGN.search(group) and ("," in group or _RANGE.fullmatch(group) is not None)
+
+
+def _check(pattern: str) -> None:
+    if "{}" in pattern:
+        raise _complaint(pattern, "its braces {} are empty")
+    for found in _ALMOST_RANGE.finditer(pattern):
+        complete = _RANGE.fullmatch(found[0])
+        if complete is None or complete[1].isalpha() != complete[2].isalpha():
+            raise _complaint(pattern, f"{found[0]} is no complete range")
+        if not complete[3] and _value(complete[1]) > _value(complete[2]):
+            raise _complaint(pattern, f"the range {found[0]} runs backwards")
+
+
+def _value(end: str) -> int:
+    return ord(end) if end.isalpha() else int(end)
+
+
+def _complaint(pattern: str, what: str) -> ShardListError:
+    shown = mask_url(pattern)
+    return ShardListError(f"cannot expand {shown}: {what}; write {{000..146}} or {{train,val}}", shard=shown)

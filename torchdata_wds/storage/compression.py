@@ -1,0 +1,105 @@
+"""Compressed shards, known by their first bytes: a table from magic to decoder, and what the decoders read from.
+
+A decoder is a generator of decompressed pieces. It takes its input in small pieces and limits its output per step, so
+that memory stays bounded whatever the shard holds, and everything before damage is delivered before the error.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from torchdata_wds.storage.deflate import decode_gzip
+from torchdata_wds.storage.feeding import CompressedInput
+from torchdata_wds.storage.zstandard_frames import decode_zstd, is_zstd
+
+__all__ = ["HEAD_SIZE", "CompressedInput", "find_decoder", "is_compressed"]
+
+Decoder = Callable[[CompressedInput], Iterator[bytes]]
+
+#: Output per step. Python drops the output of the step that meets an error, so it is small.
+_STEP = 4096
+_XZ_MEMORY_LIMIT = 1 << 30
+
+_GZIP = b"\x1f\x8b\x08"
+_XZ = b"\xfd7zXZ\x00"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# A shard whose first member is called "BZh9.jpg" is no bzip2: the magic of the first block belongs to it.
+_BZIP2 = tuple(b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90"))
+
+#: Bytes that tell every compression.
+HEAD_SIZE = 10
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+def find_decoder(data: CompressedInput) -> Decoder | None:
+    """Finds the decoder for what begins here, or None for data that is not compressed.
+
+    Raises:
+        ShardFormatError: if the whole input is the beginning of a magic.
+    """
+    head = data.peek(HEAD_SIZE)
+    decoder = _decoder_of(head)
+    if decoder is None and 0 < len(head) < HEAD_SIZE and any(magic.startswith(head) for magic in _magics()):
+        data.format = "compressed"
+        data.exactly(len(head))
+        raise data.cut("the rest of the header")
+    return decoder
+
+
+def is_compressed(head: bytes) -> bool:
+    """Tells whether a shard that begins with these bytes (`HEAD_SIZE` of them) is compressed."""
+    return _decoder_of(head) is not None
+
+
+def _decoder_of(head: bytes) -> Decoder | None:
+    if head.startswith(_GZIP):
+        return decode_gzip
+    if is_zstd(head):
+        return decode_zstd
+    if head.startswith(_XZ):
+        return decode_xz
+    return decode_bzip2 if head.startswith(_BZIP2) else None
+
+
+def _magics() -> tuple[bytes, ...]:
+    return (_GZIP, _XZ, _ZSTD, *_BZIP2)
+
+
+def decode_bzip2(data: CompressedInput) -> Iterator[bytes]:
+    """Decompresses bzip2, several streams too."""
+    data.format = "bzip2"
+    return _decode(data, bz2.BZ2Decompressor, b"BZh")
+
+
+def decode_xz(data: CompressedInput) -> Iterator[bytes]:
+    """Decompresses xz, several streams too."""
+    data.format = "xz"
+    return _decode(data, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_LIMIT), _XZ)
+
+
+def _decode(data: CompressedInput, new: Callable[[], _Decompressor], magic: bytes) -> Iterator[bytes]:
+    another = True
+    while another:
+        decompressor = new()
+        while not decompressor.eof:
+            chunk = data.chunk_or_cut() if decompressor.needs_input else b""
+            try:
+                piece = decompressor.decompress(chunk, _STEP)
+            except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
+                raise data.damaged(error) from error
+            if piece:
+                yield piece
+        data.give_back(decompressor.unused_data)
+        another = data.has_another(lambda head: head.startswith(magic) or magic.startswith(head))

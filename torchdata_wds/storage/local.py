@@ -1,0 +1,92 @@
+"""Shards in local files."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.streams import BUFFER_SIZE, wrap_source
+from torchdata_wds.storage.urls import local_path, mask_url
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["open_local"]
+
+_PATTERN_MARKS = frozenset("{*?[")
+
+
+class LocalFile(io.FileIO):
+    """A file whose read errors name the shard."""
+
+    def __init__(self, path: str, shard: str) -> None:
+        super().__init__(path, "rb")
+        self._shard = shard
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        try:
+            return super().readinto(buffer) or 0
+        except OSError as error:
+            raise ShardOpenError(
+                f"shard {self._shard} failed while it was read, before byte {self.tell():,}: {error.strerror or error}",
+                shard=self._shard,
+            ) from error
+
+
+def open_local(url: str, offset: int, options: StorageOptions) -> io.BufferedReader:  # noqa: ARG001 - one signature
+    """Opens a local path, verbatim, or a ``file:`` URL, percent-decoded.
+
+    Raises:
+        ShardOpenError: if there is no such file, it is a folder, or it may not be read.
+        ShardFormatError: if it ends before the offset.
+    """
+    shard = mask_url(url)
+    file = _open(local_path(url), shard)
+    try:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or _begins_compressed(file):
+            return wrap_source(file, shard, skip=offset)
+        if offset > status.st_size:
+            raise ShardFormatError(
+                f"shard {shard} ends at byte {status.st_size:,}, before the offset {offset:,} that was asked for; "
+                "is its index older than the shard?",
+                shard=shard,
+            )
+        file.seek(offset)
+        return io.BufferedReader(file, BUFFER_SIZE)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _begins_compressed(file: LocalFile) -> bool:
+    # As short as no magic may be the beginning of one: the slow path looks closer.
+    head = file.read(HEAD_SIZE)
+    file.seek(0)
+    return is_compressed(head) or len(head) < HEAD_SIZE
+
+
+def _open(path: str, shard: str) -> LocalFile:
+    try:
+        return LocalFile(path, shard)
+    except FileNotFoundError as error:
+        raise ShardOpenError(f"cannot open shard {shard}: it does not exist{_cure(path)}", shard=shard) from error
+    except IsADirectoryError as error:
+        raise ShardOpenError(
+            f"cannot open shard {shard}: it is a folder; put .list_shards() before the loader to read its shards",
+            shard=shard,
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard) from error
+
+
+def _cure(path: str) -> str:
+    if not _PATTERN_MARKS.isdisjoint(path):
+        return " and looks like a pattern that nobody expanded; put .list_shards() before the loader"
+    return "" if os.path.isabs(path) else f" in {os.getcwd()}"  # noqa: PTH109, PTH117 - a str, not a Path

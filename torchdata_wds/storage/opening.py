@@ -1,0 +1,77 @@
+"""The table from scheme to backend, and `open_shard`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchdata_wds.storage.command import open_command
+from torchdata_wds.storage.http import open_http
+from torchdata_wds.storage.local import open_local
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.remote import open_remote
+from torchdata_wds.storage.standard_input import open_standard_input
+from torchdata_wds.storage.streams import ByteStream
+from torchdata_wds.storage.urls import STDIN, scheme_of, url_text
+
+__all__ = ["OPENERS", "can_reopen", "open_shard"]
+
+Opener = Callable[[str, int, StorageOptions], ByteStream]
+
+#: Scheme -> backend; "" is a local path, and every scheme that is not here belongs to fsspec.
+OPENERS: dict[str, Opener] = {
+    "": open_local,
+    "file": open_local,
+    STDIN: open_standard_input,
+    "pipe": open_command,
+    "http": open_http,
+    "https": open_http,
+}
+
+
+def open_shard(
+    url: str | os.PathLike[str], *, offset: int = 0, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+) -> ByteStream:
+    """Opens a shard as a forward-only stream of decompressed bytes.
+
+    Args:
+        url: A local path (taken verbatim), ``file:``, ``-`` (standard input), ``pipe:command``, ``http(s):``, or
+            any URL that fsspec knows.
+        offset: Decompressed bytes to leave out. Uncompressed files, web servers and stores seek; the rest is read past.
+        storage_options: Options by protocol: ``{"s3": {"anon": True}}``, ``{"https": {"headers": {...}}}``.
+
+    Returns:
+        The stream, to be closed by the caller; closing early is quiet. Compression (gzip, bzip2, xz, zstd) is found by
+        the first bytes. ``read`` raises ShardOpenError where the source failed, and ShardFormatError where compressed
+        data is cut or damaged; ``b""`` means that the end is verified.
+
+    Raises:
+        ShardOpenError: if it cannot be opened.
+        ShardFormatError: if the offset is known to lie behind its end.
+        UnsafeDataError: for a command under ``WDS_SECURE=1``.
+        TypeError: if the URL is no str or path, or the options are no mapping of mappings.
+        ValueError: if the offset is negative.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
+        >>> _ = path.write_bytes(bytes(1024))
+        >>> with open_shard(path) as stream:
+        ...     len(stream.read(512)), len(stream.read(1000)), stream.read(512)
+        (512, 512, b'')
+    """
+    if offset < 0:
+        raise ValueError(f"offset must not be negative, found {offset}")
+    text = url_text(url)
+    return OPENERS.get(scheme_of(text), open_remote)(text, offset, StorageOptions(storage_options))
+
+
+def can_reopen(url: str | os.PathLike[str]) -> bool:
+    """Tells whether a shard can be opened a second time with the same content: not from standard input or a command.
+
+    Example:
+        >>> can_reopen("x.tar"), can_reopen("s3://b/x.tar"), can_reopen("-"), can_reopen("pipe:cat x.tar")
+        (True, True, False, False)
+    """
+    return scheme_of(url_text(url)) not in (STDIN, "pipe")

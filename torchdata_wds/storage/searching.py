@@ -1,0 +1,133 @@
+"""Globs and folders, local and by fsspec."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+from torchdata_wds.errors import ShardListError, WdsError
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.remote import connect, protocol_of
+from torchdata_wds.storage.urls import local_path, mask_text, mask_url, scheme_of
+
+__all__ = ["SHARD_SUFFIXES", "search_local", "search_remote"]
+
+SHARD_SUFFIXES = (
+    ".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz",
+)  # fmt: skip
+
+_MAGIC = re.compile(r"[*?[]")
+_QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
+
+
+def search_local(url: str) -> Iterator[str]:
+    """Yields the shards of a local folder or glob, sorted, or a path that is neither as it is.
+
+    Raises:
+        ShardListError: if there are none.
+    """
+    path = local_path(url)
+    if os.path.isdir(path):  # noqa: PTH112 - a name that is too long is no folder
+        names = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
+        found = [os.path.join(path, name) for name in names if is_shard(name)]  # noqa: PTH118 - keeps "./"
+        if not found:
+            raise _nothing(url, f"the folder holds {len(names):,} files, none of them ends in {_suffixes()}")
+    elif os.path.lexists(path) or not _MAGIC.search(path):
+        yield url
+        return
+    else:
+        # Path.glob shows hidden files and drops "./".
+        matches = glob.glob(path, recursive=True)  # noqa: PTH207
+        found = sorted(match for match in matches if not os.path.isdir(match))  # noqa: PTH112
+        if not found:
+            raise _nothing(url, _local_hint(path, len(matches)))
+    yield from (_as_url(name) for name in found) if scheme_of(url) == "file" else found
+
+
+def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
+    """Yields the shards of a folder (a URL that ends in ``/``) or glob by fsspec, sorted, or else the URL as it is.
+
+    Raises:
+        ShardListError: if there are none, or the store cannot be asked.
+    """
+    parts = url.split("::")
+    index = next((i for i, part in enumerate(parts) if _is_pattern(part)), None)
+    if index is None:
+        yield url
+        return
+    try:
+        found = sorted(_names(url, parts[index], options))
+    except WdsError as error:
+        raise ShardListError(str(error), shard=error.shard) from error
+    except Exception as error:
+        shown = mask_url(url)
+        reason = "not found" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
+        raise ShardListError(f"cannot list {shown}: {mask_text(reason)}", shard=shown) from error
+    if not found:
+        raise _nothing(url, f"a folder gives what ends in {_suffixes()}" if url.endswith("/") else "")
+    for name in found:
+        yield "::".join([*parts[:index], _full_url(parts[index], name), *parts[index + 1 :]])
+
+
+def is_shard(name: str) -> bool:
+    """Tells whether a file in a folder is a shard by its name; hidden files are none."""
+    return name.lower().endswith(SHARD_SUFFIXES) and not name.startswith(".")
+
+
+def _names(url: str, part: str, options: StorageOptions) -> Iterator[str]:
+    filesystem, path = connect(url, options)
+    if part.endswith("/"):
+        entries: Iterable[dict[str, Any]] = filesystem.ls(path, detail=True)
+        yield from (entry["name"] for entry in _files(entries) if is_shard(entry["name"].rpartition("/")[2]))
+    else:
+        yield from (entry["name"] for entry in _files(filesystem.glob(path, detail=True).values()))
+
+
+def _files(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (entry for entry in entries if entry.get("type") != "directory")
+
+
+def _is_pattern(part: str) -> bool:
+    protocol, slashes, path = part.partition("://")
+    return bool(slashes) and (bool(_MAGIC.search(_QUERY.sub("", path))) or (path.endswith("/") and protocol != "dir"))
+
+
+def _full_url(part: str, name: str) -> str:
+    """The URL of a file that was found, written as the pattern was: with its user, host or account."""
+    import fsspec
+
+    protocol = protocol_of(part)
+    magic = _MAGIC.search(part)
+    base = part[: magic.start() if magic else None].rpartition("/")[0] + "/"
+    if base.endswith("://"):
+        return base + name.lstrip("/")
+    inside = str(fsspec.get_filesystem_class(protocol)._strip_protocol(base)).rstrip("/")
+    return base.rstrip("/") + name[len(inside) :] if name.startswith(inside + "/") else f"{protocol}://{name}"
+
+
+def _as_url(path: str) -> str:
+    return ("file://" if path.startswith("/") else "file:") + quote(path)
+
+
+def _suffixes() -> str:
+    return ", ".join(SHARD_SUFFIXES)
+
+
+def _local_hint(path: str, folders: int) -> str:
+    if folders:
+        return f"it matches {folders:,} folders and no file"
+    start = path[: _MAGIC.search(path).start()].rpartition("/")[0] if _MAGIC.search(path) else path  # type: ignore[union-attr]
+    folder = start or ("/" if path.startswith("/") else ".")
+    where = "" if folder.startswith("/") else f" (the working directory is {os.getcwd()})"  # noqa: PTH109
+    if not os.path.isdir(folder):  # noqa: PTH112
+        return f"the folder {folder!r} does not exist{where}"
+    return f"the folder {folder!r} holds {len(os.listdir(folder)):,} entries{where}"  # noqa: PTH208
+
+
+def _nothing(pattern: str, hint: str) -> ShardListError:
+    shown = mask_url(pattern)
+    return ShardListError(f"no shard matches {shown}" + (f": {hint}" if hint else ""), shard=shown)

@@ -1,0 +1,129 @@
+"""What kind of URL a text is, and how it is shown in messages: without what is secret in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.chaining import is_chaining
+
+__all__ = ["STDIN", "local_path", "mask_url", "mask_text", "scheme_of", "url_text"]
+
+STDIN = "-"
+
+MASK = "***"
+
+# Two letters at least: "D:/x.tar" is a path.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_WITHOUT_SLASHES = ("pipe", "file")
+
+
+def url_text(url: str | os.PathLike[str]) -> str:
+    """Turns what was given as a shard into a str.
+
+    Raises:
+        TypeError: if it is neither a str nor a path.
+    """
+    text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise TypeError(f"a shard is a str or a path, not {type(url).__name__}")
+    return text
+
+
+def scheme_of(url: str) -> str:
+    """Tells which backend a URL belongs to.
+
+    Returns:
+        The scheme in small letters, "-" for standard input, "" for a local path.
+
+    Example:
+        >>> [scheme_of(url) for url in ("S3://b/x.tar", "pipe:cat x.tar", "-", "D:/x.tar", "a:b.tar", "x#1.tar")]
+        ['s3', 'pipe', '-', '', '', '']
+    """
+    if url == STDIN:
+        return STDIN
+    found = _SCHEME.match(url)
+    if found is None:
+        return ""
+    scheme, rest = found[1].lower(), url[found.end() :]
+    if scheme in _WITHOUT_SLASHES or rest.startswith("//"):
+        return scheme
+    return scheme if rest.startswith(":") and is_chaining(found[1]) else ""
+
+
+def local_path(url: str) -> str:
+    """Turns a local path or a ``file:`` URL into the path: the one verbatim, the other percent-decoded.
+
+    Raises:
+        ShardOpenError: if the ``file:`` URL names another host.
+    """
+    if scheme_of(url) != "file":
+        return url
+    rest = url[len("file:") :]
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise ShardOpenError(
+                f"cannot open shard {url}: a file: URL names a file of this machine, not of host {host!r}; "
+                f"write file:///{host}{slash}{path} if that is a folder",
+                shard=url,
+            )
+        rest = slash + path
+    return unquote(rest)
+
+
+# ---------------------------------------------------------------------------------------------------------- masking
+
+_SECRET_NAME = re.compile(
+    r"(?i)sig$|signature|token|secret|passw|pwd|credential|auth|jwt|cookie|session|private"
+    r"|access_?-?key|api_?-?key|account_?-?key|accessid|key-pair|^key$|[_.-]key$|^policy$|^code$"
+)
+_USER_AND_PASSWORD = re.compile(r"(\w[\w+.-]*://[^\s/@:'\"]*):[^\s/@'\"]*@")
+_LONE_USER = re.compile(r"(?i)(https?://)[^\s/@:'\"]+@")
+_QUERY_PARAMETER = re.compile(r"([?&;])([^=&;?\s'\"]+)=([^&;#\s'\"]*)")
+_ASSIGNMENT = re.compile(r"(?<![\w?&;/.-])(-{0,2}[A-Za-z_][\w-]*)([= ])\s*('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
+_HEADER = re.compile(r"(?i)([\w-]*(?:authorization|token|secret|cookie|api-?key|password)[\w-]*\s*:\s*)[^'\"\n]+")
+_BEARER = re.compile(r"(?i)\b(bearer\s+)[^\s'\"]+")
+_USER_OPTION = re.compile(r"((?:^|\s)(?:--user|--proxy-user|-u|-U)(?:=|\s*)['\"]?[^\s:'\"/]+):[^\s'\"]+")
+
+
+def mask_url(url: str | os.PathLike[str]) -> str:
+    """Replaces what is secret in a URL or a ``pipe:`` command by ``***``, for messages and logs.
+
+    Masked are passwords before a host, query parameters and options whose name says signature, token, key, password
+    or the like, and headers such as ``Authorization``. A local path is left as it is.
+
+    Args:
+        url: The URL, path or ``pipe:`` command.
+
+    Example:
+        >>> mask_url("https://me:pw@host/x.tar?part=1&X-Amz-Signature=abc")
+        'https://me:***@host/x.tar?part=1&X-Amz-Signature=***'
+    """
+    text = url_text(url)
+    return mask_text(text) if scheme_of(text) not in ("", "file", STDIN) else text
+
+
+def mask_text(text: str) -> str:
+    """Masks whatever looks secret in any text: commands, and messages of libraries that quote URLs."""
+    text = _USER_AND_PASSWORD.sub(rf"\1:{MASK}@", text)
+    text = _LONE_USER.sub(rf"\1{MASK}@", text)
+    text = _QUERY_PARAMETER.sub(_mask_parameter, text)
+    text = _HEADER.sub(rf"\1{MASK}", text)
+    text = _BEARER.sub(rf"\1{MASK}", text)
+    text = _USER_OPTION.sub(rf"\1:{MASK}", text)
+    return _ASSIGNMENT.sub(_mask_assignment, text)
+
+
+def _mask_parameter(found: re.Match[str]) -> str:
+    mark, name, _ = found.groups()
+    return f"{mark}{name}={MASK}" if _SECRET_NAME.search(unquote(name)) else found[0]
+
+
+def _mask_assignment(found: re.Match[str]) -> str:
+    """``AWS_SECRET_ACCESS_KEY=x``, ``--token=x`` and ``--token x``; a plain word before a blank is no option."""
+    name, between, _ = found.groups()
+    is_option = name.startswith("--") or between == "="
+    return f"{name}{between}{MASK}" if is_option and _SECRET_NAME.search(name) else found[0]

@@ -64,7 +64,8 @@ def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, .
     words = list(words)
     if not all(isinstance(word, str) for word in words):
         raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
-    return tuple(word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
+    names = (word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
+    return tuple(name for name in names if name)
 
 
 def matches(field: str, extensions: Iterable[str]) -> bool:

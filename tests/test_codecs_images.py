@@ -78,20 +78,20 @@ def test_spec_gives_its_type_and_shape_when_image_is_rgb(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
-def test_spec_equals_webdataset_when_file_has_eight_bits(spec: str, mode: str) -> None:
+def test_spec_equals_webdataset_when_file_has_eight_bits(spec: str) -> None:
     """Pixels equal webdataset's, except that grey tensors have their channel axis here."""
-    data = encoded(picture(mode))
-    theirs = webdataset.autodecode.ImageHandler(spec)(".png", data)
-    ours = decode(data, spec)
-    if isinstance(theirs, torch.Tensor) and theirs.ndim == 2:
-        theirs = theirs[None]
-    assert type(ours) is type(theirs)
-    assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+    for mode in ("L", "LA", "RGB", "RGBA"):
+        data = encoded(picture(mode))
+        theirs = webdataset.autodecode.ImageHandler(spec)(".png", data)
+        ours = decode(data, spec)
+        if isinstance(theirs, torch.Tensor) and theirs.ndim == 2:
+            theirs = theirs[None]
+        assert type(ours) is type(theirs)
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs)), mode
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("mode", ["1", "P", "RGB", "RGBA", "CMYK"])
+@pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
 def test_spec_equals_pillow_when_file_has_another_mode(spec: str, mode: str) -> None:
     """One-bit, palette and CMYK images become grey, colour and alpha as Pillow converts them."""
     source = picture("CMYK") if mode == "CMYK" else picture().convert(mode)
@@ -121,10 +121,10 @@ def test_grey_uses_pillows_weights_when_image_is_rgb() -> None:
 
 
 @pytest.mark.parametrize("field", IMAGE_FIELDS)
-@pytest.mark.parametrize("prefix", ["", "left."])
-def test_spec_decodes_each_image_field_when_given(field: str, prefix: str) -> None:
+def test_spec_decodes_each_image_field_when_given(field: str) -> None:
     """All image extensions are decoded, by content: the name does not choose the format."""
-    assert decode(encoded(picture()), "rgb8", prefix + field.upper()).shape == (5, 7, 3)
+    for name in (field, f"left.{field.upper()}"):
+        assert decode(encoded(picture()), "rgb8", name).shape == (5, 7, 3)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF"])

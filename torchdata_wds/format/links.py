@@ -46,6 +46,7 @@ class HardLinks:
             )
         if self._offsets is None:
             self._offsets = self._scan(entry.offset, self.reopen)
+            _remember(self._offsets, entry)  # a later link may point at this one
         offset = self._offsets.get(posixpath.normpath(entry.link))
         if offset is None:
             raise self._error(entry, "has no such member before it", "Write the shard with tar --hard-dereference.")

@@ -1,0 +1,148 @@
+"""One row per pipe: what every pipe must be able to do is tested over this table, and a missing row fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.shards import text_samples, write_tar
+from torchdata_wds import wds_collate
+from torchdata_wds.format import ShardMember
+
+SAMPLES = [
+    {"__key__": f"k{number}", "__url__": "x.tar", "txt": b"text", "cls": str(number).encode(), "jpg": b"\xff\xd8"}
+    for number in range(12)
+]
+TUPLES = [(number, str(number)) for number in range(12)]
+
+
+class Row(NamedTuple):
+    """How to make one pipe.
+
+    Attributes:
+        make: Builds the pipe; the folder holds shards 0.tar to 2.tar of four samples each, and is for its use.
+        count: How many items an epoch gives.
+        random: Whether the order differs from epoch to epoch.
+        opens: Whether it opens files.
+        bad: Builds the pipe over one good item and one that fails, with the handler given; None where nothing can fail
+            through a handler.
+        error: What that failure raises.
+    """
+
+    make: Callable[[Path], IterDataPipe[Any]]
+    count: int
+    random: bool = False
+    opens: bool = False
+    bad: Callable[[Path, Any], IterDataPipe[Any]] | None = None
+    error: type[Exception] | tuple[type[Exception], ...] = Exception
+
+
+def shards(folder: Path) -> list[str]:
+    """Three shards of four samples each."""
+    paths = [folder / f"{number}.tar" for number in range(3)]
+    if not paths[0].exists():
+        for number, path in enumerate(paths):
+            write_tar(path, text_samples(f"s{number}-", 4))
+    return [str(path) for path in paths]
+
+
+def items(values: list[Any]) -> IterDataPipe[Any]:
+    """A source of these values."""
+    return IterableWrapper(values)
+
+
+def twice(stream: Iterator[Any], times: int = 2) -> Iterator[Any]:
+    """A stage for wds_compose."""
+    for item in stream:
+        for _ in range(times):
+            yield item
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    """A function for wds_map."""
+    return int(sample["cls"])
+
+
+def _missing(folder: Path) -> list[str]:
+    return [str(folder / "missing.tar"), shards(folder)[0]]
+
+
+BAD_FIELD = [{"__key__": "a", "__url__": "x.tar", "txt": b"\xff", "cls": b"no number"}, SAMPLES[0]]
+NO_FIELD = [{"__key__": "a", "__url__": "x.tar"}, SAMPLES[0]]
+MEMBERS = [
+    ShardMember("x.tar", name, b"1") for name in ("a.txt", "a.txt", "b.txt", "b.cls", "c.txt", "d.txt", "e.txt", "f.x")
+]
+
+ROWS: dict[str, Row] = {
+    "list_shards": Row(lambda folder: items([str(folder / "{0..2}.tar")]).list_shards(), 3),
+    "load_wds_shards": Row(
+        lambda folder: items(shards(folder)).load_wds_shards(),
+        36,
+        opens=True,
+        bad=lambda folder, handler: items(_missing(folder)).load_wds_shards(handler=handler),
+        error=OSError,
+    ),
+    "group_by_key": Row(
+        lambda folder: items(shards(folder)).load_wds_shards().group_by_key(),
+        12,
+        opens=True,
+        bad=lambda folder, handler: items(MEMBERS).group_by_key(handler=handler),
+        error=ValueError,
+    ),
+    "wds_shuffle": Row(lambda folder: items(SAMPLES).wds_shuffle(5, initial=2), 12, random=True),
+    "wds_decode": Row(
+        lambda folder: items(SAMPLES).wds_decode(),
+        12,
+        bad=lambda folder, handler: items(BAD_FIELD).wds_decode(handler=handler),
+        error=ValueError,
+    ),
+    "wds_rename": Row(
+        lambda folder: items(SAMPLES).wds_rename(label="cls"),
+        12,
+        bad=lambda folder, handler: items(NO_FIELD).wds_rename(label="cls", handler=handler),
+        error=ValueError,
+    ),
+    "wds_map_dict": Row(
+        lambda folder: items(SAMPLES).wds_map_dict(cls=int),
+        12,
+        bad=lambda folder, handler: items(BAD_FIELD).wds_map_dict(cls=int, handler=handler),
+        error=ValueError,
+    ),
+    "wds_rename_keys": Row(
+        lambda folder: items(SAMPLES).wds_rename_keys(("label", "cl*")),
+        12,
+        bad=lambda folder, handler: items(NO_FIELD).wds_rename_keys(label="cls", handler=handler),
+        error=ValueError,
+    ),
+    "wds_to_tuple": Row(
+        lambda folder: items(SAMPLES).wds_to_tuple("__key__", "cls"),
+        12,
+        bad=lambda folder, handler: items(NO_FIELD).wds_to_tuple("cls", handler=handler),
+        error=ValueError,
+    ),
+    "wds_extract_keys": Row(
+        lambda folder: items(SAMPLES).wds_extract_keys("*.cls", "*.jpg;*.png"),
+        12,
+        bad=lambda folder, handler: items(NO_FIELD).wds_extract_keys("cls", handler=handler),
+        error=ValueError,
+    ),
+    "wds_map_tuple": Row(
+        lambda folder: items(TUPLES).wds_map_tuple(None, int),
+        12,
+        bad=lambda folder, handler: items([("x",), ("1",)]).wds_map_tuple(int, handler=handler),
+        error=ValueError,
+    ),
+    "wds_map": Row(
+        lambda folder: items(SAMPLES).wds_map(number_of),
+        12,
+        bad=lambda folder, handler: items(BAD_FIELD).wds_map(number_of, handler=handler),
+        error=ValueError,
+    ),
+    "wds_compose": Row(lambda folder: items(SAMPLES).wds_compose(twice, times=3), 36),
+    "wds_unbatch": Row(lambda folder: items(TUPLES).batch(5).collate(wds_collate).wds_unbatch(), 12),
+    "join_workers": Row(lambda folder: items(SAMPLES).join_workers(), 12),
+}

@@ -60,7 +60,7 @@ def image_decoder(spec: str, *, max_size: int | None = None, exif_transpose: boo
         spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or
             ``pil pill pilrgb pilrgba``.
         max_size: The longest side in pixels; None for the file's own size.
-        exif_transpose: Whether to turn the image as its EXIF orientation says.
+        exif_transpose: Whether to turn the image as its EXIF orientation says (Pillow turns TIFF files by itself).
 
     Returns:
         A ``callable(key, data)`` that gives None for fields that are no images.

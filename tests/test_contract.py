@@ -183,7 +183,7 @@ def _forgetful(error: Exception) -> None:
 
 
 def test_pipes_store_arguments_under_their_names(row: Row, tmp_path: Path) -> None:
-    """torch prints constructor arguments in exceptions, by attribute."""
+    """Torch prints constructor arguments in exceptions, by attribute."""
     pipe = row.make(tmp_path)
     for parameter in list(inspect.signature(type(pipe).__init__).parameters)[1:]:
         assert parameter in vars(pipe), f"{type(pipe).__name__} does not store {parameter}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -132,6 +133,11 @@ class WdsPipe(IterDataPipe[T_co]):
         def filter(self, filter_fn: Callable[..., Any], input_col: Any = None) -> WdsPipe[T_co]: ...
 
 
+def _construct(pipe: type[Any], source: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Makes a pipe for its functional form; torch's own function would not let a field be called ``cls``."""
+    return pipe(source, *args, **kwargs)
+
+
 def register(name: str) -> Callable[[P], P]:
     """Registers a pipe under a functional name; unlike torch's own decorator it may run twice for the same class.
 
@@ -154,7 +160,9 @@ def register(name: str) -> Callable[[P], P]:
             ):
                 raise RuntimeError(f"the functional name {name!r} already belongs to {owner!r}")
             del IterDataPipe.functions[name]
-        IterDataPipe.register_datapipe_as_function(name, cls)
+        function = functools.partial(_construct, cls)
+        functools.update_wrapper(function, cls, assigned=("__module__", "__name__", "__doc__"))
+        IterDataPipe.register_function(name, function)
         functional_forms[name] = cls
         return cls
 

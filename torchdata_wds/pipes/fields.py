@@ -44,6 +44,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
+        /,
         *,
         keep: bool = True,
         handler: Handler = reraise_exception,
@@ -96,6 +97,7 @@ class FieldMapperIterDataPipe(ItemMapper):
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
+        /,
         *,
         handler: Handler = reraise_exception,
         **fns: Callable[[Any], Any],
@@ -150,6 +152,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
+        /,
         *renames: tuple[str, str],
         keep_unselected: bool = False,
         must_match: bool = True,
@@ -161,13 +164,17 @@ class KeyRenamerIterDataPipe(ItemMapper):
         if not pairs or not all(len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs):
             raise ValueError(f"wds_rename_keys takes pairs (new, glob) or new=glob, not {pairs!r}")
         super().__init__(source_datapipe, handler)
-        self.renames = pairs
+        self.renames = renames
+        self.globs = globs
         self.keep_unselected = keep_unselected
         self.must_match = must_match
         self.duplicate_is_error = duplicate_is_error
 
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [*self.renames, *self.globs.items()]
+
     def _new_name(self, field: str) -> str | None:
-        for new, glob in reversed(self.renames):
+        for new, glob in reversed(self._pairs()):
             if fnmatchcase(field, glob) or fnmatchcase("." + field, glob):
                 return new
         return field if self.keep_unselected else None
@@ -183,7 +190,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
             if new in renamed:
                 raise self._duplicate(sample, field, new)
             renamed[new] = value
-        for new, glob in self.renames if self.must_match else ():
+        for new, glob in self._pairs() if self.must_match else ():
             if new not in renamed:
                 raise missing_field(sample, (glob,))
         return renamed

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch.multiprocessing
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.workers.failures import Failure
 from torchdata_wds.workers.seeds import NoticeBoard, mix
-from torchdata_wds.workers.worker import SeedGraph, WorkerGraph, start_worker
+from torchdata_wds.workers.worker import SeedGraph, WorkerGraph, close_after_fork, start_worker
 
 __all__ = ["PooledIterDataPipe", "WorkerPool"]
 
@@ -78,6 +79,7 @@ class WorkerPool:
         # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an epoch broken off.
         self._lock = threading.Lock()
         self._stream: Any = None
+        self._results: Any = None
         self._seeds = (0, 0)
         self._turn = 0
         self._pass = 0
@@ -109,7 +111,8 @@ class WorkerPool:
         """Starts the thread that watches over the workers; apart from ``begin``, as none should run during a fork."""
         if self._watcher is None:
             stream = self._stream
-            arguments = (stream._workers, stream._worker_result_queue._writer, self._board, self._first_dead)
+            _ignore_deaths(stream)
+            arguments = (stream._workers, self._results, self._board, self._first_dead)
             self._watcher = threading.Thread(target=_watch, args=arguments, name="wds-watch", daemon=True)
             self._watcher.start()
 
@@ -125,8 +128,8 @@ class WorkerPool:
             if worker.is_alive():
                 worker.kill()
                 worker.join()
-        if self._watcher is not None:
-            self._watcher.join(timeout=1)
+        # A thread of the main process that still waits for an item now sees the pipe's end.
+        _close(self._results)
 
     def _start(self, seeds: tuple[int, int]) -> None:
         self._turn += 1
@@ -136,6 +139,9 @@ class WorkerPool:
                 self._stream = iter(self._loader)
             except RuntimeError as error:
                 raise self._explained(error) from error
+            if self._results is None:
+                self._results = self._stream._worker_result_queue._writer
+                close_after_fork.add(self._results)
 
     def _run(self, turn: int) -> Iterator[Any]:
         while True:
@@ -156,7 +162,7 @@ class WorkerPool:
 
     def _explained(self, error: Exception) -> Exception:
         """Returns what lies behind an error of the DataLoader, or a plain copy of it if it stands for itself."""
-        workers: list[BaseProcess] = getattr(self._stream or self._loader._iterator, "_workers", [])
+        workers: list[BaseProcess] = getattr(self._loader._iterator, "_workers", [])
         dead = self._first_dead or [number for number, worker in enumerate(workers) if not worker.is_alive()]
         if dead:
             return RuntimeError(_death_notice(dead[0], workers))
@@ -177,7 +183,7 @@ def _identity(item: Any) -> Any:
     return item
 
 
-def _watch(workers: list[BaseProcess], writer: Any, board: NoticeBoard, first_dead: list[int]) -> None:
+def _watch(workers: list[BaseProcess], results: Any, board: NoticeBoard, first_dead: list[int]) -> None:
     """Waits for a worker to die before its time, and sees to it that nobody waits for what it owes.
 
     A process that dies while it writes to the shared pipe leaves half an item and a lock behind, on which the reader
@@ -190,8 +196,19 @@ def _watch(workers: list[BaseProcess], writer: Any, board: NoticeBoard, first_de
     first_dead.append(sentinels.index(ready[0]))  # type: ignore[arg-type]  # they are ints here, not connections
     for worker in workers:
         worker.kill()
-    with suppress(OSError):
-        writer.close()
+    _close(results)
+
+
+def _close(results: Any) -> None:
+    with suppress(OSError):  # it is closed already
+        results.close()
+
+
+def _ignore_deaths(stream: Any) -> None:
+    """Keeps torch from raising its own error about a dead worker in whatever the main thread does at that moment."""
+    if stream._worker_pids_set:
+        stream._worker_pids_set = False
+        signal_handling._remove_worker_pids(id(stream))  # type: ignore[attr-defined]  # made in C
 
 
 def _death_notice(number: int, workers: list[BaseProcess]) -> str:

@@ -32,8 +32,6 @@ try:
     from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
     from torchdata.dataloader2.reading_service import ReadingServiceInterface
-    from torchdata.dataloader2.utils import WorkerInfo
-    from torchdata.dataloader2.utils.worker import process_reset_fn
 except ImportError as error:
     raise ImportError(
         f"WorkersReadingService needs torchdata 0.9 with DataLoader2, which cannot be imported here: {error}. Its "
@@ -137,12 +135,12 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
         shared, local = self._draw(seed_generator)
         self._epoch += 1
         # A number that no worker has: random stages after .join_workers() have an order of their own.
-        set_graph_random_seed(self._end, _generator(shared, local, max(self.num_workers, 1)))
+        _seed_graph(self._end, (shared, local), max(self.num_workers, 1))
         for number, branch in enumerate(self._branches):
             # The first branch has the epoch's seeds as they are: one branch is the normal case.
             seeds = (mix(shared, number), mix(local, number)) if number else (shared, local)
             if self.num_workers == 0:
-                set_graph_random_seed(branch, _generator(*seeds, 0))
+                _seed_graph(branch, seeds, 0)
             else:
                 self._pools[number].begin(seeds)
         for pool in self._pools:
@@ -167,7 +165,7 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
             )
         pool = WorkerPool(
             branch,
-            _seed_worker,
+            _seed_graph,
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch_factor,
             multiprocessing_context=self.multiprocessing_context,
@@ -220,9 +218,9 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
         return shared, local
 
 
-def _seed_worker(datapipe: DataPipe, seeds: tuple[int, int], worker_id: int) -> None:
-    """Seeds the graph and the global generators of a worker process."""
-    process_reset_fn(datapipe, WorkerInfo(worker_id + 1, worker_id), _generator(*seeds, worker_id))
+def _seed_graph(datapipe: DataPipe, seeds: tuple[int, int], place: int) -> None:
+    """Seeds the pipes upstream of a native sharding filter alike in all places, the others apart."""
+    set_graph_random_seed(datapipe, _generator(*seeds, place))
 
 
 def _generator(shared: int, local: int, place: int) -> Any:

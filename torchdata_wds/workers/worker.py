@@ -5,28 +5,37 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.queues
 import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
+from weakref import WeakSet
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.workers.failures import Failure
-from torchdata_wds.workers.seeds import NoticeBoard
+from torchdata_wds.workers.seeds import NoticeBoard, mix
 
-__all__ = ["WorkerGraph", "start_worker"]
+__all__ = ["WorkerGraph", "close_after_fork", "start_worker"]
 
 #: How often, in seconds, a worker looks whether it should be gone; the death of its parent it learns at once.
 CHECK_INTERVAL = 0.5
 
 #: How long, in seconds, a worker that is to close may still finish the item it is at.
 GRACE = 1.5
+
+#: The writing ends of other pools' pipes. A forked worker inherits them and must let go of them: a pipe ends for its
+#: reader, which is how a dead pool is noticed, only when nobody holds its writing end any more.
+close_after_fork: WeakSet[Any] = WeakSet()
 
 SeedGraph = Callable[[DataPipe, tuple[int, int], int], object]
 
@@ -37,8 +46,8 @@ class WorkerGraph(IterableDataset[Any]):
     It is no DataPipe, so that the DataLoader neither shards nor seeds it in its own way.
 
     Args:
-        seed_graph: Seeds a graph, and the global random generators, for a worker's number. It comes first, because
-            unpickling it in a spawned worker silences torchdata before the pipes import it.
+        seed_graph: Seeds a graph for a worker's number. It comes first, because unpickling it in a spawned worker
+            silences torchdata before the pipes import it.
         board: Where the seeds of the epoch are read.
         datapipe: The last pipe of the part.
     """
@@ -62,7 +71,9 @@ class WorkerGraph(IterableDataset[Any]):
         if not self._is_sharded:
             apply_sharding(self.datapipe, worker.num_workers, worker.id, SHARDING_PRIORITIES.MULTIPROCESSING)
             self._is_sharded = True
-        self.seed_graph(self.datapipe, self.board.seeds, worker.id)
+        seeds = self.board.seeds
+        _seed_globals(seeds[1], worker.id)
+        self.seed_graph(self.datapipe, seeds, worker.id)
 
 
 def start_worker(worker_id: int) -> None:
@@ -70,8 +81,18 @@ def start_worker(worker_id: int) -> None:
     del worker_id
     worker = get_worker_info()
     assert worker is not None
+    for pipe in close_after_fork:
+        with suppress(OSError):  # it is closed already
+            pipe.close()
     multiprocessing.queues.Queue._on_queue_feeder_error = _send_failure  # type: ignore[attr-defined]
     threading.Thread(target=_guard, args=(worker.dataset.board,), name="wds-guard", daemon=True).start()  # type: ignore[attr-defined]
+
+
+def _seed_globals(seed: int, worker_id: int) -> None:
+    """Seeds the generators that augmentations draw from."""
+    random.seed(mix(seed, worker_id, "random"))
+    np.random.seed(mix(seed, worker_id, "numpy") >> 32)
+    torch.manual_seed(mix(seed, worker_id, "torch"))
 
 
 def _where() -> str:

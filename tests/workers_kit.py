@@ -1,0 +1,124 @@
+"""What the tests of the workers share: uneven streams, pipes that tell what they know, and guards against hanging."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import torchdata_wds  # registers join_workers
+
+assert torchdata_wds.JoinWorkers
+
+#: Seven sources of uneven length, one of them empty.
+SIZES = (9, 6, 3, 0, 5, 7, 1)
+
+ROOT = Path(__file__).parent.parent
+
+
+def expand(source: tuple[int, int]) -> list[tuple[int, int]]:
+    number, size = source
+    return [(number, item) for item in range(size)]
+
+
+def items_of(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    return [item for source in enumerate(sizes) for item in expand(source)]
+
+
+def uneven_pipe(sizes: Iterable[int] = SIZES) -> IterDataPipe:
+    """Sources shuffled before they are divided, each expanded to its items after."""
+    return IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().flatmap(expand)
+
+
+class SeedTeller(IterDataPipe):
+    """Yields each item with the seed that this pipe was given and the worker it is in."""
+
+    def __init__(self, source_datapipe: IterDataPipe) -> None:
+        self.source_datapipe = source_datapipe
+        self.seed: int | None = None
+
+    def set_seed(self, seed: int) -> SeedTeller:
+        self.seed = seed
+        return self
+
+    def __iter__(self) -> Iterator[tuple[Any, int | None, int | None]]:
+        for item in self.source_datapipe:
+            worker = get_worker_info()
+            yield item, self.seed, worker.id if worker else None
+
+
+def with_pid(item: Any) -> tuple[Any, int]:
+    return item, os.getpid()
+
+
+def children() -> set[int]:
+    """Pids of this process's living children, multiprocessing's helpers left out."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent, command = _parent(folder), (folder / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if parent == os.getpid() and b"resource_tracker" not in command and b"forkserver" not in command:
+            found.add(int(folder.name))
+    return found
+
+
+def _parent(folder: Path) -> int | None:
+    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+    return None if state == "Z" else int(parent)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return _parent(Path(f"/proc/{pid}")) is not None
+    except OSError:
+        return False
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def wait_until(condition: Any, seconds: float = 10) -> bool:
+    """Whether a condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Turns a hang into an error, and leaves no worker behind whatever happens."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"still not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        for process in multiprocessing.active_children():
+            process.kill()
+
+
+def run_script(text: str, *arguments: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a Python script in a process of its own, warnings being errors."""
+    command = [sys.executable, "-W", "error", "-c", text, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=ROOT, check=False)

@@ -29,6 +29,7 @@ try:
     # first imported. Users of this package know; the flag is the one that torchdata itself sets after the first time.
     torchdata._warning_shown = True
 
+    from torchdata.dataloader2 import DataLoader2  # also for the tools, which import no torchdata of their own
     from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
     from torchdata.dataloader2.reading_service import ReadingServiceInterface
@@ -40,7 +41,7 @@ except ImportError as error:
         "pipes run under torch.utils.data.DataLoader"
     ) from error
 
-__all__ = ["WorkersReadingService"]
+__all__ = ["DataLoader2", "WorkersReadingService"]
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
-from torchdata_wds.format.members import Mark, ShardMember
+from torchdata_wds.format.members import CutMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, SplitName, key_splitter, skip_reason
 from torchdata_wds.handlers import warn_rarely
 
@@ -21,7 +21,7 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
-def release_whole_samples(items: Iterable[ShardMember | Mark], split: SplitName) -> Iterator[ShardMember]:
+def release_whole_samples(items: Iterable[Unit], split: SplitName) -> Iterator[ShardMember]:
     """Passes members on a whole sample at a time, once the next key or the archive's end marker has been seen.
 
     Args:
@@ -41,12 +41,14 @@ def release_whole_samples(items: Iterable[ShardMember | Mark], split: SplitName)
             continue
         parts = split(item.name)
         if parts is None:
-            yield item
+            if isinstance(item, ShardMember):
+                yield item
             continue
         if parts[0] != current:
             yield from held
             held, current = [], parts[0]
-        held.append(item)
+        if isinstance(item, ShardMember):
+            held.append(item)
 
 
 class GroupingRules(NamedTuple):
@@ -68,7 +70,7 @@ class GroupingRules(NamedTuple):
 
 
 def group_members(
-    members: Iterable[ShardMember | Mark],
+    members: Iterable[Unit],
     *,
     keys: KeyRule = "first_dot",
     lowercase: bool = True,
@@ -143,7 +145,7 @@ class _Run(NamedTuple):
 
 
 def _group(
-    members: Iterable[ShardMember | Mark],
+    members: Iterable[Unit],
     rules: GroupingRules,
     on_error: Callable[[Exception], bool],
     skipped: Counter[str],
@@ -168,7 +170,7 @@ def _group(
             skipped["sample without the chosen fields"] += 1
 
 
-def _runs(members: Iterable[ShardMember | Mark], split: SplitName, skipped: Counter[str]) -> Iterator[_Run]:
+def _runs(members: Iterable[Unit], split: SplitName, skipped: Counter[str]) -> Iterator[_Run]:
     run: _Run | None = None
     for item in members:
         if isinstance(item, Mark):
@@ -178,6 +180,12 @@ def _runs(members: Iterable[ShardMember | Mark], split: SplitName, skipped: Coun
                 else:
                     skipped["sample cut off by a broken shard"] += 1
             run = None
+            continue
+        if isinstance(item, CutMember):
+            parts = split(item.name)
+            if run is not None and parts is not None and parts[0] != run.key:
+                yield run
+                run = None
             continue
         url, name, data, visit = item
         parts = split(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["Mark", "ShardMember"]
+__all__ = ["CutMember", "Mark", "ShardMember", "Unit"]
 
 
 class ShardMember(NamedTuple):
@@ -24,8 +24,18 @@ class ShardMember(NamedTuple):
     visit: int = 0
 
 
+class CutMember(NamedTuple):
+    """A member whose payload could not be read: its name tells whether the sample before it was complete."""
+
+    name: str
+
+
 class Mark(Enum):
     """What a reader says between members, for those who must know where samples may not go on."""
 
     END = "the archive's end marker: the sample before it is complete"
     BROKEN = "the shard failed: the sample before it is not complete"
+
+
+#: What a reader gives to those who group: members and what lies between them.
+Unit = ShardMember | CutMember | Mark

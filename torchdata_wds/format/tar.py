@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
 from torchdata_wds.format.links import HardLinks, Reopen
-from torchdata_wds.format.members import Mark, ShardMember
+from torchdata_wds.format.members import CutMember, Mark, ShardMember, Unit
 from torchdata_wds.format.sparse import read_payload
 
 __all__ = ["Select", "name_filter", "read_marked_members", "read_members"]
@@ -91,10 +91,11 @@ def read_marked_members(
     require_end_marker: bool = True,
     concatenated: bool = False,
     skipped: Counter[str] | None = None,
-) -> Iterator[ShardMember | Mark]:
-    """Does what `read_members` does and also yields `Mark.END` as soon as an end marker is seen.
+) -> Iterator[Unit]:
+    """Does what `read_members` does, and also tells where samples are complete although an error follows.
 
-    The mark comes before the rest of the stream is checked: the sample before it is complete whatever follows.
+    `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked, and a `CutMember`
+    comes before the error of a payload that cannot be read.
     """
     shard = url if shard is None else shard
     wanted = None if select is None else name_filter(select)
@@ -107,13 +108,20 @@ def read_marked_members(
             continue
         links.note(entry)
         name = entry.name if rename is None else rename(entry.name)
-        if not _is_file(entry):
-            skipped[HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")] += 1
-            entries.skip(entry)
-        elif wanted is not None and not wanted(name):
-            entries.skip(entry)
-        else:
-            data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+        try:
+            data = None
+            if not _is_file(entry):
+                skipped[HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")] += 1
+                entries.skip(entry)
+            elif wanted is not None and not wanted(name):
+                entries.skip(entry)
+            else:
+                data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+        except Exception:
+            if _is_file(entry):
+                yield CutMember(name)
+            raise
+        if data is not None:
             yield ShardMember(url, name, data, visit)
     yield Mark.END  # an archive without end marker, where that is allowed
 

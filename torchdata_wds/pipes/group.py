@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds import storage
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.grouping import OnDuplicate, OnReappearing, group_members, grouping_rules
-from torchdata_wds.format.members import Mark, ShardMember
+from torchdata_wds.format.members import ShardMember
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.handlers import Handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, register
@@ -95,7 +95,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         )
 
 
-def _as_member(item: Any) -> ShardMember | Mark:
+def _as_member(item: Any) -> ShardMember:
     if isinstance(item, ShardMember):
         return item
     if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):

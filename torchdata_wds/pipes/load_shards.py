@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.grouping import release_whole_samples
-from torchdata_wds.format.members import Mark, ShardMember
+from torchdata_wds.format.members import Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, key_splitter
 from torchdata_wds.format.tar import Select, name_filter, read_marked_members
 from torchdata_wds.handlers import Handler, keep_going, reraise_exception
@@ -90,7 +90,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     def __iter__(self) -> Iterator[ShardMember]:
         yield from release_whole_samples(self.marked_members(), key_splitter(self.keys))
 
-    def marked_members(self) -> Iterator[ShardMember | Mark]:
+    def marked_members(self) -> Iterator[Unit]:
         """Reads members as they come, with a mark behind each shard, for a grouping that heeds the marks."""
         warn_about_workers(self)
         for item in self.source_datapipe:
@@ -103,7 +103,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                 if not go_on:
                     return
 
-    def _read(self, item: Any) -> Iterator[ShardMember | Mark]:
+    def _read(self, item: Any) -> Iterator[Unit]:
         url, given = _as_source(item)
         if given is None:
             stream = storage.open_shard(url, storage_options=self.storage_options)

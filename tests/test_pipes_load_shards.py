@@ -1,0 +1,294 @@
+"""Loading and grouping shards: every damage, fused and not, and what reaches the handler."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import logging
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torchdata.datapipes.iter  # noqa: F401  (registers cycle and load_from_tar)
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import torchdata_wds
+from tests.damage import DAMAGES, GOOD, KEYS, MEMBERS
+from tests.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
+from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError
+from torchdata_wds.pipes import place
+
+Graph = Callable[..., IterDataPipe[Any]]
+
+
+def everything(member: ShardMember) -> bool:
+    """A filter that lets all pass."""
+    return bool(member.name)
+
+
+def fused(urls: list[Any], **options: Any) -> IterDataPipe[Any]:
+    """Grouping directly behind loading."""
+    return IterableWrapper(urls).load_wds_shards(**options).group_by_key()
+
+
+def unfused(urls: list[Any], **options: Any) -> IterDataPipe[Any]:
+    """A stage between loading and grouping."""
+    return IterableWrapper(urls).load_wds_shards(**options).filter(everything).group_by_key()
+
+
+both = pytest.mark.parametrize("graph", [fused, unfused])
+
+
+def where(samples: Any) -> list[tuple[str, str]]:
+    """Shard and key of each sample."""
+    return [(Path(sample["__url__"]).name, sample["__key__"]) for sample in samples]
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> tuple[str, str]:
+    """Two whole shards."""
+    for name in ("1.tar", "3.tar"):
+        (tmp_path / name).write_bytes(GOOD)
+    return str(tmp_path / "1.tar"), str(tmp_path / "3.tar")
+
+
+@both
+@pytest.mark.parametrize("name", DAMAGES)
+def test_load_wds_shards_raises_when_a_shard_is_damaged(name: str, graph: Graph, tmp_path: Path) -> None:
+    """Every damage is a ShardFormatError that names the shard and the byte offset."""
+    (tmp_path / "2.tar").write_bytes(DAMAGES[name].data)
+    samples = []
+    with pytest.raises(ShardFormatError) as caught:
+        for sample in graph([str(tmp_path / "2.tar")]):
+            samples.append(sample)
+    assert [sample["__key__"] for sample in samples] == DAMAGES[name].complete[: len(samples)]
+    assert graph is unfused or len(samples) == len(DAMAGES[name].complete)
+    assert DAMAGES[name].says in str(caught.value)
+    assert "2.tar" in str(caught.value)
+    assert caught.value.shard == str(tmp_path / "2.tar")
+
+
+@both
+@pytest.mark.parametrize("name", DAMAGES)
+def test_load_wds_shards_gives_all_that_is_whole_when_damage_is_skipped(
+    name: str, graph: Graph, tmp_path: Path, good: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under warn_and_continue come the samples before the damage, whole, and all other shards; nothing is merged."""
+    (tmp_path / "2.tar").write_bytes(DAMAGES[name].data)
+    pipe = graph([good[0], str(tmp_path / "2.tar"), good[1]], handler=torchdata_wds.warn_and_continue)
+    samples = list(pipe)
+    expected = [("1.tar", key) for key in KEYS]
+    expected += [("2.tar", key) for key in DAMAGES[name].complete]
+    expected += [("3.tar", key) for key in KEYS]
+    assert where(samples) == expected
+    for sample in samples:
+        assert sample["txt"] == sample["__key__"].encode() * 600
+        assert sample["cls"] == b"1"
+        assert len(sample) == 4
+
+
+@both
+def test_load_wds_shards_stops_when_the_handler_says_so(graph: Graph, tmp_path: Path, good: tuple[str, str]) -> None:
+    """ignore_and_stop ends the stream at the damage; what was whole before it has come."""
+    (tmp_path / "2.tar").write_bytes(GOOD[:3200])
+    pipe = graph([good[0], str(tmp_path / "2.tar"), good[1]], handler=torchdata_wds.ignore_and_stop)
+    assert where(pipe) == [("1.tar", "a"), ("1.tar", "b"), ("1.tar", "c"), ("2.tar", "a")]
+
+
+@both
+def test_load_wds_shards_never_merges_when_the_next_shard_begins_with_the_same_key(
+    graph: Graph, tmp_path: Path
+) -> None:
+    """The half sample of a cut shard does not get the fields of a sample of the same key in the next."""
+    cut = tar_bytes(sample_members("a", txt=b"one") + sample_members("b", txt=b"half"), end=b"")
+    (tmp_path / "1.tar").write_bytes(cut)
+    write_tar(tmp_path / "2.tar", sample_members("b", cls=b"2"))
+    urls = [str(tmp_path / "1.tar"), str(tmp_path / "2.tar")]
+    samples = list(graph(urls, handler=torchdata_wds.ignore_and_continue))
+    assert [sorted(sample) for sample in samples] == [["__key__", "__url__", "txt"], ["__key__", "__url__", "cls"]]
+
+
+@both
+def test_load_wds_shards_keeps_readings_apart_when_a_shard_comes_twice(graph: Graph, tmp_path: Path) -> None:
+    """A shard of one sample read twice in a row gives two samples, in later epochs too."""
+    url = write_tar(tmp_path / "1.tar", sample_members("a", txt=b"x"))
+    assert len(list(graph([url, url]))) == 2
+    pipe = IterableWrapper([url]).load_wds_shards().cycle(3).group_by_key()
+    assert len(list(pipe)) == 3
+
+
+def test_load_wds_shards_counts_openings_in_visit(tmp_path: Path) -> None:
+    """The visit grows with every opening."""
+    url = write_tar(tmp_path / "1.tar", sample_members("a", txt=b"x"))
+    pipe = IterableWrapper([url, url]).load_wds_shards()
+    assert [member.visit for member in [*pipe, *pipe]] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pattern"])
+def test_load_wds_shards_says_what_to_do_when_a_path_cannot_be_opened(kind: str, tmp_path: Path) -> None:
+    """A missing file, a folder and an unexpanded pattern are ShardOpenErrors that name it."""
+    url = {"missing": str(tmp_path / "no.tar"), "folder": str(tmp_path), "pattern": str(tmp_path / "{00..02}.tar")}[
+        kind
+    ]
+    with pytest.raises(ShardOpenError) as caught:
+        list(fused([url]))
+    assert url in str(caught.value)
+    assert isinstance(caught.value, OSError)
+    assert kind != "pattern" or "list_shards" in str(caught.value)
+
+
+@pytest.mark.parametrize("item", [3, None, ["a.tar"], ("a.tar", 1, 2), b"a.tar"])
+def test_load_wds_shards_refuses_when_an_item_is_no_url(item: Any) -> None:
+    """Items that are neither URLs nor pairs name the types that are."""
+    with pytest.raises(ShardListError, match="it takes URLs"):
+        list(IterableWrapper([item]).load_wds_shards())
+
+
+def test_load_wds_shards_reads_streams_when_given_pairs(tmp_path: Path) -> None:
+    """Pairs (url, stream) are read and closed; compressed ones too; hard links by opening the path again."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        info = tarfile.TarInfo("a.txt")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"A"))
+        link = tarfile.TarInfo("b.txt")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.txt"
+        tar.addfile(link)
+    path = tmp_path / "1.tar.gz"
+    path.write_bytes(gzip.compress(out.getvalue()))
+    stream = path.open("rb")
+    pipe = IterableWrapper([(str(path), stream)], deepcopy=False).load_wds_shards().group_by_key()
+    samples = list(pipe)
+    assert [(sample["__key__"], sample["txt"]) for sample in samples] == [("a", b"A"), ("b", b"A")]
+    assert stream.closed
+
+
+def test_load_wds_shards_refuses_a_hard_link_when_it_comes_from_a_command(tmp_path: Path) -> None:
+    """From a pipe the shard cannot be opened again: the error names the cure."""
+    with tarfile.open(tmp_path / "1.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+        link = tarfile.TarInfo("b.txt")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.txt"
+        tar.addfile(link)
+    assert len(list(fused([str(tmp_path / "1.tar")]))) == 2
+    with pytest.raises(ShardFormatError, match="--hard-dereference"):
+        list(fused([f"pipe:cat '{tmp_path}/1.tar'"]))
+
+
+def test_load_wds_shards_raises_when_a_command_fails_behind_a_whole_shard(tmp_path: Path) -> None:
+    """A command that gives a whole archive and then fails is an error all the same."""
+    write_tar(tmp_path / "1.tar", MEMBERS)
+    samples = []
+    with pytest.raises(ShardOpenError, match="3"):
+        for sample in fused([f"pipe:cat '{tmp_path}/1.tar'; exit 3"]):
+            samples.append(sample)
+    assert [sample["__key__"] for sample in samples] == KEYS
+
+
+def test_load_wds_shards_refuses_commands_when_secure(monkeypatch: pytest.MonkeyPatch, good: tuple[str, str]) -> None:
+    """WDS_SECURE=1 refuses pipe: with an UnsafeDataError, which a handler may skip."""
+    monkeypatch.setenv("WDS_SECURE", "1")
+    with pytest.raises(UnsafeDataError, match="WDS_SECURE"):
+        list(fused([f"pipe:cat {good[0]}"]))
+    assert len(list(fused([f"pipe:cat {good[0]}", good[1]], handler=torchdata_wds.ignore_and_continue))) == 3
+
+
+def test_load_wds_shards_keeps_secrets_out_of_text() -> None:
+    """Neither exceptions nor torch's note of the pipe's arguments show storage options or signed queries."""
+    options = {"http": {"headers": {"Authorization": "Bearer hunter2"}}}
+    pipe = fused(["http://user:hunter2@127.0.0.1:9/x.tar?X-Amz-Signature=hunter2"], storage_options=options)
+    with pytest.raises(ShardOpenError) as caught:
+        list(pipe)
+    assert "hunter2" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)
+
+
+def test_load_wds_shards_checks_options_when_constructed(good: tuple[str, str]) -> None:
+    """Wrong options raise in the constructor."""
+    source = IterableWrapper([good[0]])
+    with pytest.raises(ValueError, match="keys must be"):
+        source.load_wds_shards(keys="middle")
+    with pytest.raises(TypeError, match="select must be"):
+        source.load_wds_shards(select=3)
+    with pytest.raises(TypeError):
+        source.load_wds_shards(storage_options={"s3": "secret"})
+    with pytest.raises(TypeError):
+        source.load_wds_shards("*.jpg")
+
+
+def test_load_wds_shards_passes_options_on_to_the_reader(tmp_path: Path) -> None:
+    """select, rename, require_end_marker and concatenated reach the tar reader, keys the release of samples."""
+    url = write_tar(tmp_path / "1.tar", MEMBERS, end=b"")
+    members = IterableWrapper([url]).load_wds_shards(
+        select="*.TXT", rename=str.upper, require_end_marker=False, keys=lambda name: (name[0], "txt")
+    )
+    assert [member.name for member in members] == ["A.TXT", "B.TXT", "C.TXT"]
+    twice = tmp_path / "2.tar"
+    twice.write_bytes(GOOD + tar_bytes(sample_members("d", txt=b"x")))
+    assert len(list(fused([str(twice)], concatenated=True))) == 4
+
+
+def test_group_by_key_uses_its_own_keys_when_fused(tmp_path: Path) -> None:
+    """Fused and unfused group by the grouper's rule."""
+    url = write_tar(tmp_path / "1.tar", [("a.1.txt", b"x"), ("a.1.cls", b"y"), ("a.2.txt", b"z")])
+    loader = IterableWrapper([url]).load_wds_shards(keys="last_dot")
+    for source in (loader, loader.filter(everything)):
+        assert [sample["__key__"] for sample in source.group_by_key(keys="last_dot")] == ["a.1", "a.2"]
+
+
+def test_group_by_key_gives_the_same_when_fused_or_not(tmp_path: Path) -> None:
+    """The fused loop is only faster."""
+    urls = write_text_shards(tmp_path, [3, 0, 5, 1])
+    assert list(fused(urls)) == list(unfused(urls))
+    assert [sample["__key__"] for sample in fused(urls)] == text_keys([3, 0, 5, 1])
+
+
+def test_group_by_key_groups_pairs_when_a_native_loader_made_them(tmp_path: Path) -> None:
+    """load_from_tar's (path, stream) pairs become the samples that our loader gives."""
+    urls = write_text_shards(tmp_path / "d.v1", [2, 1])
+    native = IterableWrapper(urls).open_files(mode="b").load_from_tar().group_by_key()
+    assert list(native) == list(fused(urls))
+
+
+@pytest.mark.parametrize("item", [3, ("a.txt",), ("a.txt", 3, 4), {"a": 1}])
+def test_group_by_key_refuses_when_an_item_is_no_member(item: Any) -> None:
+    """Anything but members and pairs is an error that names what is expected."""
+    with pytest.raises(torchdata_wds.SampleError, match="group_by_key got"):
+        list(IterableWrapper([item]).group_by_key())
+
+
+def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several consumers without a sharding filter: one warning that says what to add."""
+    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(place, "_has_siblings", lambda: True)
+    urls = write_text_shards(tmp_path, [1])
+    with caplog.at_level(logging.WARNING):
+        list(fused(urls))
+        list(fused(urls))
+        assert caplog.text.count("sharding_filter") == 1
+        caplog.clear()
+        place._warned.clear()
+        list(IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key())
+        assert not caplog.records
+
+
+def test_load_wds_shards_warns_in_every_worker_when_they_read_everything(tmp_path: Path) -> None:
+    """The warning comes out of torch's workers too, and each worker did read everything."""
+    urls = write_text_shards(tmp_path, [3])
+    script = f"""
+import torchdata_wds
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+pipe = IterableWrapper({urls!r}).load_wds_shards().group_by_key()
+print(len(list(DataLoader(pipe, num_workers=2, batch_size=None))))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout == "6\n"
+    assert run.stderr.count("each sample comes several times") == 2

@@ -1,0 +1,174 @@
+"""``demo``: reads shards as a training loop does, and checks that every sample comes exactly once."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds import storage
+from torchdata_wds.codecs import IMAGE_FIELDS
+from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.handlers import warn_and_continue
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.collate import wds_collate
+from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
+from torchdata_wds.tools.command import Command, whole_number
+from torchdata_wds.tools.demo_shards import SIZES, write_shards
+from torchdata_wds.tools.progress import Progress
+from torchdata_wds.tools.scan import Contents, SampleId, scan_shard
+
+__all__ = ["COMMAND", "augment", "build_pipe"]
+
+_BATCH = 64
+_BUFFER, _BUFFER_BYTES = 1000, 256 << 20  # users' samples may be large
+_SIDE = 96
+_NAMED = 5  # how many lost or doubled samples are named
+
+
+class Epoch(NamedTuple):
+    """What one epoch gave.
+
+    Attributes:
+        samples: How often each sample came, by URL and key.
+        seconds: From the start, with that of the workers, to the last batch.
+        first: Seconds from the start to the first batch.
+    """
+
+    samples: Counter[SampleId]
+    seconds: float
+    first: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the demo's arguments."""
+    parser.add_argument(
+        "--shards",
+        nargs="+",
+        metavar="PATTERN",
+        help="shards to read, with braces or globs; without it the demo writes its own to a temporary folder",
+    )
+    parser.add_argument("--workers", type=whole_number, default=2, metavar="N", help="worker processes (default: 2)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo, and returns 1 if a sample was lost or doubled."""
+    if arguments.shards:
+        return check_epoch(arguments.shards, arguments.workers)
+    with tempfile.TemporaryDirectory(prefix="torchdata_wds-") as folder:
+        print(f"writing {len(SIZES)} shards to {folder}", file=sys.stderr)
+        return check_epoch([write_shards(Path(folder))], arguments.workers)
+
+
+COMMAND = Command(
+    "read shards as a training loop does and check that every sample comes exactly once", add_arguments, run
+)
+
+
+def check_epoch(patterns: Sequence[str], workers: int) -> int:
+    """Reads an epoch and compares it with a plain scan of the shards; prints the result."""
+    urls = list(storage.list_urls(patterns))
+    if "-" in urls:
+        raise ShardListError("the demo reads its shards twice, and standard input ('-') can be read only once")
+    contents = scan(urls)
+    epoch = read_epoch(build_pipe(patterns, contents.fields), workers, contents.samples.total())
+    count = epoch.samples.total()
+    print(f"{count:,} samples of {len(urls):,} shards in {epoch.seconds:.2f} s with {workers} workers")
+    print(f"samples/s: {count / epoch.seconds:,.1f}")
+    print(f"MB/s: {contents.size / 1e6 / epoch.seconds:,.1f}")
+    print(f"time to first batch: {epoch.first:.2f} s")
+    return report(contents.samples, epoch.samples)
+
+
+def scan(urls: Sequence[str]) -> Contents:
+    """Finds out what the shards hold.
+
+    Raises:
+        ShardFormatError: if that is not a single sample.
+    """
+    contents = Contents()
+    with Progress("shards scanned", len(urls)) as progress:
+        for url in urls:
+            contents.add(url, scan_shard(url))
+            progress.advance()
+    if not contents.samples:
+        raise ShardFormatError(
+            f"no samples in {len(urls):,} shards: a sample is made of files named key.extension, such as 0001.jpg"
+        )
+    return contents
+
+
+def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
+    """Builds the demo's graph: the usual one, with stages for images and labels where there are such fields."""
+    images = [field for field in fields if field.rpartition(".")[2] in IMAGE_FIELDS]
+    chosen = [";".join(images)] if images else []
+    if "cls" in fields:
+        chosen.append("cls")
+    pipe: WdsPipe[Any] = (
+        ShardListerIterDataPipe(IterableWrapper([list(patterns)]))
+        .shuffle()
+        .sharding_filter()
+        .load_wds_shards()
+        .group_by_key()
+        .wds_shuffle(_BUFFER, max_bytes=_BUFFER_BYTES)
+    )
+    if chosen:
+        pipe = pipe.wds_decode("pil", only=[*images, "cls"], handler=warn_and_continue)
+    pipe = pipe.wds_to_tuple("__url__", "__key__", *chosen, missing="none")
+    if images:
+        pipe = pipe.wds_map_tuple(None, None, augment)
+    return pipe.batch(_BATCH).collate(wds_collate)
+
+
+def augment(image: Image.Image | None) -> torch.Tensor | None:
+    """Mirrors every second image and makes all of one size; a sample without image keeps None."""
+    if image is None:
+        return None
+    if random.random() < 0.5:
+        image = ImageOps.mirror(image)
+    pixels = np.asarray(image.resize((_SIDE, _SIDE)), dtype=np.float32) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> Epoch:
+    """Reads one epoch through DataLoader2."""
+    from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
+
+    samples: Counter[SampleId] = Counter()
+    first = 0.0
+    with DataLoader2(pipe, reading_service=WorkersReadingService(workers)) as loader, Progress("samples", total) as bar:
+        start = time.perf_counter()
+        for urls, keys, *_ in loader:
+            first = first or time.perf_counter() - start
+            samples.update(zip(urls, keys, strict=True))
+            bar.advance(len(keys))
+        seconds = time.perf_counter() - start
+    return Epoch(samples, seconds, first)
+
+
+def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
+    """Prints whether every sample came exactly once, and which did not; returns the exit status."""
+    wrong = {"lost": expected - found, "too many": found - expected}
+    for outcome, samples in wrong.items():
+        if not samples:
+            continue
+        print(f"{samples.total():,} of {expected.total():,} samples {outcome}:")
+        named = sorted(samples.elements())[:_NAMED]
+        for url, key in named:
+            print(f"  {key} of {storage.mask_url(url)}")
+        if samples.total() > len(named):
+            print(f"  and {samples.total() - len(named):,} more")
+    if not any(wrong.values()):
+        print("every sample came exactly once")
+    return 1 if any(wrong.values()) else 0

@@ -84,10 +84,16 @@ def check_epoch(patterns: Sequence[str], workers: int) -> int:
     contents = scan(urls)
     epoch = read_epoch(build_pipe(patterns, contents.fields), workers, contents.samples.total())
     count = epoch.samples.total()
-    print(f"{count:,} samples of {len(urls):,} shards in {epoch.seconds:.2f} s with {workers} workers")
-    print(f"samples/s: {count / epoch.seconds:,.1f}")
-    print(f"MB/s: {contents.size / 1e6 / epoch.seconds:,.1f}")
-    print(f"time to first batch: {epoch.first:.2f} s")
+    for name, value in {
+        "shards": f"{len(urls):,}",
+        "workers": f"{workers:,}",
+        "samples": f"{count:,}",
+        "seconds": f"{epoch.seconds:,.2f}",
+        "samples/s": f"{count / epoch.seconds:,.1f}",
+        "MB/s": f"{contents.size / 1e6 / epoch.seconds:,.2f}",
+        "time to first batch": f"{epoch.first:,.2f} s",
+    }.items():
+        print(f"{name:<20} {value}")
     return report(contents.samples, epoch.samples)
 
 
@@ -159,7 +165,7 @@ def read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> Epoch:
 
 def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
     """Prints whether every sample came exactly once, and which did not; returns the exit status."""
-    wrong = {"lost": expected - found, "too many": found - expected}
+    wrong = {"lost": expected - found, "doubled": found - expected}
     for outcome, samples in wrong.items():
         if not samples:
             continue

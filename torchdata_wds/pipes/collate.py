@@ -18,9 +18,9 @@ __all__ = ["SampleUnbatcherIterDataPipe", "wds_collate"]
 def wds_collate(samples: Sequence[Any]) -> Any:
     """Collates a list of tuples or samples into a tuple or dict of columns, for ``.batch(n).collate(wds_collate)``.
 
-    Tensors, arrays and numbers of equal shape are stacked; everything else (strings, dicts, images, arrays of unequal
-    shape) stays a list. Stacked batches cross from a worker to the main process many times faster than lists of
-    tensors.
+    Tensors and arrays of equal shape and dtype, and numbers, are stacked; everything else (strings, dicts, images,
+    arrays of unequal shape) stays a list. Stacked batches cross from a worker to the main process many times faster
+    than lists of tensors.
 
     Args:
         samples: Tuples of one length, or dicts of the same keys, or single values.
@@ -28,7 +28,8 @@ def wds_collate(samples: Sequence[Any]) -> Any:
     Returns:
         For tuples a tuple of columns, for dicts a dict of columns, else one column. A column of tensors is a tensor
         (N, ...), of numpy arrays and numpy scalars an array (N, ...), of Python numbers a tensor (N,): int64, float64
-        or bool. Anything else is a list of N values.
+        (ints among floats become floats) or bool. Anything else is a list of N values, numbers that a tensor cannot
+        hold exactly among it.
 
     Raises:
         ValueError: if the samples differ in length or keys.
@@ -47,7 +48,7 @@ def wds_collate(samples: Sequence[Any]) -> Any:
         return {field: _column([sample[field] for sample in samples]) for field in first}
     if isinstance(first, (tuple, list)):
         if any(not isinstance(sample, (tuple, list)) or len(sample) != len(first) for sample in samples):
-            raise ValueError("tuples of one batch have different lengths")
+            raise ValueError(f"tuples of one batch have different lengths: {_different(samples)}")
         return tuple(_column(list(values)) for values in zip(*samples, strict=True))
     return _column(samples)
 
@@ -56,8 +57,14 @@ _CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields
 
 
 def _different(samples: list[Any]) -> str:
-    kinds = {tuple(sample) if isinstance(sample, dict) else type(sample).__name__ for sample in samples}
-    return " and ".join(map(str, sorted(kinds, key=str)[:2]))
+    """Two of the kinds that differ."""
+    return " and ".join(sorted(set(map(_kind, samples)))[:2])
+
+
+def _kind(sample: Any) -> str:
+    if isinstance(sample, dict):
+        return str(sorted(map(str, sample)))
+    return str(len(sample)) if isinstance(sample, (tuple, list)) else type(sample).__name__
 
 
 def _column(values: list[Any]) -> Any:
@@ -65,7 +72,7 @@ def _column(values: list[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         if all(_is_like(value, first, torch.Tensor) for value in values):
             return torch.stack(values)
-    elif isinstance(first, (np.ndarray, np.generic)):
+    elif isinstance(first, (np.ndarray, np.generic)) and not isinstance(first, (str, bytes)):
         if all(_is_like(value, first, (np.ndarray, np.generic)) for value in values):
             return np.stack(values)
     elif isinstance(first, numbers.Real):
@@ -82,9 +89,12 @@ def _numbers(values: list[Any]) -> Any:
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return torch.tensor(values)
-    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
-        return torch.tensor(values, dtype=torch.int64)
-    if kinds <= {int, float} and float in kinds:
+    if kinds == {int}:
+        fits = all(-(2**63) <= value < 2**63 for value in values)
+        return torch.tensor(values, dtype=torch.int64) if fits else values
+    if kinds == {int, float} and any(type(value) is int and abs(value) > 2**53 for value in values):
+        return values
+    if kinds <= {int, float}:
         return torch.tensor(values, dtype=torch.float64)
     return values
 
@@ -121,7 +131,7 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
 
 def _rows(batch: Any) -> Iterator[Any]:
     columns = list(batch.values()) if isinstance(batch, dict) else batch
-    if not isinstance(columns, (tuple, list)) or not all(hasattr(column, "__len__") for column in columns):
+    if not isinstance(columns, (tuple, list)) or not all(map(_is_column, columns)):
         raise ValueError(
             f"wds_unbatch got {type(batch).__name__} {str(batch)[:80]!r}; it takes batches as wds_collate makes them: "
             "a tuple or dict of columns"
@@ -131,3 +141,9 @@ def _rows(batch: Any) -> Iterator[Any]:
         raise ValueError(f"wds_unbatch got a batch whose columns have different lengths: {sorted(sizes)}")
     for values in zip(*columns, strict=True):
         yield dict(zip(batch, values, strict=True)) if isinstance(batch, dict) else values
+
+
+def _is_column(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

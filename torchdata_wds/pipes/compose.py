@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata_wds.pipes.base import Held, WdsPipe, register
 
@@ -21,7 +21,7 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
     Args:
         source_datapipe: Yields anything.
         fn: ``callable(iterator, *args, **kwargs)`` that returns an iterable. Under DataLoader2 it must be picklable.
-        *args: Passed on to the function.
+        *args: Passed on to the function. Pipes among them, in lists and dicts too, are part of the graph.
         **kwargs: Passed on to the function.
 
     Yields:
@@ -40,14 +40,14 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
     """
 
     def __init__(
-        self, source_datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any
+        self, source_datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any
     ) -> None:
         if not callable(fn):
             raise TypeError(f"wds_compose takes a function of an iterator, not {fn!r}")
         self.source_datapipe = source_datapipe
         self.fn = fn
         # Pipes among the arguments belong to the graph and must be seen by its traversal.
-        visible = any(isinstance(value, IterDataPipe) for value in (*args, *kwargs.values()))
+        visible = _holds_pipe((args, kwargs))
         self.args = args if visible else Held(args)
         self.kwargs = kwargs if visible else Held(kwargs)
 
@@ -58,3 +58,11 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
         if not isinstance(result, Iterable):
             raise TypeError(f"{self.fn!r} returned {type(result).__name__} to wds_compose instead of an iterable")
         yield from result
+
+
+def _holds_pipe(value: Any) -> bool:
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return any(map(_holds_pipe, value))
+    if isinstance(value, dict):
+        return any(map(_holds_pipe, value.values()))
+    return isinstance(value, (IterDataPipe, MapDataPipe))

@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe
@@ -34,12 +36,13 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     The result is an ordinary pipe: further stages are chained to it.
 
     Args:
-        urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them.
+        urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
         shardshuffle: Whether to shuffle the shards before they are split among workers and ranks; a number is the
             size of the buffer for that.
         extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
         decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
-        transforms: A function (or None) per place of the tuples; needs `extensions`.
+        transforms: A function (or None) per place of the tuples, as a list; a single function is for the first place.
+            Needs `extensions`.
         shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
         handler: Given to every stage.
 
@@ -48,6 +51,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 
     Raises:
         ValueError: if an argument is wrong.
+        ShardListError: if `urls` is an empty list, as of a glob that matched nothing.
 
     Example:
         >>> import torchdata_wds
@@ -56,8 +60,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     """
     if transforms is not None and extensions is None:
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
-    source = ShardListerIterDataPipe(IterableWrapper([urls if isinstance(urls, (str, os.PathLike)) else list(urls)]))
-    shards: Any = source
+    shards: Any = ShardListerIterDataPipe(_patterns(urls))
     if shardshuffle:
         shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)
     members = ShardLoaderIterDataPipe(shards.sharding_filter(), handler=handler)
@@ -74,3 +77,12 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         functions = [transforms] if callable(transforms) else transforms
         pipe = TupleMapperIterDataPipe(pipe, *functions, handler=handler)
     return pipe
+
+
+def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
+    if isinstance(urls, IterDataPipe):
+        return urls
+    patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
+    if not patterns:
+        raise ShardListError("WebDataset got an empty list of shards: did a glob match nothing?")
+    return IterableWrapper(patterns)

@@ -9,7 +9,16 @@ from typing import Any
 from torchdata_wds.errors import MissingFieldError
 from torchdata_wds.storage import mask_url
 
-__all__ = ["Spec", "alternatives", "expect_sample", "find_field", "matching_fields", "missing_field"]
+__all__ = [
+    "Spec",
+    "alternatives",
+    "expect_sample",
+    "find_field",
+    "matches_glob",
+    "matching_fields",
+    "missing_field",
+    "name_sample",
+]
 
 Spec = str | Sequence[str]
 
@@ -50,24 +59,46 @@ def find_field(sample: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def matching_fields(sample: Mapping[str, Any], globs: Sequence[str]) -> list[str]:
-    """The fields that match any of the globs, written with or without a leading dot; metadata is left out."""
+    """The fields that match any of the globs; metadata only where it is named in full, as ``"__key__"``."""
     return [
         field
         for field in sample
-        if not field.startswith("__")
-        and any(fnmatchcase(field, glob) or fnmatchcase("." + field, glob) for glob in globs)
+        if field in globs or (not field.startswith("__") and any(matches_glob(field, glob) for glob in globs))
     ]
+
+
+def matches_glob(field: str, glob: str) -> bool:
+    """Tells whether a field matches a glob, which may be written with or without a leading dot.
+
+    Example:
+        >>> matches_glob("seg.png", "*.png"), matches_glob("png", "*.png"), matches_glob("png", "p?g")
+        (True, True, True)
+    """
+    return fnmatchcase(field, glob) or fnmatchcase("." + field, glob)
+
+
+def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Names a sample for a message, and gives its place as an exception's keywords.
+
+    Example:
+        >>> name_sample({"__key__": "a", "__url__": "x.tar"})
+        ("sample 'a' of shard x.tar", {'shard': 'x.tar', 'key': 'a'})
+    """
+    key, url = sample.get("__key__"), sample.get("__url__")
+    shard = None if url is None else mask_url(str(url))
+    name = ("a sample" if key is None else f"sample {key!r}") + ("" if shard is None else f" of shard {shard}")
+    return name, {"shard": shard, "key": key}
 
 
 def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFieldError:
     """Makes the error for a sample that has none of the names: it lists what is there and hints at dots in names."""
     there = [field for field in sample if not field.startswith("__")]
-    key, shard = sample.get("__key__"), mask_url(str(sample.get("__url__", "")))
-    message = f"sample {key!r} of shard {shard} has no field {' or '.join(map(repr, names))}; it has {there}."
-    dotted = next((field for field in there if any(field.endswith("." + name) for name in names)), None)
+    name, place = name_sample(sample)
+    message = f"{name} has no field {' or '.join(map(repr, names))}; it has {there}."
+    dotted = next((field for field in there if field.endswith(tuple("." + wanted for wanted in names))), None)
     if dotted is not None:
         message += (
             f" Its file names have more than one dot (field {dotted!r}): ask for that field, or split names at their "
             "last dot with group_by_key(keys='last_dot')."
         )
-    return MissingFieldError(message, shard=shard, key=key, field=";".join(names))
+    return MissingFieldError(message, **place, field=";".join(names))

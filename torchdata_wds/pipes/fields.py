@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -11,9 +10,16 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
-from torchdata_wds.pipes.field_specs import Spec, alternatives, expect_sample, find_field, missing_field
+from torchdata_wds.pipes.field_specs import (
+    Spec,
+    alternatives,
+    expect_sample,
+    find_field,
+    matches_glob,
+    missing_field,
+    name_sample,
+)
 from torchdata_wds.pipes.mapping import ItemMapper
-from torchdata_wds.storage import mask_url
 
 __all__ = ["FieldMapperIterDataPipe", "FieldRenamerIterDataPipe", "KeyRenamerIterDataPipe"]
 
@@ -26,12 +32,14 @@ class FieldRenamerIterDataPipe(ItemMapper):
         source_datapipe: Yields samples.
         keep: Whether fields that no spec names stay; ``__key__`` and other ``__x__`` always do.
         handler: Asked about each sample that has none of a spec's alternatives.
-        **specs: New name = old name or alternatives: ``image="jpg;png"`` takes the first that is there.
+        **specs: New name = old name or alternatives: ``image="jpg;png"`` takes the first that is there. Names with
+            dots are given as ``**{"seg.png": "png"}``.
 
     Yields:
         dict: Samples.
 
     Raises:
+        TypeError: if `keep` or `handler` is something else, as where a field is to be called so.
         ValueError: if a spec is no name.
         MissingFieldError: through the handler.
 
@@ -50,6 +58,11 @@ class FieldRenamerIterDataPipe(ItemMapper):
         handler: Handler = reraise_exception,
         **specs: Spec,
     ) -> None:
+        if not isinstance(keep, bool):
+            raise TypeError(
+                f"keep must be True or False, not {keep!r}; a field of that name comes of "
+                "wds_rename_keys(('keep', ...), keep_unselected=True)"
+            )
         super().__init__(source_datapipe, handler)
         self.keep = keep
         self.specs = {new: alternatives(spec) for new, spec in specs.items()}
@@ -61,7 +74,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
         kept = {
             field: value
             for field, value in sample.items()
-            if field not in replaced and (self.keep or field.startswith("__"))
+            if field.startswith("__") or (self.keep and field not in replaced)
         }
         for new, names in self.specs.items():
             old = find_field(sample, names)
@@ -85,6 +98,7 @@ class FieldMapperIterDataPipe(ItemMapper):
 
     Raises:
         TypeError: if a function is not callable.
+        ValueError: if there is no function.
         MissingFieldError: through the handler.
         Exception: through the handler, what a function raises.
 
@@ -102,6 +116,8 @@ class FieldMapperIterDataPipe(ItemMapper):
         handler: Handler = reraise_exception,
         **fns: Callable[[Any], Any],
     ) -> None:
+        if not fns:
+            raise ValueError("wds_map_dict needs at least one function, as wds_map_dict(jpg=augment)")
         for field, function in fns.items():
             if not callable(function):
                 raise TypeError(f"wds_map_dict takes functions by field; {field}={function!r} is none")
@@ -161,7 +177,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
         **globs: str,
     ) -> None:
         pairs = [*renames, *globs.items()]
-        if not pairs or not all(len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs):
+        if not pairs or not all(map(_is_rename, pairs)):
             raise ValueError(f"wds_rename_keys takes pairs (new, glob) or new=glob, not {pairs!r}")
         super().__init__(source_datapipe, handler)
         self.renames = renames
@@ -175,7 +191,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
 
     def _new_name(self, field: str) -> str | None:
         for new, glob in reversed(self._pairs()):
-            if fnmatchcase(field, glob) or fnmatchcase("." + field, glob):
+            if matches_glob(field, glob):
                 return new
         return field if self.keep_unselected else None
 
@@ -196,11 +212,14 @@ class KeyRenamerIterDataPipe(ItemMapper):
         return renamed
 
     def _duplicate(self, sample: dict[str, Any], field: str, new: str) -> DuplicateFieldError:
-        key, shard = sample.get("__key__"), mask_url(str(sample.get("__url__", "")))
+        name, place = name_sample(sample)
         return DuplicateFieldError(
-            f"several fields of sample {key!r} of shard {shard} would be renamed to {new!r}, {field!r} among them. "
+            f"several fields of {name} would be renamed to {new!r}, {field!r} among them. "
             "Narrow the globs, or pass duplicate_is_error=False to take the first.",
-            shard=shard,
-            key=key,
+            **place,
             field=field,
         )
+
+
+def _is_rename(pair: Any) -> bool:
+    return isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, str) and part for part in pair)

@@ -50,6 +50,8 @@ class ItemMapper(WdsPipe[Any]):
     """
 
     def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
+        if not callable(handler):
+            raise TypeError(f"handler must be a function of an exception, such as warn_and_continue, not {handler!r}")
         self.source_datapipe = source_datapipe
         self.handler = handler
         self.skipped: Counter[str] = Counter()
@@ -108,8 +110,8 @@ class WdsMapperIterDataPipe(ItemMapper):
     def apply(self, item: Any) -> Any:
         """Calls the function and keeps the key."""
         result = self.fn(item)
-        if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item:
-            result.setdefault("__key__", item["__key__"])
+        if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item and "__key__" not in result:
+            return {"__key__": item["__key__"], **result}  # a copy: the function may give one dict for many samples
         return result
 
     def __len__(self) -> int:

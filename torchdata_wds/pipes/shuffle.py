@@ -21,15 +21,16 @@ T = TypeVar("T")
 class SampleShufflerIterDataPipe(WdsPipe[T]):
     """Shuffles items through a buffer (functional name: ``wds_shuffle``).
 
-    The first item comes once `initial` items are there; the buffer then grows to `buffer_size`. Each consumer
-    shuffles differently, also under torch's DataLoader, which gives all its workers the same seed. A new order comes
-    each epoch. Nothing is lost at the end: the buffer is emptied.
+    The first item comes once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
+    for two that come in. Each consumer shuffles differently, also under torch's DataLoader, which gives all its workers
+    the same seed. A new order comes each epoch. Nothing is lost at the end: the buffer is emptied.
 
     Args:
         source_datapipe: Yields anything.
         buffer_size: How many items to keep; 0 or 1 passes items through in their order.
         initial: How many items to wait for before the first is given out; at most `buffer_size`.
-        max_bytes: Upper limit of the buffer in bytes, as `size_in_bytes` counts them; at least one item is kept.
+        max_bytes: The most that the buffer holds in bytes, as `size_in_bytes` counts them, when it asks for the next
+            item. An item that is larger by itself goes straight through.
 
     Yields:
         The same items.
@@ -59,6 +60,12 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
         self.initial = initial
         self.max_bytes = max_bytes
         self._seed = Seed()
+        self._enabled = True
+
+    def set_shuffle(self, shuffle: bool = True) -> SampleShufflerIterDataPipe[T]:
+        """Turns shuffling on or off, as ``DataLoader(shuffle=...)`` asks the native ``shuffle`` to."""
+        self._enabled = shuffle
+        return self
 
     def set_seed(self, seed: int) -> SampleShufflerIterDataPipe[T]:
         """Makes the coming epochs a function of the seed, their number and this consumer's place."""
@@ -66,6 +73,9 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
         return self
 
     def __iter__(self) -> Iterator[T]:
+        if not self._enabled:
+            yield from self.source_datapipe
+            return
         rng = self._seed.begin_epoch("wds_shuffle", place_of(self))
         yield from shuffled(self.source_datapipe, rng, self.buffer_size, self.initial, self.max_bytes)
 
@@ -82,34 +92,34 @@ def shuffled(
 ) -> Iterator[T]:
     """Shuffles items through a buffer; see `SampleShufflerIterDataPipe`."""
     draw = rng.random
-    measure: Callable[[Any], int] = _nothing if max_bytes is None else size_in_bytes
-    start = min(initial, buffer_size)
-    buffer: list[T] = []
+    limit = sys.maxsize if max_bytes is None else max_bytes
+    start = max(1, min(initial, buffer_size))
+    buffer: list[tuple[T, int]] = []  # with their sizes: an item may have changed until it goes out
     held = 0
-    give = False
+    gave = False
     for item in items:
-        buffer.append(item)
-        held += measure(item)
-        give = not give  # while the buffer grows, one goes out for every two that come in
-        while buffer and (
-            (give and len(buffer) > start) or len(buffer) >= buffer_size or (max_bytes is not None and held > max_bytes)
-        ):
-            give = False
-            chosen = _pop(buffer, draw)
-            held -= measure(chosen)
+        size = 0 if max_bytes is None else size_in_bytes(item)
+        if size > limit:
+            yield item
+            continue
+        buffer.append((item, size))
+        held += size
+        # while the buffer grows, one goes out for every two that come in
+        gave = len(buffer) >= buffer_size or (len(buffer) >= start and not gave)
+        surplus = gave
+        while surplus or held > limit:
+            chosen, size = _pop(buffer, draw)
+            held -= size
             yield chosen
+            surplus = False
     while buffer:
-        yield _pop(buffer, draw)
+        yield _pop(buffer, draw)[0]
 
 
 def _pop(buffer: list[T], draw: Callable[[], float]) -> T:
     place = int(draw() * len(buffer))
     buffer[place], buffer[-1] = buffer[-1], buffer[place]
     return buffer.pop()
-
-
-def _nothing(_: Any) -> int:
-    return 0
 
 
 def size_in_bytes(item: Any) -> int:

@@ -17,9 +17,9 @@ from torchdata_wds.pipes.field_specs import (
     find_field,
     matching_fields,
     missing_field,
+    name_sample,
 )
 from torchdata_wds.pipes.mapping import ItemMapper
-from torchdata_wds.storage import mask_url
 
 __all__ = ["FieldTuplerIterDataPipe", "KeyExtractorIterDataPipe", "TupleMapperIterDataPipe"]
 
@@ -143,6 +143,7 @@ class KeyExtractorIterDataPipe(ItemMapper):
     Args:
         source_datapipe: Yields samples.
         *patterns: A glob per place, or alternatives as ``"*.jpg;*.png"``; a leading dot may be written or not.
+            Metadata is matched only by its full name, as ``"__key__"``.
         duplicate_is_error: Whether two fields that match one pattern are an error; else the first counts.
         ignore_missing: Whether a pattern without a match is left out of the tuple, rather than an error.
         handler: Asked about each sample that fails.
@@ -185,12 +186,11 @@ class KeyExtractorIterDataPipe(ItemMapper):
             if not fields and not self.ignore_missing:
                 raise missing_field(sample, globs)
             if len(fields) > 1 and self.duplicate_is_error:
-                key, shard = sample.get("__key__"), mask_url(str(sample.get("__url__", "")))
+                name, place = name_sample(sample)
                 raise DuplicateFieldError(
-                    f"fields {fields} of sample {key!r} of shard {shard} all match {';'.join(globs)!r}. Narrow the "
-                    "pattern, or pass duplicate_is_error=False to take the first.",
-                    shard=shard,
-                    key=key,
+                    f"fields {fields} of {name} all match {';'.join(globs)!r}. Narrow the pattern, or pass "
+                    "duplicate_is_error=False to take the first.",
+                    **place,
                 )
             values += [sample[field] for field in fields[:1]]
         return tuple(values)

@@ -83,9 +83,13 @@ def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) ->
         True to skip the item and go on, False to end the stream.
 
     Raises:
+        Exception: the one given, where a missing package is its cause: no item could work, and skipping them all
+            would be silent loss of data.
         TypeError: if the handler answers anything but True or False: a handler that forgets its ``return`` would
             otherwise end the stream without a word.
     """
+    if isinstance(exception, ImportError) or isinstance(exception.__cause__, ImportError):
+        raise exception
     answer = handler(exception)
     if not isinstance(answer, bool):
         raise TypeError(

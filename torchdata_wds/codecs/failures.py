@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from torchdata_wds.errors import DecodingError, UnsafeDataError
+from torchdata_wds.storage.urls import mask_url
 
 __all__ = ["StepFailedError", "describe_failure"]
 
@@ -27,7 +27,7 @@ class StepFailedError(Exception):
 def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> DecodingError | UnsafeDataError:
     """Makes the exception that names shard, key, field, decoder and cause."""
     key = str(sample.get("__key__", "?"))
-    shard = _mask(str(sample["__url__"])) if sample.get("__url__") is not None else None
+    shard = mask_url(str(sample["__url__"])) if sample.get("__url__") is not None else None
     where = f"field {field!r} of sample {key!r}" + (f" in shard {shard}" if shard else "")
     if isinstance(failed.cause, UnsafeDataError):
         return UnsafeDataError(f"{where} {failed.cause}", shard=shard, key=key, field=field)
@@ -49,10 +49,3 @@ def _describe_data(data: bytes) -> str:
     if not data:
         return "The field is empty"
     return f"It has {len(data):,} bytes, beginning with {data[:_SHOWN_BYTES]!r}"
-
-
-def _mask(url: str) -> str:
-    """Hides what may be a secret in a URL: the user part, and the query string."""
-    if "://" not in url or url.startswith("pipe:"):
-        return url
-    return re.sub(r"(://)[^/@]*@", r"\1***@", url.partition("?")[0]) + ("?***" if "?" in url else "")

@@ -152,7 +152,8 @@ def register(name: str) -> Callable[[P], P]:
     """
 
     def decorate(cls: P) -> P:
-        owner = getattr(IterDataPipe.functions.get(name), "args", (None,))[0]
+        taken = IterDataPipe.functions.get(name)
+        owner = (getattr(taken, "args", None) or (taken,))[0]  # the class, inside torch's functools.partial
         if name in IterDataPipe.functions:
             if (getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)) != (
                 cls.__module__,

@@ -15,6 +15,7 @@ _ZERO_BLOCK = bytes(BLOCK)
 _PIECE = 16 << 20  # a header may lie about a size: memory is taken only as bytes arrive
 _LARGEST_EXTENDED_HEADER = 16 << 20
 _NO_TAR = "Is it a page that a server sent instead, or another file format?"
+_UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
 _EXTENSIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.GLOBAL_PAX, *headers.PAX})
 
 
@@ -92,7 +93,8 @@ class TarEntries:
                 self._extend(header)
                 continue
             yield self._entry(header, block)
-            self._own = {}
+            if self._own:
+                self._own = {}
             self.raw.clear()
             self._start = self.offset
 
@@ -143,7 +145,7 @@ class TarEntries:
         return b"".join(pieces)
 
     def _pass_padding(self, entry: TarEntry) -> None:
-        fill = padding(entry.size)
+        fill = -entry.size % BLOCK
         if fill:
             got = len(self.stream.read(fill))
             self.offset += got
@@ -208,6 +210,12 @@ class TarEntries:
             self._own = records | self._own
 
     def _entry(self, header: Header, block: bytes) -> TarEntry:
+        name, size, kind, link = header
+        if not self._own and not self._global and kind not in _UNUSUAL:
+            return TarEntry(text(name), kind, size, text(link), self._start)
+        return self._extended_entry(header, block)
+
+    def _extended_entry(self, header: Header, block: bytes) -> TarEntry:
         records = {keyword: value for keyword, value in (self._global | self._own).items() if value}
         name = text(records.get("GNU.sparse.name", records.get("path", header.name)))
         link = text(records.get("linkpath", header.link))

@@ -94,7 +94,7 @@ def parse_number(field: bytes) -> int:
     Raises:
         HeaderError: if it is neither.
     """
-    if field[0] in (0x80, 0xFF):
+    if field[0] >= 0x80 and field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     digits = field.partition(b"\0")[0].strip()
     if not digits:
@@ -130,9 +130,10 @@ def parse_header(block: bytes) -> Header:
 
 
 def _check_sum(block: bytes) -> None:
-    stored = parse_number(block[148:156])
+    field = block[148:156]
+    stored = parse_number(field)
     # adler32's low half is 1 + the byte sum modulo 65521, computed in C; the field itself counts as eight blanks
-    total = (zlib.adler32(block) & 0xFFFF) - 1 - sum(block[148:156]) + 8 * 32
+    total = (zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 32
     if (total - stored) % 65521 and stored != _signed_sum(block):
         raise HeaderError(f"the header says checksum {stored}, its bytes give {sum(block) - sum(block[148:156]) + 256}")
 

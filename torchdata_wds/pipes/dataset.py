@@ -56,7 +56,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     Example:
         >>> import torchdata_wds
         >>> torchdata_wds.WebDataset("train-{000..146}.tar", extensions="jpg;png cls", decoder="pil", shuffle=1000)
-        TupleMapperIterDataPipe
+        FieldTuplerIterDataPipe
     """
     if transforms is not None and extensions is None:
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")

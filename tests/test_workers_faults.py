@@ -30,6 +30,7 @@ from tests.workers_kit import (
     with_pid,
 )
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
+from torchdata_wds.storage import open_shard
 from torchdata_wds.workers.failures import Failure, RemoteTraceback
 from torchdata_wds.workers.service import WorkersReadingService
 
@@ -318,17 +319,30 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 if __name__ == "__main__":
     service = WorkersReadingService(2, multiprocessing_context=sys.argv[1], prefetch_factor=1000)
-    pipes = Endless(), IterableWrapper(range(100)).map(forever_stuck)
+    pipes = Endless(), IterableWrapper(["", sys.argv[2]]).map(forever_stuck)
     streams = [iter(DataLoader2(pipe, reading_service=service)) for pipe in pipes]
     print(*[next(stream)[1] for stream in streams for _ in range(2)], flush=True)
     time.sleep(100)
 """
 
 
-def forever_stuck(item: int) -> tuple[int, int]:
-    if item:
-        time.sleep(1000)
-    return item, os.getpid()
+def forever_stuck(command: str) -> tuple[bytes, int]:
+    if command:
+        with open_shard(f"pipe:{command}") as stream:
+            return stream.read(1), os.getpid()
+    return b"", os.getpid()
+
+
+def running(command: str) -> list[int]:
+    words = command.replace(" ", "\0").encode()
+    return [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/cmdline") if words in _bytes(file)]
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the process has just ended
+        return b""
 
 
 @pytest.mark.parametrize(
@@ -336,15 +350,17 @@ def forever_stuck(item: int) -> tuple[int, int]:
     ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
 )
 def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: str) -> None:
-    """No worker outlives a main process killed by SIGKILL, be it stuck before a full pipe or in its source."""
+    """No worker outlives a killed main process, stuck before a full pipe or in a command, nor the command."""
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
-    command = [sys.executable, str(script), context]
+    sleep = f"sleep 1000.{os.getpid()}"
+    command = [sys.executable, str(script), context, sleep]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as main:
         assert main.stdout is not None
         pids = [int(pid) for pid in main.stdout.readline().split()]
         assert len(set(pids)) == 4
+        assert wait_until(lambda: len(running(sleep)) >= 2)
         time.sleep(0.3)  # for the pipe to fill
         main.kill()
-    assert wait_until(lambda: not any(is_alive(pid) for pid in pids), 5)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids) and not running(sleep), 5)

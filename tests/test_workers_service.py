@@ -31,7 +31,7 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 
 @pytest.fixture(autouse=True)
 def _never_hang() -> Iterator[None]:
-    with time_limit(90):
+    with time_limit(180):
         yield
 
 

@@ -89,7 +89,7 @@ def test_wds_rename_raises_when_keep_was_meant_as_a_field(keep: Any) -> None:
     """`keep` is an option; the message says how a field gets that name."""
     with pytest.raises(TypeError, match=r"wds_rename_keys\(\('keep'"):
         samples().wds_rename(keep=keep, image="jpg")
-    assert list(samples().wds_rename_keys(("keep", "cls"), keep_unselected=True))[0]["keep"] == b"1"
+    assert next(iter(samples().wds_rename_keys(("keep", "cls"), keep_unselected=True)))["keep"] == b"1"
 
 
 @pytest.mark.parametrize("form", ["wds_rename", "wds_rename_keys"])
@@ -181,7 +181,7 @@ def test_wds_map_dict_equals_webdataset_when_fields_are_there() -> None:
 def test_wds_map_dict_leaves_the_source_alone() -> None:
     """Unlike webdataset's, it makes new samples: a source that keeps its items is not spoilt."""
     kept = [dict(SAMPLES[0])]
-    assert list(IterableWrapper(kept, deepcopy=False).wds_map_dict(cls=int))[0]["cls"] == 1
+    assert next(iter(IterableWrapper(kept, deepcopy=False).wds_map_dict(cls=int)))["cls"] == 1
     assert kept == [SAMPLES[0]]
 
 
@@ -219,7 +219,7 @@ def test_wds_map_dict_takes_lambdas_when_nothing_is_sent_to_another_process() ->
 
 
 def test_wds_map_dict_takes_lambdas_when_workers_are_forked() -> None:
-    """torch's DataLoader inherits the functions; so they need not pickle."""
+    """Torch's DataLoader inherits the functions; so they need not pickle."""
     pipe = samples().sharding_filter().wds_map_dict(cls=lambda value: int(value) + 1).wds_to_tuple("cls")
     pipe = pipe.wds_map_tuple(lambda value: value * 10)
     loader = DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context="fork", collate_fn=tuple)

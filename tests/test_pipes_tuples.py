@@ -194,8 +194,8 @@ def test_wds_map_tuple_takes_lambdas_when_nothing_is_sent_to_another_process() -
 
 
 def test_wds_map_tuple_shows_its_functions_when_printed_in_an_exception() -> None:
-    """torch's note of the pipe shows the functions, not the holder."""
-    with pytest.raises(ValueError, match="fns=.*int") as caught:
+    """Torch's note of the pipe shows the functions, not the holder."""
+    with pytest.raises(ValueError, match=r"fns=.*int") as caught:
         list(IterableWrapper([("x",)]).wds_map_tuple(int))
     assert "Held" not in str(caught.value)
 

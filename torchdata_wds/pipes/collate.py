@@ -32,7 +32,7 @@ def wds_collate(samples: Sequence[Any]) -> Any:
         hold exactly among it.
 
     Raises:
-        ValueError: if the samples differ in length or keys.
+        ValueError: if the samples differ in length or keys, or have none.
 
     Example:
         >>> wds_collate([(1, "a"), (2, "b")])
@@ -42,6 +42,8 @@ def wds_collate(samples: Sequence[Any]) -> Any:
     if not samples:
         return []
     first = samples[0]
+    if isinstance(first, (dict, tuple, list)) and not first:
+        raise ValueError("samples of a batch have no fields: their number would be lost")
     if isinstance(first, dict):
         if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
             raise ValueError(f"samples of one batch have different fields: {_different(samples)}. {_CURE}")

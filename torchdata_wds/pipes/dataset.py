@@ -24,7 +24,7 @@ __all__ = ["WebDataset"]
 
 def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     urls: str | os.PathLike[str] | Iterable[Any],
-    shardshuffle: bool | int = True,
+    shardshuffle: bool | int | None = True,
     extensions: str | Sequence[str] | None = None,
     decoder: str | Callable[[str, Any], Any] | Sequence[str | Callable[[str, Any], Any]] | None = None,
     transforms: Sequence[Callable[[Any], Any] | None] | Callable[[Any], Any] | None = None,
@@ -60,6 +60,8 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     """
     if transforms is not None and extensions is None:
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
+    if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
+        raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
     shards: Any = ShardListerIterDataPipe(_patterns(urls))
     if shardshuffle:
         shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)

@@ -1,0 +1,268 @@
+"""WebDataset(): the usual graph in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph import traverse_dps
+
+from tests.shards import image_samples, text_keys, write_tar, write_text_shards
+from torchdata_wds import (
+    MissingFieldError,
+    ShardListError,
+    ShardOpenError,
+    WdsPipe,
+    WebDataset,
+    handle_extension,
+    ignore_and_continue,
+    wds_collate,
+)
+
+SIZES = (4, 0, 9, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Five text shards of uneven length."""
+    return write_text_shards(tmp_path_factory.mktemp("dataset"), SIZES)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two shards of three samples: jpg, json, cls."""
+    folder = tmp_path_factory.mktemp("images")
+    return [write_tar(folder / f"{number}.tar", image_samples(f"i{number}-", 3)) for number in range(2)]
+
+
+def keys(pipe: IterDataPipe[Any]) -> list[str]:
+    return [sample["__key__"] for sample in pipe]
+
+
+def types(pipe: IterDataPipe[Any]) -> list[str]:
+    """The pipes of a chain, first to last."""
+    found: list[str] = []
+    graph = traverse_dps(pipe)
+    while graph:
+        ((one, graph),) = graph.values()
+        found.insert(0, type(one).__name__.removesuffix("IterDataPipe"))
+    return found
+
+
+def test_webdataset_gives_every_sample_as_bytes_when_only_urls_are_given(shards: list[str]) -> None:
+    """Nothing is decoded unless a decoder is given."""
+    pipe = WebDataset(shards)
+    samples = list(pipe)
+    assert sorted(sample["__key__"] for sample in samples) == sorted(text_keys(SIZES))
+    assert {type(sample["cls"]) for sample in samples} == {bytes}
+    assert isinstance(pipe, WdsPipe)
+
+
+def test_webdataset_takes_urls_in_every_form_when_called(shards: list[str]) -> None:
+    """A pattern, a path, lists, tuples, generators, nested lists and pipes."""
+    folder = Path(shards[0]).parent
+    for urls in (
+        str(folder / "shard-{000000..000004}.tar"),
+        str(folder / "*.tar"),
+        folder,
+        shards,
+        tuple(shards),
+        (url for url in shards),
+        [shards[:2], shards[2:]],
+        map(Path, shards),
+        "::".join(shards),
+        IterableWrapper([folder]),
+    ):
+        pipe = WebDataset(urls, shardshuffle=False)
+        assert keys(pipe) == text_keys(SIZES)
+        assert keys(pipe) == text_keys(SIZES)
+
+
+@pytest.mark.parametrize("urls", [[], (), iter([])])
+def test_webdataset_raises_when_there_is_no_shard(urls: Any) -> None:
+    """An empty list is what a glob that matched nothing gives: an empty epoch would hide it."""
+    with pytest.raises(ShardListError, match="empty list"):
+        WebDataset(urls)
+
+
+def test_webdataset_opens_nothing_when_constructed() -> None:
+    """A missing shard is seen by the first epoch, and goes to the handler."""
+    pipe = WebDataset("missing.tar")
+    with pytest.raises(ShardOpenError, match=r"missing\.tar"):
+        list(pipe)
+    assert list(WebDataset("missing.tar", handler=ignore_and_continue)) == []
+
+
+def test_webdataset_builds_the_whole_graph_when_everything_is_given(images: list[str]) -> None:
+    """Shards are shuffled before they are split; samples are shuffled as bytes, before they are decoded."""
+    pipe = WebDataset(images, True, "jpg;png cls", "pil", [None, str], 100, ignore_and_continue)
+    assert types(pipe) == [
+        "IterableWrapper",
+        "ShardLister",
+        "Shuffler",
+        "ShardingFilter",
+        "ShardLoader",
+        "KeyGrouper",
+        "SampleShuffler",
+        "SampleDecoder",
+        "FieldTupler",
+        "TupleMapper",
+    ]
+    rows = list(pipe)
+    assert sorted(label for _, label in rows) == sorted("012012")
+    assert {type(image).__mro__[-2] for image, _ in rows} == {Image.Image}
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        ({}, {"SampleShuffler", "SampleDecoder", "FieldTupler", "TupleMapper"}),
+        ({"shardshuffle": False}, {"Shuffler"}),
+        ({"shardshuffle": 0}, {"Shuffler"}),
+        ({"shardshuffle": None}, {"Shuffler"}),
+        ({"shuffle": 0}, {"SampleShuffler"}),
+        ({"decoder": []}, {"SampleShuffler", "FieldTupler", "TupleMapper"}),
+    ],
+)
+def test_webdataset_leaves_stages_out_when_they_are_not_asked_for(
+    images: list[str], options: dict[str, Any], absent: set[str]
+) -> None:
+    """The sharding filter is there in any case, once."""
+    found = types(WebDataset(images, **options))
+    assert not absent & set(found)
+    assert found.count("ShardingFilter") == 1
+
+
+def test_webdataset_shuffles_shards_anew_each_epoch_when_asked(shards: list[str]) -> None:
+    """A number is the size of the shards' buffer."""
+    torch.manual_seed(0)
+    for shardshuffle in (True, 100):
+        pipe = WebDataset(shards, shardshuffle)
+        orders = {tuple(keys(pipe)) for _ in range(6)}
+        assert len(orders) > 2
+        assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(text_keys(SIZES)))}
+
+
+def test_webdataset_shuffles_samples_when_asked(shards: list[str]) -> None:
+    """`shuffle` is the size of the samples' buffer."""
+    order = keys(WebDataset(shards, shardshuffle=False, shuffle=50))
+    assert sorted(order) == sorted(text_keys(SIZES))
+    assert order != text_keys(SIZES)
+
+
+@pytest.mark.parametrize("extensions", ["jpg;png cls", ["jpg;png", "cls"], ("jpg", "cls"), [["png", "jpg"], "cls"]])
+def test_webdataset_gives_tuples_when_extensions_are_given(images: list[str], extensions: Any) -> None:
+    """One str with blanks, or a list of specs."""
+    rows = list(WebDataset(images, False, extensions))
+    assert [label for _, label in rows] == [b"0", b"1", b"2"] * 2
+    assert {image[:2] for image, _ in rows} == {b"\xff\xd8"}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "image", "label"),
+    [
+        (None, bytes, bytes),
+        ([], bytes, int),
+        ("pil", Image.Image, int),
+        (["torchrgb"], torch.Tensor, int),
+        (handle_extension("jpg", len), int, int),
+        ((handle_extension("cls", bytes.decode), "pil"), Image.Image, str),
+    ],
+)
+def test_webdataset_decodes_when_a_decoder_is_given(
+    images: list[str], decoder: Any, image: type[Any], label: type[Any]
+) -> None:
+    """One decoder or a list of them; an empty list decodes all but images."""
+    for row in WebDataset(images, extensions="jpg cls", decoder=decoder):
+        assert isinstance(row[0], image)
+        assert isinstance(row[1], label)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "expected"),
+    [
+        ([None, int], (bytes, int)),
+        ([len], (int, bytes)),
+        (len, (int, bytes)),
+        ((len, int), (int, int)),
+        ([], (bytes, bytes)),
+    ],
+)
+def test_webdataset_maps_tuples_when_transforms_are_given(
+    images: list[str], transforms: Any, expected: tuple[type[Any], ...]
+) -> None:
+    """A function per place; a single function is for the first."""
+    rows = list(WebDataset(images, extensions="jpg cls", transforms=transforms))
+    assert len(rows) == 6
+    assert {tuple(map(type, row)) for row in rows} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"transforms": [int]}, ValueError),
+        ({"extensions": ""}, ValueError),
+        ({"extensions": []}, ValueError),
+        ({"extensions": [3]}, ValueError),
+        ({"decoder": "rbg"}, ValueError),
+        ({"decoder": [3]}, TypeError),
+        ({"extensions": "cls", "transforms": ["int"]}, TypeError),
+        ({"shuffle": -1}, ValueError),
+        ({"shuffle": True}, ValueError),
+        ({"shardshuffle": -1}, ValueError),
+        ({"shardshuffle": "yes"}, ValueError),
+        ({"shardshuffle": 10.5}, ValueError),
+        ({"handler": "warn_and_continue", "decoder": "pil"}, TypeError),
+    ],
+)
+def test_webdataset_raises_when_an_argument_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
+    """All before the first shard is read."""
+    with pytest.raises(error):
+        WebDataset("x.tar", **options)
+
+
+def test_webdataset_gives_its_handler_to_every_stage(tmp_path: Path) -> None:
+    """A missing shard, a field that does not decode, a missing field and a failing function cost one item each."""
+    members = [("a.txt", b"\xff"), ("a.cls", b"1"), ("b.txt", b"b"), ("c.cls", b"x"), ("c.txt", b"c")]
+    members += [("d.cls", b"4"), ("d.txt", b"d"), ("e.cls", b"0"), ("e.txt", b"e")]
+    bad = write_tar(tmp_path / "bad.tar", members)
+    pipe = WebDataset(
+        [str(tmp_path / "missing.tar"), bad],
+        extensions="__key__ cls",
+        decoder=[],
+        transforms=[None, (1).__truediv__],
+        handler=ignore_and_continue,
+    )
+    assert list(pipe) == [("d", 0.25)]
+    with pytest.raises(MissingFieldError):
+        list(WebDataset(bad, extensions="jpg"))
+
+
+def test_webdataset_takes_further_stages_when_chained(images: list[str]) -> None:
+    """The result is a pipe like any other: ours and the native ones follow."""
+    pipe = WebDataset(images, shardshuffle=False).wds_shuffle(10).wds_decode("torchrgb8").wds_to_tuple("jpg", "cls")
+    batches = list(pipe.batch(4).collate(wds_collate))
+    assert [tuple(image.shape) for image, _ in batches] == [(4, 3, 12, 16), (2, 3, 12, 16)]
+    assert sorted(label for _, labels in batches for label in labels.tolist()) == [0, 0, 1, 1, 2, 2]
+
+
+def with_worker(sample: dict[str, Any]) -> tuple[int, str]:
+    info = torch.utils.data.get_worker_info()
+    return (-1 if info is None else info.id), sample["__key__"]
+
+
+def test_webdataset_splits_shards_when_a_dataloader_has_two_workers(shards: list[str]) -> None:
+    """Each key comes once per epoch, both workers work, and epochs differ."""
+    loader = DataLoader(
+        WebDataset(shards, shuffle=10).wds_map(with_worker), batch_size=None, num_workers=2, collate_fn=tuple
+    )
+    epochs = [list(loader) for _ in range(2)]
+    for rows in epochs:
+        assert sorted(key for _, key in rows) == sorted(text_keys(SIZES))
+        assert {worker for worker, _ in rows} == {0, 1}
+    assert epochs[0] != epochs[1]

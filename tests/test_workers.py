@@ -194,6 +194,29 @@ def test_worker_errors_name_the_shard_when_it_is_cut(shards: list[str], tmp_path
     assert "entries.py" in str(caught.value.__cause__)
 
 
+STOCK = """
+import sys
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import WorkersReadingService
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+pipe = IterableWrapper(sys.argv[2:]).sharding_filter().load_wds_shards().group_by_key()
+if sys.argv[1] == "joined":
+    pipe = pipe.join_workers()
+with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, main_prefetch_cnt=0)) as loader:
+    print(len(list(loader)))
+"""
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_loader_warns_when_a_stock_service_is_not_joined(joined: bool, tmp_path: Path) -> None:
+    """In a worker of torchdata's own service the loader names .join_workers(), unless it is there."""
+    urls = write_text_shards(tmp_path, [2, 2])
+    done = run_script(STOCK, "joined" if joined else "alone", *urls)
+    assert done.stdout == "4\n", done.stderr
+    assert ("join_workers" in done.stderr) is not joined
+
+
 @pytest.mark.parametrize("source", ["path", "pipe", "http"])
 def test_early_breaks_leave_nothing_behind(source: str, tmp_path: Path) -> None:
     """A thousand epochs left after the first sample leave no file, socket or child process."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torchdata_wds.storage.deflate import decode_gzip
 from torchdata_wds.storage.feeding import CompressedInput
-from torchdata_wds.storage.zstandard_frames import decode_zstd, is_zstd
+from torchdata_wds.storage.zstandard_frames import ZSTD_MAGICS, decode_zstd
 
 __all__ = ["HEAD_SIZE", "CompressedInput", "find_decoder", "is_compressed"]
 
@@ -23,14 +23,7 @@ Decoder = Callable[[CompressedInput], Iterator[bytes]]
 _STEP = 4096
 _XZ_MEMORY_LIMIT = 1 << 30
 
-_GZIP = b"\x1f\x8b\x08"
 _XZ = b"\xfd7zXZ\x00"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-# A shard whose first member is called "BZh9.jpg" is no bzip2: the magic of the first block belongs to it.
-_BZIP2 = tuple(b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90"))
-
-#: Bytes that tell every compression.
-HEAD_SIZE = 10
 
 
 class _Decompressor(Protocol):
@@ -41,40 +34,6 @@ class _Decompressor(Protocol):
     @property
     def unused_data(self) -> bytes: ...
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-def find_decoder(data: CompressedInput) -> Decoder | None:
-    """Finds the decoder for what begins here, or None for data that is not compressed.
-
-    Raises:
-        ShardFormatError: if the whole input is the beginning of a magic.
-    """
-    head = data.peek(HEAD_SIZE)
-    decoder = _decoder_of(head)
-    if decoder is None and 0 < len(head) < HEAD_SIZE and any(magic.startswith(head) for magic in _magics()):
-        data.format = "compressed"
-        data.exactly(len(head))
-        raise data.cut("the rest of the header")
-    return decoder
-
-
-def is_compressed(head: bytes) -> bool:
-    """Tells whether a shard that begins with these bytes (`HEAD_SIZE` of them) is compressed."""
-    return _decoder_of(head) is not None
-
-
-def _decoder_of(head: bytes) -> Decoder | None:
-    if head.startswith(_GZIP):
-        return decode_gzip
-    if is_zstd(head):
-        return decode_zstd
-    if head.startswith(_XZ):
-        return decode_xz
-    return decode_bzip2 if head.startswith(_BZIP2) else None
-
-
-def _magics() -> tuple[bytes, ...]:
-    return (_GZIP, _XZ, _ZSTD, *_BZIP2)
 
 
 def decode_bzip2(data: CompressedInput) -> Iterator[bytes]:
@@ -103,3 +62,42 @@ def _decode(data: CompressedInput, new: Callable[[], _Decompressor], magic: byte
                 yield piece
         data.give_back(decompressor.unused_data)
         another = data.has_another(lambda head: head.startswith(magic) or magic.startswith(head))
+
+
+# A shard whose first member is called "BZh9.jpg" is no bzip2: the magic of the first block belongs to it.
+_MAGICS: tuple[tuple[bytes, Decoder], ...] = (
+    (b"\x1f\x8b\x08", decode_gzip),
+    (_XZ, decode_xz),
+    *((magic, decode_zstd) for magic in ZSTD_MAGICS),
+    *((b"BZh%d" % level + block, decode_bzip2) for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90")),
+)
+
+#: Bytes that tell every compression.
+HEAD_SIZE = max(len(magic) for magic, _ in _MAGICS)
+
+
+def find_decoder(data: CompressedInput) -> Decoder | None:
+    """Finds the decoder for what begins here, or None for data that is not compressed.
+
+    Takes a look at no more bytes than it needs: a slow command may not have written more.
+
+    Raises:
+        ShardFormatError: if the whole input is the beginning of a magic.
+    """
+    for size in range(1, HEAD_SIZE + 1):
+        head = data.peek(size)
+        candidates = [(magic, decoder) for magic, decoder in _MAGICS if magic.startswith(head[: len(magic)])]
+        if not head or not candidates:
+            return None
+        if len(head) < size:
+            data.exactly(len(head))
+            raise data.cut("the rest of its header")
+        magic, decoder = candidates[0]
+        if len(magic) == size:
+            return decoder
+    return None
+
+
+def is_compressed(head: bytes) -> bool:
+    """Tells whether a shard that begins with these bytes (`HEAD_SIZE` of them) is compressed."""
+    return any(head.startswith(magic) for magic, _ in _MAGICS)

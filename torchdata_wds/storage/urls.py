@@ -80,11 +80,13 @@ _SECRET_NAME = re.compile(
     r"(?i)sig$|signature|token|secret|passw|pwd|credential|auth|jwt|cookie|session|private"
     r"|access_?-?key|api_?-?key|account_?-?key|accessid|key-pair|^key$|[_.-]key$|^policy$|^code$"
 )
-_USER_AND_PASSWORD = re.compile(r"(\w[\w+.-]*://[^\s/@:'\"]*):[^\s/@'\"]*@")
+_USER_AND_PASSWORD = re.compile(r"((?<![\w+.-])\w[\w+.-]{0,30}://[^\s/@:'\"]*):[^\s/@'\"]*@")
 _LONE_USER = re.compile(r"(?i)(https?://)[^\s/@:'\"]+@")
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;?\s'\"]+)=([^&;#\s'\"]*)")
-_ASSIGNMENT = re.compile(r"(?<![\w?&;/.-])(-{0,2}[A-Za-z_][\w-]*)([= ])\s*('[^']*'|\"[^\"]*\"|[^\s'\"]+)")
-_HEADER = re.compile(r"(?i)([\w-]*(?:authorization|token|secret|cookie|api-?key|password)[\w-]*\s*:\s*)[^'\"\n]+")
+_VALUE = r"('[^']*'|\"[^\"]*\"|[^\s'\"]+)"
+_ASSIGNMENT = re.compile(rf"(?<![\w?&;/.-])(-{{0,2}}[A-Za-z_][\w-]*)(=){_VALUE}")
+_OPTION = re.compile(rf"(?<!\S)(--[A-Za-z][\w-]*)(\s+){_VALUE}")
+_HEADER = re.compile(r"(?i)((?:authorization|token|secret|cookie|api-?key|password)[\w-]{0,30}\s*:\s*)[^'\"\n]+")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[^\s'\"]+")
 _USER_OPTION = re.compile(r"((?:^|\s)(?:--user|--proxy-user|-u|-U)(?:=|\s*)['\"]?[^\s:'\"/]+):[^\s'\"]+")
 
@@ -114,7 +116,7 @@ def mask_text(text: str) -> str:
     text = _HEADER.sub(rf"\1{MASK}", text)
     text = _BEARER.sub(rf"\1{MASK}", text)
     text = _USER_OPTION.sub(rf"\1:{MASK}", text)
-    return _ASSIGNMENT.sub(_mask_assignment, text)
+    return _OPTION.sub(_mask_value, _ASSIGNMENT.sub(_mask_value, text))
 
 
 def _mask_parameter(found: re.Match[str]) -> str:
@@ -122,8 +124,7 @@ def _mask_parameter(found: re.Match[str]) -> str:
     return f"{mark}{name}={MASK}" if _SECRET_NAME.search(unquote(name)) else found[0]
 
 
-def _mask_assignment(found: re.Match[str]) -> str:
-    """``AWS_SECRET_ACCESS_KEY=x``, ``--token=x`` and ``--token x``; a plain word before a blank is no option."""
+def _mask_value(found: re.Match[str]) -> str:
+    """``AWS_SECRET_ACCESS_KEY=x``, ``--token=x`` and ``--token x``."""
     name, between, _ = found.groups()
-    is_option = name.startswith("--") or between == "="
-    return f"{name}{between}{MASK}" if is_option and _SECRET_NAME.search(name) else found[0]
+    return f"{name}{between}{MASK}" if _SECRET_NAME.search(name) else found[0]

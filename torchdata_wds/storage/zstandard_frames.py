@@ -12,16 +12,13 @@ from typing import Any
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.feeding import CompressedInput
 
-__all__ = ["decode_zstd", "is_zstd"]
+__all__ = ["ZSTD_MAGICS", "decode_zstd"]
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = b"\x2a\x4d\x18"
+_SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
+#: What a frame begins with, an ordinary one or a skippable one.
+ZSTD_MAGICS = (_MAGIC, *_SKIPPABLE)
 _RAW, _RLE, _COMPRESSED, _RESERVED = range(4)
-
-
-def is_zstd(head: bytes) -> bool:
-    """Tells whether a zstd frame begins here, an ordinary one or a skippable one."""
-    return head.startswith(_MAGIC) or (len(head) >= 4 and _is_skippable(head))
 
 
 def decode_zstd(data: CompressedInput) -> Iterator[bytes]:
@@ -34,7 +31,7 @@ def decode_zstd(data: CompressedInput) -> Iterator[bytes]:
     zstandard = _zstandard(data)
     another = True
     while another:
-        if _is_skippable(data.peek(4)):
+        if data.peek(4) in _SKIPPABLE:
             data.exactly(4)
             _skip(data, int.from_bytes(data.exactly(4), "little"))
         else:
@@ -80,12 +77,8 @@ def _read_header(data: CompressedInput) -> bytes:
     return header + data.exactly(window + dictionary + content)
 
 
-def _is_skippable(head: bytes) -> bool:
-    return head[1:4] == _SKIPPABLE and 0x50 <= head[0] <= 0x5F
-
-
 def _may_be_frame(head: bytes) -> bool:
-    return _MAGIC.startswith(head) or (0x50 <= head[0] <= 0x5F and _SKIPPABLE.startswith(head[1:]))
+    return any(magic.startswith(head) for magic in ZSTD_MAGICS)
 
 
 def _skip(data: CompressedInput, size: int) -> None:

@@ -1,0 +1,225 @@
+"""Compression: found by its bytes, whole or an error, bounded in memory."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.storage import open_shard, wrap_stream
+
+zstandard = pytest.importorskip("zstandard")
+
+Pack = Callable[[bytes], bytes]
+
+random.seed(3)
+DATA = bytes(random.choices(b"abcdefgh", k=700)) + bytes(300) + random.randbytes(200)
+
+
+def zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+PACKERS: dict[str, Pack] = {
+    "gzip": gzip.compress,
+    "gzip without isal": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstd,
+}
+
+
+@pytest.fixture(params=PACKERS)
+def pack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pack:
+    """Compresses in each format; gzip is read with isal (where it is installed) and without."""
+    if request.param == "gzip without isal":
+        monkeypatch.setitem(sys.modules, "isal", None)
+    return PACKERS[request.param]
+
+
+def unpack(packed: bytes, step: int = 512) -> tuple[bytes, Exception | None]:
+    """What is read in steps until the end or an error, and the error."""
+    got = b""
+    with wrap_stream(io.BytesIO(packed), "x.tar") as stream:
+        try:
+            while piece := stream.read(step):
+                got += piece
+        except Exception as error:
+            return got, error
+    return got, None
+
+
+def test_decoders_read_back_when_whole(pack: Pack) -> None:
+    """What was compressed is read back, whatever the size, and compression is found without a name."""
+    for data in (b"", b"a", DATA, DATA * 300, bytes(3_000_000)):
+        assert unpack(pack(data), 100_000) == (data, None)
+
+
+def test_decoders_read_all_parts_when_several_are_concatenated(pack: Pack) -> None:
+    """Members, streams and frames that follow each other are one shard, empty ones too."""
+    assert unpack(pack(DATA) + pack(b"") + pack(b"xyz") + pack(DATA)) == (DATA + b"xyz" + DATA, None)
+
+
+def test_decoders_accept_zeros_when_they_pad_the_end(pack: Pack) -> None:
+    """Zero bytes behind the end are padding, as for gzip(1)."""
+    assert unpack(pack(DATA) + bytes(100_000)) == (DATA, None)
+
+
+def test_decoders_raise_when_something_else_follows(pack: Pack) -> None:
+    """Bytes behind the end are an error that shows them and their offset, after all data was delivered."""
+    packed = pack(DATA)
+    got, error = unpack(packed + b"garbage", 1)
+    assert got == DATA
+    assert isinstance(error, ShardFormatError)
+    assert f"b'garb' at byte {len(packed):,}" in str(error)
+    assert error.shard == "x.tar"
+
+
+def test_decoders_raise_at_every_truncation_point(pack: Pack) -> None:
+    """A cut anywhere is an error that says where; only an empty file is left to the reader."""
+    packed = pack(DATA)
+    for size in range(1, len(packed)):
+        got, error = unpack(packed[:size], 1)
+        assert isinstance(error, ShardFormatError), size
+        assert "cut off" in str(error), size
+        assert f"ends at byte {size:,}" in str(error), size
+        assert DATA.startswith(got), size
+
+
+def test_decoders_raise_at_every_truncation_point_when_read_from_a_file(pack: Pack, tmp_path: Path) -> None:
+    """The way through a local file finds the same, down to a single byte."""
+    packed = pack(DATA)
+    path = tmp_path / "x"
+    for size in (1, 2, 3, 5, 8, len(packed) // 2, len(packed) - 1):
+        path.write_bytes(packed[:size])
+        with open_shard(path) as stream, pytest.raises(ShardFormatError, match="cut off"):
+            stream.read(1 << 20)
+
+
+def test_decoders_raise_or_read_back_when_a_byte_is_damaged(pack: Pack) -> None:
+    """Each damaged byte is an error or changes nothing; behind a damaged magic, the file is given as it is."""
+    packed = pack(DATA)
+    for position in range(len(packed)):
+        for flip in (0xFF, 0x01):
+            damaged = packed[:position] + bytes([packed[position] ^ flip]) + packed[position + 1 :]
+            got, error = unpack(damaged)
+            if error is None:
+                assert got == DATA or (position < 10 and got == damaged), position
+            else:
+                assert isinstance(error, ShardFormatError), (position, error)
+
+
+@pytest.mark.parametrize(
+    ("packer", "checksum"),
+    [(gzip.compress, -8), (gzip.compress, -4), (zstd, -4)],
+    ids=["gzip crc", "gzip length", "zstd checksum"],
+)
+def test_decoders_deliver_all_data_before_the_error_when_a_checksum_is_wrong(packer: Pack, checksum: int) -> None:
+    """A wrong checksum at the end is met after the last byte, for small shards and large ones."""
+    for data in (DATA, DATA * 300):
+        packed = bytearray(packer(data))
+        packed[checksum] ^= 1
+        with wrap_stream(io.BytesIO(bytes(packed)), "x.tar") as stream:
+            assert stream.read(len(data)) == data
+            with pytest.raises(ShardFormatError, match="damaged"):
+                stream.read(512)
+
+
+def test_decoders_deliver_what_comes_before_when_cut_in_the_middle(pack: Pack) -> None:
+    """Most of the data before a cut is delivered before the error."""
+    data = random.randbytes(1_000_000)
+    packed = pack(data)
+    got, error = unpack(packed[: len(packed) * 3 // 4])
+    assert isinstance(error, ShardFormatError)
+    assert data.startswith(got)
+    assert len(got) > 50_000
+
+
+def test_gzip_reads_every_header_field() -> None:
+    """Extra field, name, comment and header CRC are read past."""
+    raw = zlib.compressobj(9, zlib.DEFLATED, -15)
+    body = raw.compress(DATA) + raw.flush() + struct.pack("<II", zlib.crc32(DATA), len(DATA))
+    header = b"\x1f\x8b\x08\x1e" + bytes(6) + struct.pack("<H", 3) + b"abc" + b"name\0" + b"comment\0" + b"hh"
+    assert unpack(header + body) == (DATA, None)
+    for size in range(1, len(header)):
+        assert isinstance(unpack(header[:size])[1], ShardFormatError)
+
+
+def test_gzip_raises_when_a_header_name_never_ends() -> None:
+    """A name of a megabyte is damage, not something to look through."""
+    _, error = unpack(b"\x1f\x8b\x08\x08" + bytes(6) + b"a" * (1 << 20))
+    assert "65,536 bytes in its header" in str(error)
+
+
+def test_zstd_reads_frames_of_every_kind() -> None:
+    """Frames without checksum or size, skippable frames, and frames of raw and repeated blocks are read."""
+    plain = zstandard.ZstdCompressor(write_content_size=False, write_checksum=False).compress(DATA)
+    streamed = zstandard.ZstdCompressor(level=1).compressobj()
+    blocks = streamed.compress(DATA * 500) + streamed.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    blocks += streamed.compress(bytes(1_000_000)) + streamed.flush()
+    skippable = b"\x5a\x2a\x4d\x18" + struct.pack("<I", 9000) + bytes(9000)
+    noise = random.randbytes(300_000)
+    packed = skippable + plain + skippable + blocks + zstd(noise) + skippable
+    assert unpack(packed) == (DATA + DATA * 500 + bytes(1_000_000) + noise, None)
+
+
+def test_zstd_raises_with_the_extra_when_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, the error says what to install."""
+    packed = zstd(DATA)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    _, error = unpack(packed)
+    assert isinstance(error, ShardOpenError)
+    assert "pip install 'torchdata_wds[zstd]'" in str(error)
+
+
+@pytest.mark.parametrize("tool", ["gzip", "bzip2", "xz", "zstd"])
+def test_decoders_read_what_the_command_line_tools_write(tool: str) -> None:
+    """Shards packed by gzip, bzip2, xz and zstd themselves are read back."""
+    if shutil.which(tool) is None:
+        pytest.skip(f"no {tool}")
+    data = DATA * 300
+    packed = subprocess.run([tool, "-c"], input=data, capture_output=True, check=True).stdout
+    assert unpack(packed, 65536) == (data, None)
+
+
+def test_decoders_stay_small_when_a_bomb_explodes(pack: Pack) -> None:
+    """Many MB of zeros in a small shard never stand in memory at once."""
+    bomb = pack(bytes(20_000_000)) * 10
+    with wrap_stream(io.BytesIO(bomb), "x.tar") as stream:
+        tracemalloc.start()
+        try:
+            for _ in range(25):
+                assert len(stream.read(1 << 20)) == 1 << 20
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 12 << 20  # the dictionary of xz alone is 8 MiB
+
+
+@pytest.mark.parametrize("name", [b"BZh9.jpg", b"(b", b"\x1f\x8bx", b"P*M"])
+def test_find_decoder_finds_none_when_a_tar_only_looks_like_it(name: bytes) -> None:
+    """A member name that resembles a magic does not make a tar a compressed shard."""
+    block = name.ljust(512, b"\0")
+    assert unpack(block) == (block, None)
+
+
+def test_open_shard_reads_past_when_compressed(pack: Pack, tmp_path: Path) -> None:
+    """The offset counts decompressed bytes."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(pack(DATA))
+    for offset in (0, 1, 512, len(DATA)):
+        with open_shard(path, offset=offset) as stream:
+            assert stream.read(len(DATA) + 1) == DATA[offset:]

@@ -23,28 +23,20 @@ from tests.workers_kit import (
     children,
     is_alive,
     items_of,
+    loader_of,
     open_files,
     time_limit,
     uneven_pipe,
     wait_until,
     with_pid,
 )
-from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard
-from torchdata_wds.workers.failures import Failure, RemoteTraceback
-from torchdata_wds.workers.service import WorkersReadingService
-
-from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
 
 @pytest.fixture(autouse=True)
 def _never_hang() -> Iterator[None]:
     with time_limit(60):
         yield
-
-
-def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> DataLoader2:
-    return DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options))
 
 
 def in_worker_one(item: int) -> bool:
@@ -108,87 +100,6 @@ def test_service_names_the_worker_when_it_dies_between_epochs() -> None:
     with pytest.raises(RuntimeError, match=rf"worker 1 of 2 \(pid {pids[1]}\) was killed by SIGKILL"):
         list(loader)
     loader.shutdown()
-
-
-def one_of_each(kind: str) -> str:
-    if kind == "format":
-        raise ShardFormatError("cut off", shard="a.tar", member="b.jpg")
-    if kind == "open":
-        raise ShardOpenError("no such shard", shard="a.tar")
-    if kind == "decode":
-        raise DecodingError("bad jpeg", shard="a.tar", key="b", field="jpg") from ValueError("the cause")
-    if kind == "key":
-        return {}[kind]
-    if kind == "picky":
-        raise PickyError(1, 2)
-    if kind == "unpicklable":
-        raise LockedError("has a lock")
-    return kind
-
-
-class PickyError(Exception):
-    """Pickles, but cannot be rebuilt from its args."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-
-
-class LockedError(Exception):
-    """Cannot be pickled."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.lock = threading.Lock()
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "attributes"),
-    [
-        ("format", ShardFormatError, {"shard": "a.tar", "member": "b.jpg", "key": None}),
-        ("open", ShardOpenError, {"shard": "a.tar"}),
-        ("decode", DecodingError, {"shard": "a.tar", "key": "b", "field": "jpg"}),
-        ("key", KeyError, {}),
-    ],
-)
-def test_service_keeps_type_and_attributes_when_a_worker_raises(kind: str, error: Any, attributes: Any) -> None:
-    """The exception comes as it was raised, with the worker's traceback as its cause; the loader is shut down."""
-    loader = loader_of(IterableWrapper(["fine", kind]).sharding_filter().map(one_of_each))
-    stream = iter(loader)
-    assert next(stream) == "fine"
-    with pytest.raises(error) as caught:
-        next(stream)
-    assert type(caught.value) is error
-    assert {name: getattr(caught.value, name) for name in attributes} == attributes
-    assert isinstance(caught.value.__cause__, RemoteTraceback)
-    text = str(caught.value.__cause__)
-    assert "In worker 1 (pid" in text
-    assert "in one_of_each" in text
-    assert ("ValueError: the cause" in text) == (kind == "decode")
-    assert not children()
-    with pytest.raises(RuntimeError, match="already been shut down"):
-        iter(loader)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("picky", "PickyError"), ("unpicklable", "LockedError")])
-def test_service_quotes_the_exception_when_it_cannot_travel(kind: str, name: str) -> None:
-    """An exception that does not survive pickling becomes a RuntimeError with its name, text and traceback."""
-    with (
-        loader_of(IterableWrapper([kind]).sharding_filter().map(one_of_each), 1) as loader,
-        pytest.raises(RuntimeError, match=rf"{name} in worker 0 \(pid \d+\)") as caught,
-    ):
-        list(loader)
-    assert "in one_of_each" in str(caught.value.__cause__)
-
-
-def test_failure_is_complete_when_it_is_rebuilt_twice() -> None:
-    """Each reraise builds a new exception, so that tracebacks do not pile up."""
-    failure = Failure(ShardFormatError("cut off", shard="a.tar"), "worker 0 (pid 1)")
-    errors = []
-    for _ in range(2):
-        with pytest.raises(ShardFormatError) as caught:
-            failure.reraise()
-        errors.append(caught.value)
-    assert errors[0] is not errors[1]
 
 
 def test_service_says_so_when_the_graph_is_sharded_twice() -> None:

@@ -17,6 +17,9 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import torchdata_wds  # registers join_workers
+from torchdata_wds.workers.service import WorkersReadingService
+
+from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
 
 assert torchdata_wds.JoinWorkers
 
@@ -38,6 +41,10 @@ def items_of(sizes: Iterable[int]) -> list[tuple[int, int]]:
 def uneven_pipe(sizes: Iterable[int] = SIZES) -> IterDataPipe:
     """Sources shuffled before they are divided, each expanded to its items after."""
     return IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().flatmap(expand)
+
+
+def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> DataLoader2:
+    return DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options))
 
 
 class SeedTeller(IterDataPipe):

@@ -17,8 +17,12 @@ _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
 _FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
 
 
-def expand_braces(pattern: str) -> Iterator[str]:
+def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
     """Expands all braces of a path or URL.
+
+    Args:
+        pattern: The text to expand.
+        within: What the text is a part of, for messages.
 
     Raises:
         ShardListError: if braces are unbalanced or empty, or a range is reversed or incomplete.
@@ -28,15 +32,18 @@ def expand_braces(pattern: str) -> Iterator[str]:
         return
     import braceexpand
 
-    _check(pattern)
+    _check(pattern, within or pattern)
     try:
         yield from braceexpand.braceexpand(pattern, escape=False)
     except ValueError as error:
-        raise _complaint(pattern, "its braces are unbalanced") from error
+        raise _complaint(within or pattern, "its braces are unbalanced") from error
 
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:
     """Expands the lists and ranges of a command or web address, and leaves every other brace alone.
+
+    Raises:
+        ShardListError: if a range is reversed.
 
     Example:
         >>> list(expand_clear_braces("pipe:cat ${HOME}/{a,b}.tar | awk '{print $1, $2}'"))
@@ -45,7 +52,7 @@ def expand_clear_braces(pattern: str) -> Iterator[str]:
     choices: list[list[str]] = []
     end = 0
     for start, stop in _clear_groups(pattern):
-        choices += [[pattern[end:start]], list(expand_braces(pattern[start:stop]))]
+        choices += [[pattern[end:start]], list(expand_braces(pattern[start:stop], within=pattern))]
         end = stop
     for parts in product(*choices):
         yield "".join(parts) + pattern[end:]
@@ -75,15 +82,15 @@ def _is_list_or_range(group: str) -> bool:
     return bool(group) and not _FOREIGN.search(group) and ("," in group or _RANGE.fullmatch(group) is not None)
 
 
-def _check(pattern: str) -> None:
+def _check(pattern: str, whole: str) -> None:
     if "{}" in pattern:
-        raise _complaint(pattern, "its braces {} are empty")
+        raise _complaint(whole, "its braces {} are empty")
     for found in _ALMOST_RANGE.finditer(pattern):
         complete = _RANGE.fullmatch(found[0])
         if complete is None or complete[1].isalpha() != complete[2].isalpha():
-            raise _complaint(pattern, f"{found[0]} is no complete range")
+            raise _complaint(whole, f"{found[0]} is no complete range")
         if not complete[3] and _value(complete[1]) > _value(complete[2]):
-            raise _complaint(pattern, f"the range {found[0]} runs backwards")
+            raise _complaint(whole, f"the range {found[0]} runs backwards")
 
 
 def _value(end: str) -> int:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 from urllib.request import getproxies, proxy_bypass
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
@@ -134,8 +134,8 @@ class _Request:
     def refusal(self, response: urllib3.BaseHTTPResponse) -> ShardOpenError:
         """The error for a response that is not what was asked for."""
         response.close()
-        final = mask_url(response.geturl() or self.url)
-        via = "" if final == self.shard or "://" not in final else f" (redirected to {final})"
+        final = mask_url(_final_url(self.url, response))
+        via = "" if final == self.shard else f" (redirected to {final})"
         status = f"{response.status} {response.reason or ''}".strip()
         return ShardOpenError(f"cannot open shard {self.shard}: the server answered {status}{via}", shard=self.shard)
 
@@ -167,6 +167,12 @@ def _is_plain(request: _Request) -> bool:
         while piece := source.take(HEAD_SIZE):
             head += piece
     return len(head) == HEAD_SIZE and not is_compressed(head)
+
+
+def _final_url(url: str, response: urllib3.BaseHTTPResponse) -> str:
+    for step in response.retries.history if response.retries else ():
+        url = urljoin(url, step.redirect_location or "")
+    return url
 
 
 def _content_range(response: urllib3.BaseHTTPResponse) -> tuple[int | None, int | None, int | None]:

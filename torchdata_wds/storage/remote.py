@@ -27,8 +27,10 @@ _EXTRAS = {protocol: extra for extra, protocols in _PROTOCOLS_OF_EXTRAS.items() 
 class RemoteSource(Source):
     """A file object of fsspec."""
 
-    def __init__(self, file: Any, shard: str, position: int) -> None:
+    def __init__(self, file: Any, shard: str, position: int, filesystem: Any) -> None:
         self._file = file
+        # An archive's filesystem closes the archive when it is collected.
+        self._filesystem = filesystem
         self._shard = shard
         self._position = position
 
@@ -51,6 +53,7 @@ class RemoteSource(Source):
     def _close(self) -> None:
         with contextlib.suppress(Exception):
             self._file.close()
+        self._file = self._filesystem = None
 
 
 def open_remote(url: str, offset: int, options: StorageOptions) -> io.BufferedReader:
@@ -72,8 +75,8 @@ def open_remote(url: str, offset: int, options: StorageOptions) -> io.BufferedRe
     except Exception as error:
         raise _refusal(error, shard) from error
     if plain:
-        return _at(file, offset, shard)
-    return wrap_source(RemoteSource(file, shard, 0), shard, skip=offset)
+        return _at(file, offset, shard, filesystem)
+    return wrap_source(RemoteSource(file, shard, 0, filesystem), shard, skip=offset)
 
 
 def connect(url: str, options: StorageOptions) -> tuple[Any, str]:
@@ -130,7 +133,7 @@ def _is_plain(filesystem: Any, path: str) -> bool:
     return len(head) == HEAD_SIZE and not is_compressed(head)
 
 
-def _at(file: Any, offset: int, shard: str) -> io.BufferedReader:
+def _at(file: Any, offset: int, shard: str, filesystem: Any) -> io.BufferedReader:
     size = getattr(file, "size", None)
     try:
         if isinstance(size, int) and offset > size:
@@ -143,7 +146,7 @@ def _at(file: Any, offset: int, shard: str) -> io.BufferedReader:
     except BaseException:
         file.close()
         raise
-    return wrap_source(RemoteSource(file, shard, offset), shard, plain=True)
+    return wrap_source(RemoteSource(file, shard, offset, filesystem), shard, plain=True)
 
 
 def _refusal(error: Exception, shard: str) -> ShardOpenError:

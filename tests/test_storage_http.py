@@ -1,0 +1,317 @@
+"""Web servers: status, length, redirects, ranges, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.storage import http, open_shard
+
+DATA = os.urandom(100_000)
+ZIPPED = gzip.compress(DATA)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves `DATA` with the fault that the path names."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 5
+    requests: list[tuple[str, dict[str, str]]]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.requests.append((self.path, {name.title(): value for name, value in self.headers.items()}))
+        getattr(self, "serve_" + self.path.partition("?")[0].strip("/").partition("/")[0], self.serve_missing)()
+
+    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        if "Content_Length" not in headers and "Transfer_Encoding" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def serve_missing(self) -> None:
+        self.reply(404, b"<html>no</html>")
+
+    def serve_whole(self) -> None:
+        self.reply(200, DATA)
+
+    def serve_zipped(self) -> None:
+        self.ranged(ZIPPED)
+
+    def serve_ranged(self) -> None:
+        self.ranged(DATA)
+
+    def serve_tiny(self) -> None:
+        self.ranged(b"abc")
+
+    def ranged(self, data: bytes) -> None:
+        asked = self.headers.get("Range")
+        if asked is None:
+            return self.reply(200, data)
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        if int(first) >= len(data):
+            return self.reply(416, Content_Range=f"bytes */{len(data)}")
+        end = min(int(last) + 1 if last else len(data), len(data))
+        return self.reply(206, data[int(first) : end], Content_Range=f"bytes {first}-{end - 1}/{len(data)}")
+
+    def serve_wrongrange(self) -> None:
+        self.reply(206, DATA[:100], Content_Range=f"bytes 0-99/{len(DATA)}")
+
+    def serve_short(self) -> None:
+        self.reply(200, DATA[:50_000], Content_Length=str(len(DATA)))
+        self.close_connection = True
+
+    def serve_chunked(self) -> None:
+        self.reply(200, b"", Transfer_Encoding="chunked")
+        self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA))
+
+    def serve_chunkcut(self) -> None:
+        self.reply(200, b"", Transfer_Encoding="chunked")
+        self.wfile.write(b"%x\r\n%b" % (len(DATA), DATA[:50_000]))
+        self.close_connection = True
+
+    def serve_chunkend(self) -> None:
+        self.reply(200, b"", Transfer_Encoding="chunked")
+        self.wfile.write(b"%x\r\n%b\r\n" % (50_000, DATA[:50_000]))
+        self.close_connection = True
+
+    def serve_untold(self) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(DATA)
+        self.close_connection = True
+
+    def serve_encoded(self) -> None:
+        self.reply(200, ZIPPED, Content_Encoding="gzip")
+
+    def serve_twice(self) -> None:
+        self.reply(200, gzip.compress(ZIPPED), Content_Encoding="gzip")
+
+    def serve_brotli(self) -> None:
+        self.reply(200, DATA, Content_Encoding="br")
+
+    def serve_broken(self) -> None:
+        self.reply(500)
+
+    def serve_moved(self) -> None:
+        self.reply(302, Location="/whole?Signature=abc")
+
+    def serve_gone(self) -> None:
+        self.reply(302, Location="/missing?Signature=abc")
+
+    def serve_loop(self) -> None:
+        self.reply(302, Location="/loop")
+
+    def serve_tofile(self) -> None:
+        self.reply(302, Location="file:///etc/passwd")
+
+    def serve_nothing(self) -> None:
+        self.close_connection = True
+
+
+class Server(ThreadingHTTPServer):
+    """Clients that go away early are what is tested, and nothing to print."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[ThreadingHTTPServer]:
+    Handler.requests = []
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def server(running_server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of the server, as host:port; nothing of the environment's proxies."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    Handler.requests.clear()
+    yield f"127.0.0.1:{running_server.server_port}"
+    # Connections that are kept open belong to the next test, not to this one.
+    http._pool(None, os.getpid()).clear()
+
+
+def read(url: str, offset: int = 0, **options: Any) -> bytes:
+    with open_shard(url, offset=offset, **options) as stream:
+        return stream.read(1 << 20) + stream.read(1)
+
+
+@pytest.mark.parametrize("path", ["whole", "ranged", "chunked", "untold", "zipped", "encoded", "twice", "moved"])
+def test_open_shard_reads_when_the_server_serves(path: str, server: str) -> None:
+    """Length given, chunked or untold, compressed by the author or by the server, redirected or not: same bytes."""
+    assert read(f"http://{server}/{path}") == DATA
+
+
+@pytest.mark.parametrize("path", ["whole", "ranged", "chunked", "untold", "zipped", "encoded"])
+@pytest.mark.parametrize("offset", [1, 512, 99_999, 100_000])
+def test_open_shard_gives_the_rest_when_there_is_an_offset(path: str, offset: int, server: str) -> None:
+    """The offset counts decompressed bytes, whether the server gives parts, ignores the range or compresses."""
+    assert read(f"http://{server}/{path}", offset) == DATA[offset:]
+
+
+def test_open_shard_asks_for_a_range_when_the_server_gives_parts(server: str) -> None:
+    """The bytes before the offset are not sent."""
+    assert read(f"http://{server}/ranged", 90_000) == DATA[90_000:]
+    assert [headers.get("Range") for _, headers in Handler.requests] == ["bytes=0-9", "bytes=90000-"]
+
+
+def test_open_shard_asks_for_no_compression(server: str) -> None:
+    """The server is asked for the bytes as they are."""
+    read(f"http://{server}/whole")
+    assert Handler.requests[0][1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("path", ["whole", "ranged", "zipped", "tiny"])
+def test_open_shard_raises_when_the_offset_lies_behind_the_end(path: str, server: str) -> None:
+    """An offset behind the end is an error and not an empty shard."""
+    with pytest.raises(ShardFormatError, match=r"before the offset 100,001"):
+        read(f"http://{server}/{path}", 100_001)
+
+
+def test_open_shard_raises_when_the_server_gives_another_range(server: str) -> None:
+    """A part that is not the one asked for is refused."""
+    with pytest.raises(ShardOpenError, match="206"):
+        read(f"http://{server}/wrongrange", 500)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("missing", "404 Not Found"),
+        ("broken", "500 Internal Server Error"),
+        ("gone", r"404 Not Found \(redirected to http://.*/missing\?Signature=\*\*\*\)"),
+        ("loop", "redirect"),
+        ("tofile", "cannot open shard"),
+        ("brotli", "Content-Encoding 'br'"),
+        ("nothing", "cannot open shard"),
+        ("wrongrange", "206"),
+    ],
+)
+def test_open_shard_raises_when_the_server_refuses(path: str, said: str, server: str) -> None:
+    """A refusal names status, reason and URL, without what is secret in it."""
+    url = f"http://{server}/{path}?part=1&token=abc"
+    with pytest.raises(ShardOpenError, match=said) as caught:
+        open_shard(url)
+    assert f"http://{server}/{path}?part=1&token=***" in str(caught.value)
+    assert "abc" not in str(caught.value)
+    assert caught.value.shard == f"http://{server}/{path}?part=1&token=***"
+
+
+@pytest.mark.parametrize("path", ["short", "chunkcut", "chunkend"])
+def test_http_delivers_what_came_before_the_error_when_the_body_breaks_off(path: str, server: str) -> None:
+    """What has arrived is delivered; the read behind it raises, again and again, with both numbers where known."""
+    with open_shard(f"http://{server}/{path}") as stream:
+        assert stream.read(50_000) == DATA[:50_000]
+        for _ in range(2):
+            with pytest.raises(ShardOpenError, match=r"broke off after 50,000 (of 100,000 )?bytes"):
+                stream.read(1)
+
+
+def test_open_shard_raises_when_nobody_listens() -> None:
+    """A refused connection is an error that says so and shows no password."""
+    with pytest.raises(ShardOpenError, match=r"http://u:\*\*\*@127\.0\.0\.1:9/x.*Connection refused") as caught:
+        open_shard("http://u:secret@127.0.0.1:9/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_open_shard_raises_when_the_server_is_silent(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts and says nothing runs into the time limit."""
+    import socket
+
+    monkeypatch.setattr(http, "_READ_SECONDS", 0.1)
+    http._pool.cache_clear()
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ShardOpenError, match="timed out"):
+        open_shard(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
+    http._pool.cache_clear()
+
+
+def test_open_shard_sends_headers_when_given_options(server: str) -> None:
+    """Headers come from the options of the URL's own scheme; a user name in the URL is basic authentication."""
+    read(
+        f"http://{server}/whole",
+        storage_options={"http": {"headers": {"X-Me": "1"}}, "https": {"headers": {"X-No": "1"}}},
+    )
+    read(f"http://me:p%40w@{server}/whole")
+    assert Handler.requests[0][1]["X-Me"] == "1"
+    assert "X-No" not in Handler.requests[0][1]
+    assert Handler.requests[1][1]["Authorization"] == "Basic bWU6cEB3"
+
+
+def test_open_shard_raises_when_an_option_is_unknown(server: str) -> None:
+    """A mistyped option is named, and its value is not."""
+    with pytest.raises(TypeError, match="only 'headers', found 'header'") as caught:
+        open_shard(f"http://{server}/whole", storage_options={"http": {"header": {"Authorization": "secret"}}})
+    assert "secret" not in str(caught.value)
+
+
+def test_open_shard_goes_through_a_proxy_when_the_environment_names_one(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual variables are honoured, with their exceptions."""
+    monkeypatch.setenv("http_proxy", f"http://{server}")
+    with pytest.raises(ShardOpenError, match="404"):
+        open_shard("http://shards.invalid/x.tar")
+    assert Handler.requests[0][0] == "http://shards.invalid/x.tar"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert read(f"http://{server}/whole") == DATA
+    http._pool.cache_clear()
+
+
+def test_early_closes_leave_no_socket_when_there_are_many(server: str) -> None:
+    """Early closes, broken bodies, refusals and whole readings leave no connection but the one that is kept."""
+    read(f"http://{server}/whole")
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for turn in range(100):
+        try:
+            with open_shard(
+                f"http://{server}/{('whole', 'short', 'missing', 'ranged')[turn % 4]}", offset=turn % 2
+            ) as stream:
+                stream.read(512 if turn % 8 < 4 else 1 << 20)
+        except ShardOpenError:
+            pass
+    http._pool(None, os.getpid()).clear()
+    for _ in range(100):
+        if (after := len(list(Path("/proc/self/fd").iterdir()))) <= before:
+            break
+        threading.Event().wait(0.02)
+    assert after <= before
+
+
+def test_open_shard_reads_in_a_forked_child_when_the_parent_has_a_connection(server: str) -> None:
+    """A child process makes its own connections, and the parent's stream goes on."""
+    with open_shard(f"http://{server}/whole") as stream:
+        start = stream.read(1000)
+        pid = os.fork()
+        if not pid:
+            try:
+                os._exit(0 if read(f"http://{server}/whole") == DATA else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert start + stream.read(1 << 20) == DATA

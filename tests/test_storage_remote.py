@@ -13,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import StorageOptions, open_shard
@@ -84,7 +85,7 @@ def test_open_shard_names_the_extra_when_the_package_is_missing(
     """A scheme whose package is not installed is answered with the command that installs it."""
     for package in ("gcsfs", "adlfs", "huggingface_hub", "s3fs"):
         monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(fsspec.registry._registry, scheme, raising=False)
+    monkeypatch.delitem(_registry, scheme, raising=False)
     with pytest.raises(ShardOpenError, match=rf"pip install 'torchdata_wds\[{extra}\]'"):
         open_shard(f"{scheme}://bucket/x.tar")
 

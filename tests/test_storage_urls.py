@@ -16,7 +16,8 @@ from torchdata_wds.storage.urls import mask_text, scheme_of
 @pytest.mark.parametrize(
     ("url", "scheme"),
     [
-        ("-", "-"), ("x.tar", ""), ("./a:b.tar", ""), ("D:/x.tar", ""), ("D:x.tar", ""), ("a:b.tar", ""), ("a::b.tar", ""),
+        ("-", "-"), ("x.tar", ""), ("./a:b.tar", ""), ("D:/x.tar", ""), ("D:x.tar", ""), ("a:b.tar", ""),
+        ("a::b.tar", ""),
         ("http:x.tar", ""), ("/a/s3://x.tar", ""), ("", ""), ("--", ""), ("pipe:cat x", "pipe"), ("PIPE:cat x", "pipe"),
         ("file:x.tar", "file"), ("file:///x.tar", "file"), ("http://h/x", "http"), ("HTTPS://h/x", "https"),
         ("s3://b/x::y", "s3"), ("simplecache::s3://b/x", "simplecache"), ("zip://x.tar::s3://b/x", "zip"),
@@ -123,9 +124,9 @@ def test_mask_url_changes_nothing_when_nothing_is_secret(url: str) -> None:
 
 
 def test_mask_text_stays_fast_when_the_text_is_long() -> None:
-    """A megabyte of any one character is masked in linear time."""
+    """A long run of any one character is masked in linear time."""
     for character in "a/:?&'= -":
-        assert len(mask_text(character * 300_000)) == 300_000
+        assert len(mask_text(character * 100_000)) == 100_000
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

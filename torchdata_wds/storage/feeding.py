@@ -29,16 +29,18 @@ class CompressedInput:
         self.format = "compressed"
         self._source = source
         self._held = b""
+        self._taken = 0  # how much of _held: slicing it at each step would copy it again and again
         self._fetched = 0
 
     @property
     def position(self) -> int:
         """How many compressed bytes the decoder has taken."""
-        return self._fetched - len(self._held)
+        return self._fetched - len(self._held) + self._taken
 
     def chunk(self) -> bytes:
         """Takes some bytes; none only at the end."""
-        data, self._held = self._held, b""
+        data = self._held[self._taken :]
+        self._held, self._taken = b"", 0
         return data or self._fetch()
 
     def chunk_or_cut(self) -> bytes:
@@ -54,16 +56,15 @@ class CompressedInput:
 
     def give_back(self, data: bytes) -> None:
         """Puts bytes back that belong to what follows."""
-        self._held = data + self._held
+        self._held, self._taken = data + self._held[self._taken :], 0
 
     def peek(self, size: int) -> bytes:
         """Shows the next bytes, fewer only at the end."""
-        while len(self._held) < size:
-            data = self._fetch()
-            if not data:
-                break
-            self._held += data
-        return self._held[:size]
+        end = self._taken + size
+        if end > len(self._held):
+            self._hold(size)
+            end = size
+        return self._held[self._taken : end]
 
     def exactly(self, size: int) -> bytes:
         """Takes exactly `size` bytes.
@@ -72,7 +73,7 @@ class CompressedInput:
             ShardFormatError: if the input ends before.
         """
         data = self.peek(size)
-        self._held = self._held[size:]
+        self._taken += len(data)
         if len(data) < size:
             raise self.cut(f"{size - len(data):,} more bytes")
         return data
@@ -114,6 +115,11 @@ class CompressedInput:
             f"(compressed): {found}. Download it again, or skip damaged shards with handler=warn_and_continue.",
             shard=self.shard,
         )
+
+    def _hold(self, size: int) -> None:
+        self.give_back(b"")
+        while len(self._held) < size and (data := self._fetch()):
+            self._held += data
 
     def _fetch(self) -> bytes:
         data = self._source.read(_CHUNK) or b""

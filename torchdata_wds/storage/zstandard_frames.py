@@ -40,29 +40,32 @@ def decode_zstd(data: CompressedInput) -> Iterator[bytes]:
 
 
 def _decode_frame(data: CompressedInput, zstandard: Any) -> Iterator[bytes]:
-    frame = zstandard.ZstdDecompressor().decompressobj()
+    decompress = zstandard.ZstdDecompressor().decompressobj().decompress
     header = _read_header(data)
-    yield from _feed(data, frame, zstandard, header)
+    has_checksum = header[4] & 4
     last = False
-    while not last:
-        block_header = data.exactly(3)
-        bits = int.from_bytes(block_header, "little")
-        last, kind, size = bool(bits & 1), bits >> 1 & 3, bits >> 3
-        if kind == _RESERVED:
-            raise data.damaged("a block of the reserved type")
-        block = data.exactly(1 if kind == _RLE else size)
-        yield from _feed(data, frame, zstandard, block_header + block)
-    if header[4] & 4:
-        yield from _feed(data, frame, zstandard, data.exactly(4))
-
-
-def _feed(data: CompressedInput, frame: Any, zstandard: Any, compressed: bytes) -> Iterator[bytes]:
     try:
-        piece = frame.decompress(compressed)
+        decompress(header)
+        while not last:
+            part, last = _next_block(data)
+            if piece := decompress(part):
+                yield piece
+        if has_checksum and (piece := decompress(data.exactly(4))):
+            yield piece
     except zstandard.ZstdError as error:
         raise data.damaged(error) from error
-    if piece:
-        yield piece
+
+
+def _next_block(data: CompressedInput) -> tuple[bytes, bool]:
+    """Takes a block with its header, and tells whether it is the frame's last."""
+    head = data.peek(3)
+    if len(head) < 3:
+        data.exactly(3)
+    bits = int.from_bytes(head, "little")
+    kind, size = bits >> 1 & 3, bits >> 3
+    if kind == _RESERVED:
+        raise data.damaged("a block of the reserved type")
+    return data.exactly(3 + (1 if kind == _RLE else size)), bool(bits & 1)
 
 
 def _read_header(data: CompressedInput) -> bytes:

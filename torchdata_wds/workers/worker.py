@@ -18,6 +18,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
@@ -57,6 +58,14 @@ class WorkerGraph(IterableDataset[Any]):
         self.board = board
         self.datapipe: Any = datapipe
         self._is_sharded = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's wrapper pickles with dill what pickle cannot (lambdas), where dill is installed.
+        packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
+        return {**vars(self), "datapipe": packed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
     def __iter__(self) -> Iterator[Any]:
         try:

@@ -227,9 +227,9 @@ def test_webdataset_raises_when_an_argument_is_wrong(options: dict[str, Any], er
 
 
 def test_webdataset_gives_its_handler_to_every_stage(tmp_path: Path) -> None:
-    """A missing shard, a field that does not decode, a missing field and a failing function cost one item each."""
+    """A missing shard, a doubled field, one that does not decode and a failing function cost one item each."""
     members = [("a.txt", b"\xff"), ("a.cls", b"1"), ("b.txt", b"b"), ("c.cls", b"x"), ("c.txt", b"c")]
-    members += [("d.cls", b"4"), ("d.txt", b"d"), ("e.cls", b"0"), ("e.txt", b"e")]
+    members += [("d.cls", b"4"), ("d.txt", b"d"), ("e.cls", b"0"), ("e.txt", b"e"), ("f.cls", b"1"), ("f.cls", b"1")]
     bad = write_tar(tmp_path / "bad.tar", members)
     pipe = WebDataset(
         [str(tmp_path / "missing.tar"), bad],

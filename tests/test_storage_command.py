@@ -14,32 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import children, is_alive, open_files, wait_until
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, UnsafeDataError
 from torchdata_wds.storage import command, kill_commands, open_shard
-
-
-def children() -> set[str]:
-    """The running and the unreaped children of this process."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {child for task in tasks for child in (task / "children").read_text().split()}
-
-
-def wait_until_gone(pid: int, seconds: float = 5) -> bool:
-    """Waits for a process that is no child of ours to end; a zombie has ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def open_files() -> int:
-    """How many descriptors this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def read(url: str, offset: int = 0) -> bytes:
@@ -160,19 +137,19 @@ def test_close_kills_the_whole_group_at_once_when_early(tmp_path: Path) -> None:
     stream.close()
     stream.close()
     assert time.monotonic() - start < 2
-    assert all(wait_until_gone(int(pid)) for pid in pids.read_text().split())
+    assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_command_leaves_nothing_in_the_background_when_it_has_ended(tmp_path: Path) -> None:
     """What a command started and left behind ends with it."""
     pid = tmp_path / "pid"
     assert read(f"pipe:sleep 1000 >/dev/null & echo $! > {pid}; echo hello") == b"hello\n"
-    assert wait_until_gone(int(pid.read_text()))
+    assert wait_until(lambda: not is_alive(int(pid.read_text())))
 
 
 def test_early_closes_leave_no_child_and_no_file_when_there_are_many() -> None:
     """Two hundred early closes, failures and whole readings leave no process and no descriptor."""
-    before, files = children(), open_files()
+    before, files = children(unreaped=True), open_files()
     for turn in range(200):
         with open_shard(("pipe:yes", "pipe:echo x", "pipe:exit 3", "pipe:yes | cat")[turn % 4]) as stream:
             if turn % 4 == 2:
@@ -180,18 +157,18 @@ def test_early_closes_leave_no_child_and_no_file_when_there_are_many() -> None:
                     stream.read(5)
             else:
                 stream.read(5)
-    assert children() == before
+    assert children(unreaped=True) == before
     assert open_files() == files
     assert not command._running
 
 
 def test_command_ends_when_its_stream_is_dropped() -> None:
     """A stream that nobody closed kills its command when it is collected, without a warning."""
-    before = children()
+    before = children(unreaped=True)
     stream = open_shard("pipe:sleep 1000")
     del stream
     gc.collect()
-    assert children() == before
+    assert children(unreaped=True) == before
 
 
 def test_kill_commands_ends_what_runs() -> None:
@@ -223,7 +200,7 @@ def test_commands_are_read_in_a_forked_child() -> None:
     pid = os.fork()
     if not pid:
         try:
-            os._exit(0 if read("pipe:echo hello") == b"hello\n" and not children() else 1)
+            os._exit(0 if read("pipe:echo hello") == b"hello\n" and not children(unreaped=True) else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

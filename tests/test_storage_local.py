@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import open_files
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.local import LocalFile
 from torchdata_wds.storage.standard_input import StandardInput
 
 DATA = bytes(range(256)) * 20
-
-
-def open_files() -> int:
-    """How many descriptors this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def read(url: str | Path, offset: int = 0) -> bytes:

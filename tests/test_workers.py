@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.processes import children, open_files, wait_until
 from tests.servers import serve_folder
 from tests.shards import sample_members, text_keys, write_tar, write_text_shards
-from tests.workers_kit import children, open_files, run_script, time_limit, wait_until
+from tests.workers_kit import run_script, time_limit
 from torchdata_wds import ShardFormatError, WorkersReadingService, wds_collate
 
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService  # isort: skip  # its banner is silenced by WorkersReadingService

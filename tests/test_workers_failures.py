@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.workers_kit import children, loader_of, time_limit
+from tests.processes import children
+from tests.workers_kit import loader_of, time_limit
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
 from torchdata_wds.workers.failures import Failure, RemoteTraceback
 

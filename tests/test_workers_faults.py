@@ -17,19 +17,8 @@ import pytest
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.workers_kit import (
-    ROOT,
-    SIZES,
-    children,
-    is_alive,
-    items_of,
-    loader_of,
-    open_files,
-    time_limit,
-    uneven_pipe,
-    wait_until,
-    with_pid,
-)
+from tests.processes import children, is_alive, open_files, wait_until
+from tests.workers_kit import ROOT, SIZES, items_of, loader_of, time_limit, uneven_pipe, with_pid
 from torchdata_wds.storage import open_shard
 
 

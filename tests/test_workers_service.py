@@ -13,17 +13,8 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.workers_kit import (
-    SIZES,
-    SeedTeller,
-    children,
-    expand,
-    items_of,
-    run_script,
-    time_limit,
-    uneven_pipe,
-    with_pid,
-)
+from tests.processes import children
+from tests.workers_kit import SIZES, SeedTeller, expand, items_of, run_script, time_limit, uneven_pipe, with_pid
 from torchdata_wds.workers.service import WorkersReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,45 +65,6 @@ class SeedTeller(IterDataPipe):
 
 def with_pid(item: Any) -> tuple[Any, int]:
     return item, os.getpid()
-
-
-def children() -> set[int]:
-    """Pids of this process's living children, multiprocessing's helpers left out."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent, command = _parent(folder), (folder / "cmdline").read_bytes()
-        except OSError:  # it has just ended
-            continue
-        if parent == os.getpid() and b"resource_tracker" not in command and b"forkserver" not in command:
-            found.add(int(folder.name))
-    return found
-
-
-def _parent(folder: Path) -> int | None:
-    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-    return None if state == "Z" else int(parent)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return _parent(Path(f"/proc/{pid}")) is not None
-    except OSError:
-        return False
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def wait_until(condition: Any, seconds: float = 10) -> bool:
-    """Whether a condition comes true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""What this process has open and has started: for tests that nothing is left over."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["children", "is_alive", "open_files", "wait_until"]
+
+
+def children(*, unreaped: bool = False) -> set[int]:
+    """Pids of this process's living children, and of dead ones that nobody has waited for if asked.
+
+    multiprocessing's own helpers are left out.
+    """
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = _state_and_parent(folder)
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        is_helper = b"resource_tracker" in command or b"forkserver" in command
+        if parent == os.getpid() and not is_helper and (state != "Z" or unreaped):
+            found.add(int(folder.name))
+    return found
+
+
+def _state_and_parent(folder: Path) -> tuple[str, int]:
+    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie has ended."""
+    try:
+        return _state_and_parent(Path(f"/proc/{pid}"))[0] != "Z"
+    except OSError:
+        return False
+
+
+def open_files(*, collect: bool = True) -> int:
+    """How many descriptors this process has open; garbage of other tests is collected first."""
+    if collect:
+        gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether a condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

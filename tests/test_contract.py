@@ -198,7 +198,7 @@ def test_declarations_for_type_checkers_equal_the_constructors() -> None:
             for parameter in list(inspect.signature(cls.__init__).parameters.values())[2:]
         ]
         arguments = declared[name].args
-        positional = [argument.arg for argument in arguments.args[1:]]
+        positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)[1:]]
         starred = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
         keyword = [argument.arg for argument in arguments.kwonlyargs]
         double = [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []

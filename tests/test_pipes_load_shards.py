@@ -219,6 +219,15 @@ def test_load_wds_shards_checks_options_when_constructed(good: tuple[str, str]) 
         source.load_wds_shards(storage_options={"s3": "secret"})
     with pytest.raises(TypeError):
         source.load_wds_shards("*.jpg")
+    with pytest.raises(TypeError, match="rename must be"):
+        source.load_wds_shards(rename="x")
+    with pytest.raises(TypeError, match="require_end_marker must be True or False"):
+        source.load_wds_shards(require_end_marker="no")
+    with pytest.raises(TypeError, match="lowercase must be True or False"):
+        source.group_by_key(lowercase="yes")
+    for form in (source.load_wds_shards, source.group_by_key):
+        with pytest.raises(TypeError, match="handler must be"):
+            form(handler="warn")
 
 
 def test_load_wds_shards_passes_options_on_to_the_reader(tmp_path: Path) -> None:
@@ -292,3 +301,11 @@ print(len(list(DataLoader(pipe, num_workers=2, batch_size=None))))
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "6\n"
     assert run.stderr.count("each sample comes several times") == 2
+
+
+def test_wds_shuffle_goes_on_when_the_graph_cannot_be_traversed(tmp_path: Path) -> None:
+    """Open streams in the source keep the graph from being traversed, not from being shuffled."""
+    path = Path(write_tar(tmp_path / "1.tar", MEMBERS))
+    source = IterableWrapper([(str(path), path.open("rb"))], deepcopy=False)
+    samples = source.load_wds_shards().group_by_key().wds_shuffle(3)
+    assert sorted(sample["__key__"] for sample in samples) == KEYS

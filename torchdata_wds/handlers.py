@@ -71,6 +71,17 @@ def warn_and_stop(exception: Exception) -> bool:
     return False
 
 
+def check_handler(handler: Handler) -> Handler:
+    """Gives a ``handler=`` argument back if it can be one.
+
+    Raises:
+        TypeError: if it is not callable.
+    """
+    if not callable(handler):
+        raise TypeError(f"handler must be a function of an exception, such as warn_and_continue, not {handler!r}")
+    return handler
+
+
 def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) -> bool:
     """Asks a handler about an exception and counts what it skips.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Spec = str | Sequence[str]
     StorageOptions = Mapping[str, Mapping[str, Any]] | None
 
-__all__ = ["Held", "WdsPipe", "register", "functional_forms"]
+__all__ = ["Held", "WdsPipe", "check_flags", "register", "functional_forms"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -111,7 +111,7 @@ class WdsPipe(IterDataPipe[T_co]):
 
         def wds_map(self, fn: Callable[[Any], Any], *, handler: Handler = ...) -> WdsPipe[Any]: ...
 
-        def wds_compose(self, fn: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> WdsPipe[Any]: ...
+        def wds_compose(self, fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any) -> WdsPipe[Any]: ...
 
         def wds_unbatch(self) -> WdsPipe[Any]: ...
 
@@ -168,6 +168,17 @@ def register(name: str) -> Callable[[P], P]:
         return cls
 
     return decorate
+
+
+def check_flags(**flags: object) -> None:
+    """Checks that options which are yes or no are True or False.
+
+    Raises:
+        TypeError: names the one that is not.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 class Held(Generic[T]):

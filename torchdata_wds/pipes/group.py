@@ -15,8 +15,8 @@ from torchdata_wds.errors import SampleError
 from torchdata_wds.format.grouping import OnDuplicate, OnReappearing, group_members, grouping_rules
 from torchdata_wds.format.members import ShardMember
 from torchdata_wds.format.names import KeyRule
-from torchdata_wds.handlers import Handler, keep_going, reraise_exception
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 
 __all__ = ["KeyGrouperIterDataPipe"]
@@ -69,6 +69,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         on_reappearing: OnReappearing = "error",
         handler: Handler = reraise_exception,
     ) -> None:
+        check_flags(lowercase=lowercase)
         grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
         self.source_datapipe = source_datapipe
         self.keys = keys
@@ -76,7 +77,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         self.fields = fields
         self.on_duplicate = on_duplicate
         self.on_reappearing = on_reappearing
-        self.handler = handler
+        self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

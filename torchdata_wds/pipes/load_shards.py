@@ -17,8 +17,8 @@ from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.members import Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, key_splitter
 from torchdata_wds.format.tar import Select, name_filter, read_marked_members
-from torchdata_wds.handlers import Handler, keep_going, reraise_exception
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.place import warn_about_workers
 
 __all__ = ["ShardLoaderIterDataPipe"]
@@ -74,6 +74,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         handler: Handler = reraise_exception,
     ) -> None:
         key_splitter(keys)
+        check_flags(require_end_marker=require_end_marker, concatenated=concatenated)
+        if rename is not None and not callable(rename):
+            raise TypeError(f"rename must be a function from name to name, not {rename!r}")
         if select is not None:
             name_filter(select)
         self.source_datapipe = source_datapipe
@@ -83,7 +86,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.require_end_marker = require_end_marker
         self.concatenated = concatenated
         self.storage_options = storage.StorageOptions(storage_options)
-        self.handler = handler
+        self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
         self.visits = 0
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.handlers import Handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, register
 
 __all__ = ["ItemMapper", "WdsMapperIterDataPipe", "map_items"]
@@ -19,9 +19,20 @@ T = TypeVar("T")
 
 
 def map_items(
-    items: Iterable[S], function: Callable[[S], T | None], handler: Handler, skipped: Counter[str]
+    items: Iterable[S],
+    function: Callable[[S], T | None],
+    handler: Handler,
+    skipped: Counter[str],
+    dropped: str = "None",
 ) -> Iterator[T]:
     """Applies a function to each item; drops None, asks the handler about exceptions, counts both.
+
+    Args:
+        items: The items.
+        function: Returns None for an item that is to be dropped.
+        handler: Asked about each item for which the function raises.
+        skipped: Counts what is skipped by exception type, and what is dropped.
+        dropped: The name that dropped items are counted by.
 
     Example:
         >>> skipped = Counter()
@@ -36,7 +47,7 @@ def map_items(
                 return
             continue
         if result is None:
-            skipped["None"] += 1
+            skipped[dropped] += 1
         else:
             yield result
 
@@ -49,11 +60,12 @@ class ItemMapper(WdsPipe[Any]):
         handler: Asked about each item that fails.
     """
 
+    #: What items are counted by in `skipped` for which `apply` gives None.
+    dropped = "None"
+
     def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
-        if not callable(handler):
-            raise TypeError(f"handler must be a function of an exception, such as warn_and_continue, not {handler!r}")
         self.source_datapipe = source_datapipe
-        self.handler = handler
+        self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
 
     @abstractmethod
@@ -61,7 +73,7 @@ class ItemMapper(WdsPipe[Any]):
         """Turns one item into another; None drops it."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from map_items(self.source_datapipe, self.apply, self.handler, self.skipped)
+        yield from map_items(self.source_datapipe, self.apply, self.handler, self.skipped, self.dropped)
 
     def __len__(self) -> int:
         if self.handler is not reraise_exception:

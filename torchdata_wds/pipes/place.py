@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -41,10 +42,11 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
 
     A pipe above the filter must behave alike in all workers, which is why the worker's own number does not count here.
     """
-    for found in _upstream(pipe):
-        if isinstance(found, ShardingFilterIterDataPipe):
-            return Place(found.num_of_instances, found.instance_id)
-    return Place()
+    try:
+        found = [found for found in _upstream(pipe) if isinstance(found, ShardingFilterIterDataPipe)]
+    except (pickle.PickleError, AttributeError, TypeError):
+        return Place()  # traversal pickles what pipes hold; a graph that does not allow it cannot be sharded either
+    return Place(found[0].num_of_instances, found[0].instance_id) if found else Place()
 
 
 class Seed:

@@ -51,6 +51,8 @@ class FieldTuplerIterDataPipe(ItemMapper):
         [('a', b'', 1)]
     """
 
+    dropped = "MissingFieldError"
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],

@@ -11,6 +11,7 @@ import pytest
 from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
 from torchdata_wds.format import Mark, ShardMember, group_members, split_name
 from torchdata_wds.format.grouping import release_whole_samples
+from torchdata_wds.format.members import FailedMember, PassedMember
 
 
 def member(name: str, url: str = "x.tar", visit: int = 0) -> ShardMember:
@@ -18,9 +19,9 @@ def member(name: str, url: str = "x.tar", visit: int = 0) -> ShardMember:
     return ShardMember(url, name, name.encode(), visit)
 
 
-def groups(*items: ShardMember | Mark | str, **options: Any) -> list[tuple[str, list[str]]]:
+def groups(*items: Any, **options: Any) -> list[tuple[str, list[str]]]:
     """Key and fields of the samples that the items make; a str is the name of a member."""
-    members = [member(item) if isinstance(item, str) else item for item in items]
+    members: list[Any] = [member(item) if isinstance(item, str) else item for item in items]
     return [
         (sample["__key__"], [field for field in sample if not field.startswith("__")])
         for sample in group_members(members, **options)
@@ -92,7 +93,7 @@ def test_group_members_forgets_keys_when_a_shard_is_read_again() -> None:
 
 def test_group_members_raises_when_a_field_comes_twice() -> None:
     """The error names both members."""
-    with pytest.raises(DuplicateFieldError, match=r"members a\.JPG and a\.jpg") as caught:
+    with pytest.raises(DuplicateFieldError, match=r"members a\.JPG and a\.jpg.*lowercase=False") as caught:
         groups("a.JPG", "a.jpg")
     assert (caught.value.key, caught.value.field) == ("a", "jpg")
 
@@ -145,9 +146,47 @@ def test_release_whole_samples_waits_when_a_sample_is_open() -> None:
     assert [item.name for item in release_whole_samples(items, split_name)] == ["a.jpg", "a.cls", "b.jpg", "c.jpg"]
 
 
-def test_release_whole_samples_holds_nothing_when_names_belong_to_no_sample() -> None:
-    """A million names without extension do not pile up behind an open sample."""
-    source = iter([member("a.jpg"), member("README"), member("a.cls"), Mark.END])
+def test_release_whole_samples_keeps_the_order_when_names_belong_to_no_sample() -> None:
+    """Members without key stay where they are, and pass at once where no sample is open."""
+    names = ["README", "a.jpg", "NOTES", "a.cls", "b.jpg"]
+    source = iter([*map(member, names), Mark.END])
     released = release_whole_samples(source, split_name)
     assert next(released).name == "README"
-    assert [item.name for item in released] == ["a.jpg", "a.cls"]
+    assert [item.name for item in released] == ["a.jpg", "NOTES", "a.cls", "b.jpg"]
+
+
+def test_release_whole_samples_asks_when_splitting_a_name_fails() -> None:
+    """What keys= raises goes to the handler: the member is left out, or the stream ends."""
+
+    def split(name: str) -> tuple[str, str] | None:
+        return {"a.jpg": ("a", "jpg"), "b.jpg": ("b", "jpg")}[name]
+
+    items = [member("a.jpg"), member("odd"), member("b.jpg"), Mark.END]
+    assert [item.name for item in release_whole_samples(items, split, lambda error: True)] == ["a.jpg", "b.jpg"]
+    assert [item.name for item in release_whole_samples(items, split, lambda error: False)] == []
+    assert groups("a.jpg", "odd", "b.jpg", keys=split, on_error=lambda error: True) == [("a", ["jpg"]), ("b", ["jpg"])]
+    with pytest.raises(KeyError):
+        groups("a.jpg", "odd", keys=split)
+
+
+def test_group_members_knows_the_end_of_a_sample_when_members_are_passed_over() -> None:
+    """A name that is not delivered still ends the sample before it, should the shard break there."""
+    items = ["a.jpg", PassedMember("a.cls"), PassedMember("b.jpg"), Mark.BROKEN]
+    assert groups(*items) == [("a", ["jpg"])]
+    assert groups("a.jpg", PassedMember("a.cls"), Mark.BROKEN) == []
+    assert groups("a.jpg", PassedMember("b.txt"), "a.cls") == [("a", ["jpg", "cls"])]
+    assert groups("a.jpg", PassedMember("b.txt"), "a.cls", Mark.BROKEN) == []
+
+
+def test_group_members_drops_the_sample_when_one_of_its_members_failed() -> None:
+    """A member that could not be read makes its sample wrong, and no other."""
+    items = ["a.jpg", FailedMember("x.tar", "a.cls", OSError("gone")), "b.jpg"]
+    assert groups(*items, on_error=lambda error: True) == [("b", ["jpg"])]
+    with pytest.raises(OSError, match="gone"):
+        groups(*items)
+
+
+@pytest.mark.parametrize("fields", ["jpg;cls", ".JPG CLS", ["jpg", ".cls"], iter(["jpg", "cls"])])
+def test_group_members_takes_field_names_as_users_write_them(fields: Any) -> None:
+    """Blanks or semicolons, leading dots and case are fine."""
+    assert groups("a.JPG", "a.cls", "a.txt", fields=fields) == [("a", ["jpg", "cls"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import tarfile
 from collections import Counter
@@ -199,6 +200,37 @@ def test_read_members_names_the_cure_when_a_hard_link_cannot_be_looked_up() -> N
     with pytest.raises(ShardFormatError, match="--hard-dereference") as caught:
         read(archive, reopen=None)
     assert caught.value.member == "b.txt"
+
+
+def test_read_members_opens_the_url_again_when_a_hard_link_needs_it(tmp_path: Path) -> None:
+    """Without a reopen= the URL itself is opened for a second look; a FIFO is not, it would wait for ever."""
+    path = tmp_path / "1.tar"
+    path.write_bytes(archive_of(("a.txt", tarfile.REGTYPE, b"A", ""), ("b.txt", tarfile.LNKTYPE, b"", "a.txt")))
+    with path.open("rb") as stream:
+        assert [member.data for member in read_members(stream, str(path))] == [b"A", b"A"]
+    os.mkfifo(tmp_path / "fifo")
+    with path.open("rb") as stream, pytest.raises(ShardFormatError, match="--hard-dereference"):
+        list(read_members(stream, str(tmp_path / "fifo")))
+
+
+class Dribbling(io.BytesIO):
+    """A stream that gives less than it is asked for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(min(size or 0, 100))
+
+
+def test_read_members_reads_on_when_a_stream_gives_less_than_asked() -> None:
+    """Short reads are no end."""
+    assert [(member.name, member.data) for member in read_members(Dribbling(GOOD), "x.tar")] == MEMBERS
+
+
+def test_read_members_names_the_shard_when_a_pax_number_is_absurd() -> None:
+    """A size of thousands of digits is damage, not Python's limit on int()."""
+    record = pax_record("size", "9" * 5000)
+    archive = header(b"x", len(record), b"x") + record.ljust(5120, b"\0") + header(b"a.txt", 0) + END
+    with pytest.raises(ShardFormatError, match="is no size"):
+        read(archive)
 
 
 def test_read_members_refuses_when_a_hard_link_points_nowhere() -> None:

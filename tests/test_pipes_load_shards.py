@@ -123,10 +123,13 @@ def test_load_wds_shards_keeps_readings_apart_when_a_shard_comes_twice(graph: Gr
 
 
 def test_load_wds_shards_counts_openings_in_visit(tmp_path: Path) -> None:
-    """The visit grows with every opening."""
+    """The visit grows with every opening, of all loaders: joined streams of two loaders stay apart."""
     url = write_tar(tmp_path / "1.tar", sample_members("a", txt=b"x"))
     pipe = IterableWrapper([url, url]).load_wds_shards()
-    assert [member.visit for member in [*pipe, *pipe]] == [1, 2, 3, 4]
+    visits = [member.visit for member in [*pipe, *pipe, *IterableWrapper([url]).load_wds_shards()]]
+    assert visits == list(range(visits[0], visits[0] + 5))
+    loaders = [IterableWrapper([url]).load_wds_shards() for _ in range(2)]
+    assert len(list(loaders[0].concat(loaders[1]).group_by_key())) == 2
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pattern"])
@@ -264,10 +267,81 @@ def test_group_by_key_groups_pairs_when_a_native_loader_made_them(tmp_path: Path
     assert list(native) == list(fused(urls))
 
 
-@pytest.mark.parametrize("item", [3, ("a.txt",), ("a.txt", 3, 4), {"a": 1}])
+class Failing(io.BytesIO):
+    """A stream that breaks."""
+
+    def read(self, *_: Any) -> bytes:
+        raise OSError("broken")
+
+
+def test_group_by_key_asks_the_handler_when_an_item_is_wrong() -> None:
+    """A wrong item is skipped; a stream that fails takes its whole sample with it; all others come."""
+    items = [
+        ("x.tar/a.txt", b"1"),
+        ("x.tar/a.cls", Failing()),
+        3,
+        ("x.tar/b.txt", io.BytesIO(b"2")),
+        ("x.tar/c.txt", 5),
+    ]
+    pipe = IterableWrapper(items, deepcopy=False).group_by_key(handler=torchdata_wds.ignore_and_continue)
+    assert [sample["__key__"] for sample in pipe] == ["b"]
+    assert pipe.skipped == {"OSError": 1, "SampleError": 2}
+    stopped = IterableWrapper(items, deepcopy=False).group_by_key(handler=torchdata_wds.ignore_and_stop)
+    assert list(stopped) == []
+
+
+def test_group_by_key_finds_the_archive_in_a_path() -> None:
+    """The last folder that ends like an archive is the shard."""
+    paths = ["/d/foo.tar.d/x.tar/a.txt", "/d/x.tar.gz/s/b.txt", "plain/c.txt"]
+    samples = IterableWrapper([(path, b"") for path in paths]).group_by_key()
+    assert [(sample["__url__"], sample["__key__"]) for sample in samples] == [
+        ("/d/foo.tar.d/x.tar", "a"),
+        ("/d/x.tar.gz", "s/b"),
+        ("", "plain/c"),
+    ]
+
+
+def by_folder(name: str) -> tuple[str, str] | None:
+    """A rule of the user's: the folder is the key."""
+    folder, _, base = name.rpartition("/")
+    return folder, base
+
+
+def test_group_by_key_warns_when_the_loader_has_other_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stages between, the loader must know where samples end: one warning says so, and the same keys= mend it."""
+    monkeypatch.setattr(place, "_warned", set())
+    members = [(f"{folder}/{name}", b"x") for folder in ("d1", "d2") for name in ("meta", "img.jpg", "seg.png")]
+    cut = tmp_path / "1.tar"
+    cut.write_bytes(tar_bytes(members)[:-1400])
+    source, skip = IterableWrapper([str(cut)]), torchdata_wds.ignore_and_continue
+    alike = source.load_wds_shards(keys=by_folder, handler=skip).filter(everything).group_by_key(keys=by_folder)
+    assert [sample["__key__"] for sample in alike] == ["d1"]
+    assert not caplog.records
+    list(source.load_wds_shards(handler=skip).filter(everything).group_by_key(keys=by_folder))
+    assert "Give both the same keys=" in caplog.text
+
+
+def test_load_wds_shards_gives_the_sample_before_damage_when_it_selects(tmp_path: Path) -> None:
+    """Members left out still tell that the sample before them is complete."""
+    cut = tmp_path / "1.tar"
+    cut.write_bytes(GOOD[:4200])  # inside b.cls
+    for graph in (fused, unfused):
+        pipe = graph([str(cut)], select="*.txt", handler=torchdata_wds.ignore_and_continue)
+        assert [sample["__key__"] for sample in pipe] == ["a"]
+
+
+def test_load_wds_shards_asks_the_handler_when_rename_gives_no_name(good: tuple[str, str]) -> None:
+    """rename= that returns None fails the shard with a message that says what to return."""
+    with pytest.raises(TypeError, match="must return a str"):
+        list(fused([good[0]], rename=lambda name: None))
+
+
+@pytest.mark.parametrize("item", [3, ("a.txt",), ("a.txt", 3, 4), {"a": 1}, ("a.txt", 5), ("a.txt", "text")])
 def test_group_by_key_refuses_when_an_item_is_no_member(item: Any) -> None:
     """Anything but members and pairs is an error that names what is expected."""
-    with pytest.raises(torchdata_wds.SampleError, match="group_by_key got"):
+    with pytest.raises(torchdata_wds.SampleError, match="group_by_key"):
         list(IterableWrapper([item]).group_by_key())
 
 

@@ -105,7 +105,9 @@ class TarEntries:
             ShardFormatError: if the shard ends inside it.
         """
         size = entry.size
-        data = self.stream.read(size) if size <= _PIECE else self._read_large(size)
+        data = self.stream.read(size) if size <= _PIECE else b""
+        if len(data) < size:
+            data = self._read_rest(data, size)
         self.offset += len(data)
         if len(data) < size:
             self._cut(f"inside member {entry.name}", size - len(data), member=entry.name)
@@ -134,26 +136,31 @@ class TarEntries:
         where = self.offset if at is None else at
         return ShardFormatError(f"shard {self.shard} {what} at byte {where:,}. {cure}", shard=self.shard, member=member)
 
-    def _read_large(self, size: int) -> bytes:
-        pieces = []
-        while size:
-            piece = self.stream.read(min(size, _PIECE))
+    def _read_rest(self, data: bytes, size: int) -> bytes:
+        """Completes a short read, in pieces: the stream has ended, gives less than asked for, or the size lies."""
+        pieces, got = [data], len(data)
+        while got < size:
+            piece = self.stream.read(min(size - got, _PIECE))
             if not piece:
                 break
             pieces.append(piece)
-            size -= len(piece)
+            got += len(piece)
         return b"".join(pieces)
 
     def _pass_padding(self, entry: TarEntry) -> None:
         fill = -entry.size % BLOCK
         if fill:
             got = len(self.stream.read(fill))
+            if got < fill:
+                got = len(self._read_rest(bytes(got), fill))
             self.offset += got
             if got < fill:
                 self._cut(f"in the padding of member {entry.name}", fill - got, member=entry.name)
 
     def _read_block(self) -> bytes:
         block = self.stream.read(BLOCK)
+        if len(block) < BLOCK:
+            block = self._read_rest(block, BLOCK)
         self.offset += len(block)
         if len(block) == BLOCK:
             return block
@@ -249,7 +256,7 @@ class TarEntries:
         if self._own:
             raise self.damaged("ends behind an extended header, before its member,", "Download it again.")
         while True:
-            block = self.stream.read(BLOCK)
+            block = self._read_rest(self.stream.read(BLOCK), BLOCK)
             at = self.offset
             self.offset += len(block)
             if not block:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
-from torchdata_wds.format.members import CutMember, Mark, ShardMember, Unit
+from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, SplitName, key_splitter, skip_reason
 from torchdata_wds.handlers import warn_rarely
 
@@ -21,34 +22,44 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
-def release_whole_samples(items: Iterable[Unit], split: SplitName) -> Iterator[ShardMember]:
+def release_whole_samples(
+    items: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool] = _raise
+) -> Iterator[ShardMember]:
     """Passes members on a whole sample at a time, once the next key or the archive's end marker has been seen.
 
     Args:
         items: Members and marks of any number of shards; each shard ends in a mark.
-        split: From name to (key, field), or None for a member that belongs to no sample, which passes at once.
+        split: From name to (key, field), or None for a member that belongs to no sample.
+        on_error: Asked where `split` raises: True leaves the member out, False ends the iterator.
 
     Yields:
-        The members, without those of samples that a broken shard has cut.
+        The members in their order, without those of samples that a broken shard has cut.
     """
     held: list[ShardMember] = []
     current: str | None = None
+    closed = True  # whether the end of the held sample has been seen
     for item in items:
         if isinstance(item, Mark):
-            if item is Mark.END:
+            if closed or item is Mark.END:
                 yield from held
-            held, current = [], None
+            held, current, closed = [], None, True
             continue
-        parts = split(item.name)
-        if parts is None:
+        try:
+            parts = split(item.name)
+        except Exception as error:  # noqa: BLE001  (the handler decides)
+            if not on_error(error):
+                return
+            continue
+        if parts is not None and parts[0] != current:
+            closed = True
             if isinstance(item, ShardMember):
-                yield item
-            continue
-        if parts[0] != current:
-            yield from held
-            held, current = [], parts[0]
+                yield from held
+                held, current, closed = [], parts[0], False
         if isinstance(item, ShardMember):
             held.append(item)
+            if closed:
+                yield from held
+                held = []
 
 
 class GroupingRules(NamedTuple):
@@ -89,10 +100,12 @@ def group_members(
         members: Members of any number of shards, in order, with or without marks.
         keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field) or None.
         lowercase: Whether fields are lower-cased.
-        fields: Which fields to keep: names, or one str of names separated by blanks; None keeps all.
+        fields: Which fields to keep: names, or one str of names separated by blanks or ``;``, with or without a
+            leading dot; lower-cased as the members' are. None keeps all.
         on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
         on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
-            give a second sample of that key. Finding out keeps 8 bytes of each key of the current shard in a set.
+            give a second sample of that key. To find out, a 64-bit hash of each key of the current shard is kept
+            in a set.
         on_error: Asked about each sample that is wrong: True skips it, False ends the iterator.
         skipped: Counts members that belong to no sample, by reason.
         shown: Turns a URL into what messages may show.
@@ -129,10 +142,16 @@ def grouping_rules(
         raise ValueError(f"on_duplicate must be 'error', 'first' or 'last', not {on_duplicate!r}")
     if on_reappearing not in ("error", "warn", "allow"):
         raise ValueError(f"on_reappearing must be 'error', 'warn' or 'allow', not {on_reappearing!r}")
-    names = None if fields is None else frozenset(fields.split() if isinstance(fields, str) else fields)
-    if names is not None and not names:
-        raise ValueError("fields must name at least one field, or be None for all of them")
-    return GroupingRules(key_splitter(keys), lowercase, names, on_duplicate, on_reappearing)
+    return GroupingRules(key_splitter(keys), lowercase, _field_names(fields, lowercase), on_duplicate, on_reappearing)
+
+
+def _field_names(fields: Iterable[str] | str | None, lowercase: bool) -> frozenset[str] | None:
+    if fields is None:
+        return None
+    names = re.split(r"[;\s]+", fields.strip("; \t\n")) if isinstance(fields, str) else list(fields)
+    if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
+        raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
+    return frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)
 
 
 class _Run(NamedTuple):
@@ -141,7 +160,7 @@ class _Run(NamedTuple):
     key: str
     url: str
     visit: int
-    parts: list[tuple[str, str, bytes]]  # field, member name, data
+    parts: list[tuple[str, str, bytes | Exception]]  # field, member name, data or why there is none
 
 
 def _group(
@@ -153,14 +172,14 @@ def _group(
 ) -> Iterator[dict[str, Any]]:
     seen: set[int] = set()
     reading: tuple[str, int] | None = None
-    for run in _runs(members, rules.split, skipped):
+    for run in _runs(members, rules.split, on_error, skipped):
         if (run.url, run.visit) != reading:
             reading = (run.url, run.visit)
             seen.clear()
         try:
             _check_new(run, seen, rules.on_reappearing, shown)
             sample = _make_sample(run, rules, shown)
-        except SampleError as error:
+        except Exception as error:  # noqa: BLE001  (the handler decides)
             if not on_error(error):
                 return
             continue
@@ -170,33 +189,38 @@ def _group(
             skipped["sample without the chosen fields"] += 1
 
 
-def _runs(members: Iterable[Unit], split: SplitName, skipped: Counter[str]) -> Iterator[_Run]:
+def _runs(
+    members: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool], skipped: Counter[str]
+) -> Iterator[_Run]:
     run: _Run | None = None
+    closed = False  # whether the end of the open run has been seen
     for item in members:
         if isinstance(item, Mark):
-            if run is not None:
-                if item is Mark.END:
-                    yield run
-                else:
-                    skipped["sample cut off by a broken shard"] += 1
+            if run is not None and (closed or item is Mark.END):
+                yield run
+            elif run is not None:
+                skipped["sample cut off by a broken shard"] += 1
             run = None
             continue
-        if isinstance(item, CutMember):
+        try:
             parts = split(item.name)
-            if run is not None and parts is not None and parts[0] != run.key:
-                yield run
-                run = None
+        except Exception as error:  # noqa: BLE001  (the handler decides)
+            if not on_error(error):
+                return
             continue
-        url, name, data, visit = item
-        parts = split(name)
+        if isinstance(item, PassedMember):
+            closed = closed or (run is not None and parts is not None and parts[0] != run.key)
+            continue
         if parts is None:
-            skipped[skip_reason(name)] += 1
+            skipped[skip_reason(item.name)] += 1
             continue
+        url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
         key, field = parts
         if run is None or key != run.key or visit != run.visit or url != run.url:
             if run is not None:
                 yield run
             run = _Run(key, url, visit, [])
+        closed = False
         run.parts.append((field, name, data))
     if run is not None:
         yield run
@@ -214,7 +238,7 @@ def _check_new(run: _Run, seen: set[int], on_reappearing: OnReappearing, shown: 
     message = (
         f"key {run.key!r} comes back at member {member} of shard {shard} after other samples: its members are not "
         "next to each other. Write the shard sorted (tar --sort=name), or pass on_reappearing='allow' to take each "
-        "run of members as a sample of its own."
+        "run of members as a sample of its own (also where a native loader gives the same archive twice)."
     )
     error = ReappearingKeyError(message, shard=shard, member=member, key=run.key)
     if on_reappearing == "error":
@@ -225,6 +249,8 @@ def _check_new(run: _Run, seen: set[int], on_reappearing: OnReappearing, shown: 
 def _make_sample(run: _Run, rules: GroupingRules, shown: Callable[[str], str]) -> dict[str, Any]:
     sample: dict[str, Any] = {"__key__": run.key, "__url__": run.url}
     for field, name, data in run.parts:
+        if isinstance(data, Exception):
+            raise data
         if rules.lowercase:
             field = field.lower()
         if field in RESERVED_FIELDS:
@@ -233,7 +259,7 @@ def _make_sample(run: _Run, rules: GroupingRules, shown: Callable[[str], str]) -
             continue
         if field in sample:
             if rules.on_duplicate == "error":
-                raise _duplicate(run, field, name, shown(run.url))
+                raise _duplicate(run, field, name, shown(run.url), rules.lowercase)
             if rules.on_duplicate == "first":
                 continue
         sample[field] = data
@@ -251,11 +277,12 @@ def _reserved(run: _Run, field: str, name: str, shard: str) -> SampleError:
     )
 
 
-def _duplicate(run: _Run, field: str, name: str, shard: str) -> DuplicateFieldError:
-    first = next(other for spelled, other, _ in run.parts if spelled.lower() == field.lower())
+def _duplicate(run: _Run, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
+    first = next(other for spelled, other, _ in run.parts if (spelled.lower() if lowercase else spelled) == field)
+    cure = "Pass on_duplicate='first' or 'last' to choose"
     return DuplicateFieldError(
         f"field {field!r} comes twice in sample {run.key!r} of shard {shard}: members {first} and {name}. "
-        "Pass on_duplicate='first' or 'last' to choose, or lowercase=False if they differ in case.",
+        f"{cure}{', or lowercase=False if they differ in case' if lowercase else ''}.",
         shard=shard,
         member=name,
         key=run.key,

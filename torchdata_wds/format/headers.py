@@ -44,7 +44,6 @@ _NO_PAYLOAD = frozenset(b"123456")
 
 #: What a type flag stands for, in the words that skipped members are counted by.
 HEADER_WORDS = {
-    HARD_LINK: "hard link",
     ord("2"): "symbolic link",
     ord("3"): "character device",
     ord("4"): "block device",

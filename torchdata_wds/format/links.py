@@ -5,11 +5,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
-from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, REGULAR, SPARSE
 from torchdata_wds.format.sparse import read_payload
+from torchdata_wds.storage import can_reopen, open_shard
 
 __all__ = ["HardLinks", "Reopen"]
 
@@ -20,12 +22,16 @@ class HardLinks:
     """Finds what the hard links of one shard point at.
 
     Args:
-        shard: The shard's URL as messages may show it.
-        reopen: Opens the shard again at a byte offset of the decompressed archive; None where that is impossible.
+        url: The shard's URL.
+        shard: The URL as messages may show it.
+        reopen: Opens the shard again at a byte offset of the decompressed archive; None opens `url`, where that is
+            possible.
     """
 
-    def __init__(self, shard: str, reopen: Reopen | None) -> None:
+    def __init__(self, url: str, shard: str, reopen: Reopen | None) -> None:
         self.shard = shard
+        if reopen is None and can_reopen(url):
+            reopen = partial(_open_at, url)
         self.reopen = reopen
         self._offsets: dict[str, int] | None = None  # made at the first link; from then on it follows the reader
 
@@ -37,24 +43,30 @@ class HardLinks:
     def resolve(self, entry: TarEntry) -> bytes:
         """Reads the bytes that a hard link stands for.
 
+        Each link opens the shard at its target; a compressed shard is read up to there again.
+
         Raises:
             ShardFormatError: if no earlier member has that name, or the shard cannot be opened again.
         """
         if self.reopen is None:
-            raise self._error(
-                entry, "cannot be opened a second time to look it up", "Write the shard with tar --hard-dereference."
-            )
+            raise self._error(entry, "cannot be opened a second time to look it up")
+        try:
+            return self._read_target(entry, self.reopen)
+        except ShardOpenError as error:
+            raise self._error(entry, f"cannot be opened a second time to look it up: {error}") from error
+
+    def _read_target(self, entry: TarEntry, reopen: Reopen) -> bytes:
         if self._offsets is None:
-            self._offsets = self._scan(entry.offset, self.reopen)
+            self._offsets = self._scan(entry.offset, reopen)
             _remember(self._offsets, entry)  # a later link may point at this one
         offset = self._offsets.get(posixpath.normpath(entry.link))
         if offset is None:
-            raise self._error(entry, "has no such member before it", "Write the shard with tar --hard-dereference.")
-        with self.reopen(offset) as stream:
+            raise self._error(entry, "has no such member before it")
+        with reopen(offset) as stream:
             entries = TarEntries(stream, self.shard, offset=offset)
             target = next(iter(entries))
             if target is None:
-                raise self._error(entry, "is not the same when it is read again", "Do not write to it meanwhile.")
+                raise self._error(entry, "is not the same when it is read again")
             return read_payload(entries, target)
 
     def _scan(self, end: int, reopen: Reopen) -> dict[str, int]:
@@ -70,13 +82,18 @@ class HardLinks:
                 entries.skip(entry)
         return offsets
 
-    def _error(self, entry: TarEntry, why: str, cure: str) -> ShardFormatError:
+    def _error(self, entry: TarEntry, why: str) -> ShardFormatError:
         return ShardFormatError(
             f"member {entry.name} at byte {entry.offset:,} of shard {self.shard} is a hard link to {entry.link}, "
-            f"and the shard {why}. {cure}",
+            f"and the shard {why}. Write the shard "
+            "with tar --hard-dereference.",
             shard=self.shard,
             member=entry.name,
         )
+
+
+def _open_at(url: str, offset: int) -> AbstractContextManager[ByteSource]:
+    return open_shard(url, offset=offset)
 
 
 def _remember(offsets: dict[str, int], entry: TarEntry) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["CutMember", "Mark", "ShardMember", "Unit"]
+__all__ = ["FailedMember", "Mark", "PassedMember", "ShardMember", "Unit"]
 
 
 class ShardMember(NamedTuple):
@@ -24,10 +24,18 @@ class ShardMember(NamedTuple):
     visit: int = 0
 
 
-class CutMember(NamedTuple):
-    """A member whose payload could not be read: its name tells whether the sample before it was complete."""
+class PassedMember(NamedTuple):
+    """A member that is not delivered, chosen away or cut: its name still tells where the sample before it ended."""
 
     name: str
+
+
+class FailedMember(NamedTuple):
+    """A member of a sample whose content could not be read: the sample is wrong, the stream goes on."""
+
+    url: str
+    name: str
+    error: Exception
 
 
 class Mark(Enum):
@@ -38,4 +46,4 @@ class Mark(Enum):
 
 
 #: What a reader gives to those who group: members and what lies between them.
-Unit = ShardMember | CutMember | Mark
+Unit = ShardMember | PassedMember | FailedMember | Mark

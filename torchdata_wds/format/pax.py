@@ -45,8 +45,8 @@ def record_number(records: dict[str, bytes], keyword: str) -> int | None:
     value = records.get(keyword)
     if value is None:
         return None
-    if not value.isdigit():
-        raise HeaderError(f"PAX record {keyword}={value!r} is no number")
+    if not value.isdigit() or len(value) > 19:
+        raise HeaderError(f"PAX record {keyword}={value!r} is no size")
     return int(value)
 
 

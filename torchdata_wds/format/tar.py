@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
 from torchdata_wds.format.links import HardLinks, Reopen
-from torchdata_wds.format.members import CutMember, Mark, ShardMember, Unit
+from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.format.sparse import read_payload
+from torchdata_wds.storage import mask_url
 
 __all__ = ["Select", "name_filter", "read_marked_members", "read_members"]
 
@@ -42,8 +43,9 @@ def read_members(
         select: Which members to read, by name (after `rename`): a glob, several, or a ``callable(name) -> bool``.
         rename: Changes names before anything looks at them.
         visit: Which opening this is, for `ShardMember.visit`.
-        shard: The URL as messages may show it, without secrets; `url` by default.
-        reopen: Opens the archive again at a byte offset, for hard links.
+        shard: The URL as messages may show it; `url` without its secrets by default.
+        reopen: Opens the archive again at a byte offset, for hard links; by default through `url` where that is
+            possible.
         require_end_marker: Whether an archive without an end-of-archive block is an error.
         concatenated: Whether to read on behind an end-of-archive block, as for archives joined with ``cat``.
         skipped: Counts what is skipped, by reason.
@@ -94,22 +96,22 @@ def read_marked_members(
 ) -> Iterator[Unit]:
     """Does what `read_members` does, and also tells where samples are complete although an error follows.
 
-    `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked, and a `CutMember`
-    comes before the error of a payload that cannot be read.
+    `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
+    stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
     """
-    shard = url if shard is None else shard
+    shard = mask_url(url) if shard is None else shard
     wanted = None if select is None else name_filter(select)
     skipped = Counter() if skipped is None else skipped
-    links = HardLinks(shard, reopen)
+    links = HardLinks(url, shard, reopen)
     entries = TarEntries(stream, shard, require_end_marker=require_end_marker, concatenated=concatenated)
     for entry in entries:
         if entry is None:
             yield Mark.END
             continue
         links.note(entry)
-        name = entry.name if rename is None else rename(entry.name)
+        name = entry.name if rename is None else _renamed(rename, entry.name)
+        data: bytes | None = None
         try:
-            data = None
             if not _is_file(entry):
                 skipped[HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")] += 1
                 entries.skip(entry)
@@ -119,11 +121,22 @@ def read_marked_members(
                 data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
         except Exception:
             if _is_file(entry):
-                yield CutMember(name)
+                yield PassedMember(name)
             raise
         if data is not None:
             yield ShardMember(url, name, data, visit)
+        elif _is_file(entry):
+            yield PassedMember(name)
     yield Mark.END  # an archive without end marker, where that is allowed
+
+
+def _renamed(rename: Callable[[str], str], name: str) -> str:
+    new = rename(name)
+    if not isinstance(new, str):
+        raise TypeError(
+            f"rename= returned {new!r} for member {name!r}; it must return a str. select= leaves members out"
+        )
+    return new
 
 
 def _is_file(entry: TarEntry) -> bool:

@@ -13,15 +13,18 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds import storage
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.grouping import OnDuplicate, OnReappearing, group_members, grouping_rules
-from torchdata_wds.format.members import ShardMember
+from torchdata_wds.format.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.place import upstream, warn_once
 
 __all__ = ["KeyGrouperIterDataPipe"]
 
-_ARCHIVE = re.compile(r"(.*?\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.\w{1,4})?)[/\\](.*)", re.IGNORECASE | re.DOTALL)
+_ARCHIVE = re.compile(
+    r"(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)", re.IGNORECASE | re.DOTALL
+)
 
 
 @register("group_by_key")
@@ -70,6 +73,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         handler: Handler = reraise_exception,
     ) -> None:
         check_flags(lowercase=lowercase)
+        fields = fields if fields is None or isinstance(fields, str) else tuple(fields)
         grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
         self.source_datapipe = source_datapipe
         self.keys = keys
@@ -83,8 +87,10 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         source = self.source_datapipe
         fused = type(source) is ShardLoaderIterDataPipe
+        if not fused:
+            self._compare_keys()
         yield from group_members(
-            source.marked_members() if fused else map(_as_member, source),
+            source.marked_members() if fused else self._members(),
             keys=self.keys,
             lowercase=self.lowercase,
             fields=self.fields,
@@ -95,8 +101,28 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             shown=storage.mask_url,
         )
 
+    def _members(self) -> Iterator[Unit]:
+        """Takes the items of any source as members; one that is none goes to the handler."""
+        for item in self.source_datapipe:
+            try:
+                yield _as_member(item)
+            except SampleError as error:
+                if not keep_going(self.handler, error, self.skipped):
+                    yield Mark.BROKEN
+                    return
 
-def _as_member(item: Any) -> ShardMember:
+    def _compare_keys(self) -> None:
+        """Warns where the loader above releases samples by another rule: damage may then cut one in half."""
+        loader = next((found for found in upstream(self) if type(found) is ShardLoaderIterDataPipe), None)
+        if loader is not None and loader.keys != self.keys:
+            warn_once(
+                "keys",
+                "load_wds_shards and group_by_key, with stages between them, have different keys=: where a shard is "
+                "damaged, the last sample before the damage may lose members. Give both the same keys=",
+            )
+
+
+def _as_member(item: Any) -> ShardMember | FailedMember:
     if isinstance(item, ShardMember):
         return item
     if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
@@ -105,17 +131,24 @@ def _as_member(item: Any) -> ShardMember:
             ".load_wds_shards(), or pairs (path, bytes or stream)"
         )
     path, value = item
-    data = value if isinstance(value, bytes) else _read_all(value)
     found = _ARCHIVE.fullmatch(path)
     url, name = found.groups() if found else ("", path)
-    return ShardMember(url, name, data)
+    try:
+        return ShardMember(url, name, _read_all(value))
+    except Exception as error:  # noqa: BLE001  (it belongs to the sample, whose handler is asked)
+        return FailedMember(url, name, error)
 
 
 def _read_all(value: Any) -> bytes:
-    """Reads and closes a stream of a native loader."""
-    if not hasattr(value, "read"):
+    """Gives bytes as they are; reads and closes a stream of a native loader."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
+    if not hasattr(value, "read"):
+        raise SampleError(f"group_by_key takes pairs (path, bytes or stream), not (path, {type(value).__name__})")
     try:
-        return bytes(value.read())
+        data = value.read()
     finally:
         value.close()
+    if not isinstance(data, bytes):
+        raise SampleError(f"a stream given to group_by_key reads {type(data).__name__}: open it with mode='rb'")
+    return data

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
+from itertools import count
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -22,6 +23,10 @@ from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.place import warn_about_workers
 
 __all__ = ["ShardLoaderIterDataPipe"]
+
+
+#: Counts the openings of all loaders of this process: streams of several loaders may be joined.
+_visits = count(1)
 
 
 @register("load_wds_shards")
@@ -57,8 +62,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> with tarfile.open("one.tar", "w") as tar:
         ...     tar.addfile(tarfile.TarInfo("a.txt"))
-        >>> list(IterableWrapper(["one.tar"]).load_wds_shards())
-        [ShardMember(url='one.tar', name='a.txt', data=b'', visit=1)]
+        >>> [member[:3] for member in IterableWrapper(["one.tar"]).load_wds_shards()]
+        [('one.tar', 'a.txt', b'')]
     """
 
     def __init__(
@@ -77,9 +82,11 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         check_flags(require_end_marker=require_end_marker, concatenated=concatenated)
         if rename is not None and not callable(rename):
             raise TypeError(f"rename must be a function from name to name, not {rename!r}")
+        self.source_datapipe = source_datapipe
+        if select is not None and not isinstance(select, str) and not callable(select):
+            select = tuple(select) if isinstance(select, Iterable) else ()
         if select is not None:
             name_filter(select)
-        self.source_datapipe = source_datapipe
         self.select = select
         self.rename = rename
         self.keys = keys
@@ -88,22 +95,20 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.storage_options = storage.StorageOptions(storage_options)
         self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
-        self.visits = 0
 
     def __iter__(self) -> Iterator[ShardMember]:
-        yield from release_whole_samples(self.marked_members(), key_splitter(self.keys))
+        on_error = partial(keep_going, self.handler, skipped=self.skipped)
+        yield from release_whole_samples(self.marked_members(), key_splitter(self.keys), on_error)
 
     def marked_members(self) -> Iterator[Unit]:
         """Reads members as they come, with a mark behind each shard, for a grouping that heeds the marks."""
         warn_about_workers(self)
         for item in self.source_datapipe:
-            self.visits += 1
             try:
                 yield from self._read(item)
             except Exception as error:  # noqa: BLE001  (the handler decides)
-                go_on = keep_going(self.handler, error, self.skipped)
-                yield Mark.BROKEN
-                if not go_on:
+                yield Mark.BROKEN  # what is whole goes out before the handler may raise
+                if not keep_going(self.handler, error, self.skipped):
                     return
 
     def _read(self, item: Any) -> Iterator[Unit]:
@@ -119,7 +124,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                 url,
                 select=self.select,
                 rename=self.rename,
-                visit=self.visits,
+                visit=next(_visits),
                 shard=storage.mask_url(url),
                 reopen=reopen,
                 require_end_marker=self.require_end_marker,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch.utils.data.graph import traverse_dps
 
 from torchdata_wds.pipes import stock_workers
 
-__all__ = ["Place", "Seed", "place_of", "warn_about_workers"]
+__all__ = ["Place", "Seed", "place_of", "upstream", "warn_about_workers", "warn_once"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +28,17 @@ class Place(NamedTuple):
     number: int = 0
 
 
-def _upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
-    graphs = [traverse_dps(pipe)]
+def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
+    """Gives the pipe and all above it, nearest first; nothing where the graph cannot be traversed.
+
+    Traversal pickles the collections that pipes hold; a graph that does not allow it cannot be sharded either.
+    """
+    try:
+        graphs = [traverse_dps(pipe)]
+    except Exception:  # noqa: BLE001  (whatever pickling what pipes hold may raise)
+        return
     while graphs:
-        for found, sources in graphs.pop().values():
+        for found, sources in graphs.pop(0).values():
             yield found
             graphs.append(sources)
 
@@ -42,11 +48,10 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
 
     A pipe above the filter must behave alike in all workers, which is why the worker's own number does not count here.
     """
-    try:
-        found = [found for found in _upstream(pipe) if isinstance(found, ShardingFilterIterDataPipe)]
-    except (pickle.PickleError, AttributeError, TypeError):
-        return Place()  # traversal pickles what pipes hold; a graph that does not allow it cannot be sharded either
-    return Place(found[0].num_of_instances, found[0].instance_id) if found else Place()
+    for found in upstream(pipe):
+        if isinstance(found, ShardingFilterIterDataPipe):
+            return Place(found.num_of_instances, found.instance_id)
+    return Place()
 
 
 class Seed:
@@ -80,14 +85,14 @@ class Seed:
 def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     """Warns, once a process, where several consumers all read everything, or a stock worker may lose items."""
     if stock_workers.in_stock_worker() and not stock_workers.is_joined():
-        _warn_once(
+        warn_once(
             "join",
             "shards are read in a worker of torchdata's MultiProcessingReadingService, which fails when its workers' "
             "streams differ in length: end the workers' part with .join_workers(), or use "
             "torchdata_wds.WorkersReadingService",
         )
-    if _has_siblings() and not any(hasattr(type(found), "apply_sharding") for found in _upstream(pipe)):
-        _warn_once(
+    if _has_siblings() and not any(hasattr(type(found), "apply_sharding") for found in upstream(pipe)):
+        warn_once(
             "sharding",
             "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every "
             "one of them reads every shard, so each sample comes several times",
@@ -102,7 +107,8 @@ def _has_siblings() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def _warn_once(kind: str, message: str) -> None:
+def warn_once(kind: str, message: str) -> None:
+    """Logs a warning, the first time in this process."""
     if kind not in _warned:
         _warned.add(kind)
         logger.warning("%s", message)

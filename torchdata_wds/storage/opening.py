@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torchdata_wds.storage.command import open_command
@@ -13,7 +14,7 @@ from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.remote import open_remote
 from torchdata_wds.storage.standard_input import open_standard_input
 from torchdata_wds.storage.streams import ByteStream
-from torchdata_wds.storage.urls import STDIN, scheme_of, url_text
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 __all__ = ["OPENERS", "can_reopen", "open_shard"]
 
@@ -68,10 +69,17 @@ def open_shard(
 
 
 def can_reopen(url: str | os.PathLike[str]) -> bool:
-    """Tells whether a shard can be opened a second time with the same content: not from standard input or a command.
+    """Tells whether a shard can be opened a second time with the same content.
+
+    Standard input, the output of a command and a local path that is no regular file (a FIFO) cannot.
 
     Example:
         >>> can_reopen("x.tar"), can_reopen("s3://b/x.tar"), can_reopen("-"), can_reopen("pipe:cat x.tar")
         (True, True, False, False)
     """
-    return scheme_of(url_text(url)) not in (STDIN, "pipe")
+    text = url_text(url)
+    scheme = scheme_of(text)
+    if scheme in ("", "file"):
+        path = Path(local_path(text))
+        return path.is_file() or not path.exists()
+    return scheme not in (STDIN, "pipe")

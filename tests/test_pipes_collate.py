@@ -266,3 +266,15 @@ def test_wds_unbatch_has_no_length() -> None:
     """It does not know how many rows a batch has."""
     with pytest.raises(TypeError):
         len(IterableWrapper([([1],)]).wds_unbatch())
+
+
+def test_wds_unbatch_refuses_when_a_batch_was_not_collated() -> None:
+    """A list of samples is no batch of columns: taking it apart would mix the samples up."""
+    with pytest.raises(ValueError, match="not collated"):
+        list(IterableWrapper([("a", 1), ("b", 2)]).batch(2).wds_unbatch())
+
+
+def test_wds_collate_keeps_masked_arrays_when_stacking_would_lose_their_mask() -> None:
+    """Masked arrays stay a list."""
+    arrays = [np.ma.array([1, 2], mask=[False, True]) for _ in range(2)]
+    assert wds_collate(arrays) == arrays or [a.mask.tolist() for a in wds_collate(arrays)] == [[False, True]] * 2

@@ -315,3 +315,14 @@ def test_open_shard_reads_in_a_forked_child_when_the_parent_has_a_connection(ser
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert start + stream.read(1 << 20) == DATA
+
+
+def test_open_shard_shows_no_secret_when_nobody_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the message, the chain of causes nor any log line shows a signature."""
+    with caplog.at_level("DEBUG"), pytest.raises(ShardOpenError) as caught:
+        open_shard("http://127.0.0.1:1/x.tar?X-Amz-Signature=hunter2")
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "hunter2" not in str(error)
+        error = error.__cause__
+    assert "hunter2" not in caplog.text

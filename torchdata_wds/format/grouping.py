@@ -148,7 +148,10 @@ def grouping_rules(
 def _field_names(fields: Iterable[str] | str | None, lowercase: bool) -> frozenset[str] | None:
     if fields is None:
         return None
-    names = re.split(r"[;\s]+", fields.strip("; \t\n")) if isinstance(fields, str) else list(fields)
+    if isinstance(fields, str):
+        names = re.split(r"[;\s]+", fields.strip("; \t\n"))
+    else:
+        names = list(fields) if isinstance(fields, Iterable) else []
     if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
         raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
     return frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)

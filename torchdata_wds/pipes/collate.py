@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import DataChunk, IterDataPipe
 
 from torchdata_wds.pipes.base import WdsPipe, register
 
@@ -83,7 +83,9 @@ def _column(values: list[Any]) -> Any:
 
 
 def _is_like(value: Any, first: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
+    # A masked array is no like of anything: stacking would lose its mask.
+    alike = isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
+    return alike and not isinstance(value, np.ma.MaskedArray)
 
 
 def _numbers(values: list[Any]) -> Any:
@@ -115,7 +117,7 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
         tuple or dict: Single samples, in their order.
 
     Raises:
-        ValueError: if a batch is no tuple, list or dict of columns, or its columns differ in length.
+        ValueError: if a batch is no tuple, list or dict of columns, was not collated, or its columns differ in length.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -133,6 +135,11 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
 
 def _rows(batch: Any) -> Iterator[Any]:
     columns = list(batch.values()) if isinstance(batch, dict) else batch
+    if isinstance(batch, DataChunk):
+        raise ValueError(  # noqa: TRY004  (an item that is wrong, not an argument)
+            "wds_unbatch got a batch that was not collated; .unbatch() takes it apart, or put .collate(wds_collate) "
+            "behind .batch(n)"
+        )
     if not isinstance(columns, (tuple, list)) or not all(map(_is_column, columns)):
         raise ValueError(
             f"wds_unbatch got {type(batch).__name__} {str(batch)[:80]!r}; it takes batches as wds_collate makes them: "

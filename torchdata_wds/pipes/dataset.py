@@ -62,6 +62,8 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
     if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
         raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
+    if shuffle is not None and (not isinstance(shuffle, int) or isinstance(shuffle, bool) or shuffle < 0):
+        raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     shards: Any = ShardListerIterDataPipe(_patterns(urls))
     if shardshuffle:
         shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)
@@ -84,6 +86,8 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
     if isinstance(urls, IterDataPipe):
         return urls
+    if not isinstance(urls, (str, os.PathLike, Iterable)):
+        raise ShardListError(f"WebDataset takes a pattern or a list of patterns, not {urls!r}")
     patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
     if not patterns:
         raise ShardListError("WebDataset got an empty list of shards: did a glob match nothing?")

@@ -27,15 +27,21 @@ def alternatives(spec: Spec) -> tuple[str, ...]:
     """Splits a spec into its alternatives.
 
     Raises:
-        ValueError: if it is neither a str nor a list of str, or is empty.
+        ValueError: if it is neither a str nor a list of str, is empty, or is a str with blanks: several specs in one.
 
     Example:
         >>> alternatives("jpg;png")
         ('jpg', 'png')
     """
-    names = tuple(spec.split(";")) if isinstance(spec, str) else tuple(spec) if isinstance(spec, (list, tuple)) else ()
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"a field spec is a name or alternatives like 'jpg;png', not {spec!r}")
+    if isinstance(spec, str):
+        names = tuple(name.strip() for name in spec.split(";"))
+        is_one = not any(blank in name for name in names for blank in " \t\n")
+    else:
+        names, is_one = tuple(spec) if isinstance(spec, (list, tuple)) else (), True
+    if not is_one or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"a field spec is a name or alternatives like 'jpg;png', not {spec!r}; a name with blanks goes into a list"
+        )
     return names
 
 

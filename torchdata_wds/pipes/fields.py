@@ -193,21 +193,24 @@ class KeyRenamerIterDataPipe(ItemMapper):
         for new, glob in reversed(self._pairs()):
             if matches_glob(field, glob):
                 return new
-        return field if self.keep_unselected else None
+        return None
 
     def apply(self, item: Any) -> dict[str, Any]:
         """Renames the fields of one sample."""
         sample = expect_sample(item, "wds_rename_keys")
         renamed: dict[str, Any] = {}
+        made: set[str] = set()
         for field, value in sample.items():
-            new = field if field.startswith("__") else self._new_name(field)
-            if new is None or (new in renamed and not self.duplicate_is_error):
+            chosen = None if field.startswith("__") else self._new_name(field)
+            if chosen is None and not self.keep_unselected and not field.startswith("__"):
                 continue
-            if new in renamed:
+            new = field if chosen is None else chosen
+            made |= set() if chosen is None else {chosen}
+            if new in renamed and self.duplicate_is_error:
                 raise self._duplicate(sample, field, new)
-            renamed[new] = value
+            renamed.setdefault(new, value)
         for new, glob in self._pairs() if self.must_match else ():
-            if new not in renamed:
+            if new not in made:
                 raise missing_field(sample, (glob,))
         return renamed
 

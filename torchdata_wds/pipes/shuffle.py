@@ -22,8 +22,9 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
     """Shuffles items through a buffer (functional name: ``wds_shuffle``).
 
     The first item comes once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
-    for two that come in. Each consumer shuffles differently, also under torch's DataLoader, which gives all its workers
-    the same seed. A new order comes each epoch. Nothing is lost at the end: the buffer is emptied.
+    for two that come in. Each consumer of a ``sharding_filter`` shuffles differently, also under torch's DataLoader,
+    which gives all its workers the same seed; before the filter, or without one, all shuffle alike. A new order comes
+    each epoch. Nothing is lost at the end: the buffer is emptied.
 
     Args:
         source_datapipe: Yields anything.
@@ -52,7 +53,8 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
         initial: int = 100,
         max_bytes: int | None = None,
     ) -> None:
-        for name, value in (("buffer_size", buffer_size), ("initial", initial), ("max_bytes", max_bytes or 0)):
+        limit = 0 if max_bytes is None else max_bytes
+        for name, value in (("buffer_size", buffer_size), ("initial", initial), ("max_bytes", limit)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} must be a whole number from 0, not {value!r}")
         self.source_datapipe = source_datapipe

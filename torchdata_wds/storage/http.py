@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import ShardSource, Source, wrap_source
-from torchdata_wds.storage.urls import mask_text, mask_url
+from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
 
 if TYPE_CHECKING:
     import urllib3
@@ -25,6 +26,8 @@ __all__ = ["open_http"]
 _CONNECT_SECONDS = 30
 _READ_SECONDS = 60
 _REDIRECTS = 8
+# Seconds to wait after each attempt that got no response: a kept connection may have been closed meanwhile.
+_PAUSES = (0.0, 0.2, 0.0)
 _PIECE = 256 * 1024
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _OWN_DECODERS = ("gzip", "x-gzip", "zstd")
@@ -49,7 +52,7 @@ class HttpSource(Source):
                 f"shard {self._shard} broke off after {self._received:,}{self._expected()} bytes: "
                 f"{mask_text(str(error))}. Try again, or skip failing shards with handler=warn_and_continue.",
                 shard=self._shard,
-            ) from error
+            ) from masked_cause(error)
         self._received += len(data)
         return data
 
@@ -80,12 +83,20 @@ class _Request:
         headers = {"Accept-Encoding": "identity", **self.headers}
         if part is not None:
             headers["Range"] = f"bytes={part}"
-        try:
-            return _pool(_proxy(self.url), os.getpid()).request(
-                "GET", self.url, headers=headers, preload_content=False, retries=_retries()
-            )
-        except (urllib3.exceptions.HTTPError, ValueError) as error:
-            raise ShardOpenError(f"cannot open shard {self.shard}: {_reason(error)}", shard=self.shard) from error
+        for pause in _PAUSES:
+            try:
+                return self._send(headers)
+            except (urllib3.exceptions.HTTPError, ValueError) as error:
+                failure = error
+            time.sleep(pause)
+        raise ShardOpenError(f"cannot open shard {self.shard}: {_reason(failure)}", shard=self.shard) from masked_cause(
+            failure
+        )
+
+    def _send(self, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+        return _pool(_proxy(self.url), os.getpid()).request(
+            "GET", self.url, headers=headers, preload_content=False, retries=_redirects()
+        )
 
     def open(self, offset: int) -> io.BufferedReader:
         """Opens the whole shard and reads past the offset."""
@@ -195,20 +206,11 @@ def _headers(url: str, options: StorageOptions) -> dict[str, str]:
     return {**(urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}), **headers}
 
 
-def _retries() -> urllib3.Retry:
+def _redirects() -> urllib3.Retry:
     import urllib3
 
-    # Only what happens before the response: a kept connection that the server has closed meanwhile.
-    return urllib3.Retry(
-        total=None,
-        connect=2,
-        read=2,
-        other=0,
-        redirect=_REDIRECTS,
-        status=0,
-        backoff_factor=0.2,
-        respect_retry_after_header=False,
-    )
+    # Redirects only: where urllib3 tries again by itself, it logs the URL with all its secrets.
+    return urllib3.Retry(total=None, connect=0, read=0, other=0, redirect=_REDIRECTS, status=0)
 
 
 def _proxy(url: str) -> str | None:

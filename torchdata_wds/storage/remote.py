@@ -10,7 +10,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import Source, wrap_source
-from torchdata_wds.storage.urls import mask_text, mask_url
+from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
 
 __all__ = ["connect", "open_remote", "protocol_of"]
 
@@ -72,8 +72,8 @@ def open_remote(url: str, offset: int, options: StorageOptions) -> io.BufferedRe
     try:
         plain = bool(offset) and _is_plain(filesystem, path)
         file = _open_file(filesystem, path)
-    except Exception as error:
-        raise _refusal(error, shard) from error
+    except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        raise _refusal(error, shard) from masked_cause(error)
     if plain:
         return _at(file, offset, shard, filesystem)
     return wrap_source(RemoteSource(file, shard, 0, filesystem), shard, skip=offset)
@@ -97,7 +97,7 @@ def connect(url: str, options: StorageOptions) -> tuple[Any, str]:
     except Exception as error:
         if isinstance(error, ValueError) and "Protocol not known" in str(error):
             raise ShardOpenError(f"cannot open shard {shard}: {_known_schemes(protocols)}", shard=shard) from error
-        raise _refusal(error, shard) from error
+        raise _refusal(error, shard) from masked_cause(error)
     return filesystem, str(path)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.storage.compression import CompressedInput, find_decoder
-from torchdata_wds.storage.urls import mask_text, mask_url
+from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -170,7 +170,7 @@ class ForeignSource(Source):
         found = f"{len(data):,} bytes" if isinstance(data, (bytes, bytearray, memoryview)) else type(data).__name__
         raise ShardOpenError(
             f"the stream given for shard {self._shard} returned {found} for read({size}); "
-            f"a binary, blocking stream gives at most {size:,} bytes",
+            f"a binary, blocking stream (mode='rb') gives at most {size:,} bytes",
             shard=self._shard,
         )
 
@@ -220,10 +220,11 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
 def _shard_error(error: Exception, shard: str, position: int) -> WdsError:
     if isinstance(error, WdsError):
         return error
+    cure = ". Its stream was opened as text: open it with mode='rb'" if isinstance(error, UnicodeError) else ""
     failure = ShardOpenError(
         f"shard {shard} failed while it was read, after {position:,} bytes: "
-        f"{type(error).__name__}: {mask_text(str(error))}",
+        f"{type(error).__name__}: {mask_text(str(error))}{cure}",
         shard=shard,
     )
-    failure.__cause__ = error
+    failure.__cause__ = masked_cause(error)
     return failure

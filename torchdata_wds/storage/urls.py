@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.chaining import is_chaining
 
-__all__ = ["STDIN", "local_path", "mask_url", "mask_text", "scheme_of", "url_text"]
+__all__ = ["STDIN", "local_path", "mask_url", "mask_text", "masked_cause", "scheme_of", "url_text"]
 
 STDIN = "-"
 
@@ -117,6 +117,13 @@ def mask_text(text: str) -> str:
     text = _BEARER.sub(rf"\1{MASK}", text)
     text = _USER_OPTION.sub(rf"\1:{MASK}", text)
     return _OPTION.sub(_mask_value, _ASSIGNMENT.sub(_mask_value, text))
+
+
+def masked_cause(error: Exception) -> Exception:
+    """Gives an exception as the cause of another: itself, or a copy in words where its text holds a secret."""
+    text = str(error)
+    masked = mask_text(text)
+    return error if masked == text and error.__cause__ is None else OSError(f"{type(error).__name__}: {masked}")
 
 
 def _mask_parameter(found: re.Match[str]) -> str:

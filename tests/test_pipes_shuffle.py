@@ -194,7 +194,7 @@ class TwoEpochs(torch.utils.data.IterableDataset):
         yield list(pipe)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_wds_shuffle_gives_the_stored_orders_when_run_in_a_worker(context: str) -> None:
     """A forked and a spawned process give the same orders as this one."""
     loader = DataLoader(TwoEpochs(), batch_size=None, num_workers=1, multiprocessing_context=context, collate_fn=list)

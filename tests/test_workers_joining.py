@@ -76,18 +76,20 @@ def test_stock_service_breaks_when_streams_are_uneven_and_not_joined() -> None:
 SERVICES = {
     "stock": (stock, {}),
     "stock, main prefetch": (stock, {"main_prefetch_cnt": 10}),
-    "stock, spawn": (stock, {"multiprocessing_context": "spawn"}),
     "ours": (WorkersReadingService, {"num_workers": 2}),
     "ours, no workers": (WorkersReadingService, {"num_workers": 0}),
     "in process": (InProcessReadingService, {}),
 }
-SPAWNED = (WorkersReadingService, {"num_workers": 2, "multiprocessing_context": "spawn"})
+SPAWNED = {
+    "stock, spawn": (stock, {"multiprocessing_context": "spawn"}),
+    "ours, spawn": (WorkersReadingService, {"num_workers": 2, "multiprocessing_context": "spawn"}),
+}
 
 
-@pytest.mark.parametrize("name", [*SERVICES, pytest.param("ours, spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*SERVICES, *(pytest.param(name, marks=pytest.mark.slow) for name in SPAWNED)])
 def test_join_lets_stages_rebatch_when_they_stand_on_both_sides(name: str) -> None:
     """Batches are taken apart and made anew in the main process under every service, and nothing is lost."""
-    make, options = SERVICES.get(name, SPAWNED)
+    make, options = (SERVICES | SPAWNED)[name]
     pipe = uneven_pipe().batch(4).join_workers().unbatch().batch(5)
     orders = epochs(pipe, make(**options))
     for order in orders:

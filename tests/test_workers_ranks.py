@@ -64,7 +64,7 @@ def items(found: list[Any]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"service": {"num_workers": 2, "distributed": True}},
+        pytest.param({"service": {"num_workers": 2, "distributed": True}}, marks=pytest.mark.slow),
         pytest.param(
             {"service": {"num_workers": 2, "distributed": True, "seed": 5}, "joined": True}, marks=pytest.mark.slow
         ),

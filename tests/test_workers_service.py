@@ -98,6 +98,7 @@ def test_service_orders_alike_when_one_worker_or_none_runs() -> None:
     assert epochs(pipe, num_workers=0, seed=3) == epochs(pipe, num_workers=1, seed=3)
 
 
+@pytest.mark.slow
 def test_service_orders_alike_when_workers_fork_or_spawn() -> None:
     """The way workers start makes no difference to any of three seeded epochs."""
     pipe = uneven_pipe().shuffle(buffer_size=5)
@@ -298,7 +299,7 @@ def test_service_explains_itself_when_torchdata_is_missing() -> None:
     assert "libcurl.so.4" in done.stderr
 
 
-@pytest.mark.parametrize("context", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_service_prints_no_banner_when_workers_start(context: str) -> None:
     """Neither the main process nor a worker prints torchdata's announcement, and nothing warns."""
     done = run_script(

@@ -362,6 +362,7 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
         assert not caplog.records
 
 
+@pytest.mark.slow
 def test_load_wds_shards_warns_in_every_worker_when_they_read_everything(tmp_path: Path) -> None:
     """The warning comes out of torch's workers too, and each worker did read everything."""
     urls = write_text_shards(tmp_path, [3])

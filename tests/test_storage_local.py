@@ -220,6 +220,7 @@ def test_open_shard_raises_when_standard_input_is_read_in_a_worker() -> None:
     answers.close()
 
 
+@pytest.mark.slow
 def test_open_shard_reads_a_real_standard_input() -> None:
     """A program that is fed by a pipe reads its shard."""
     code = (

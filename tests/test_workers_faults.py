@@ -170,7 +170,13 @@ class Endless(IterDataPipe):
             yield bytes(1000), os.getpid()
 
 
-@pytest.mark.parametrize("pipe", [uneven_pipe(), uneven_pipe().join_workers().prefetch(3), Endless()])
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        uneven_pipe().join_workers().prefetch(3),
+        *(pytest.param(pipe, marks=pytest.mark.slow) for pipe in (uneven_pipe(), Endless())),
+    ],
+)
 def test_service_leaves_nothing_behind_when_epochs_are_broken_off(pipe: IterDataPipe) -> None:
     """Fifty early breaks in five loaders end with the files and processes of the beginning."""
     with loader_of(pipe) as loader:

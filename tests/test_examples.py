@@ -324,6 +324,7 @@ print(*[sample["__key__"] for sample in pipe])
 """
 
 
+@pytest.mark.slow
 def test_standard_input(folder: Path) -> None:
     """`"-"`: the shard comes through a pipe into the program."""
     command = [sys.executable, "-W", "error", "-c", READ_STDIN]

@@ -208,7 +208,8 @@ with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, main_pre
 """
 
 
-@pytest.mark.parametrize("joined", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("joined", [False, True])
 def test_loader_warns_when_a_stock_service_is_not_joined(joined: bool, tmp_path: Path) -> None:
     """In a worker of torchdata's own service the loader names .join_workers(), unless it is there."""
     urls = write_text_shards(tmp_path, [2, 2])

@@ -87,6 +87,7 @@ def test_ranks_share_each_epoch_when_distributed(tmp_path: Path, options: Any) -
     assert len({str([items(found) for found in ranks]) for ranks in epochs}) == 3
 
 
+@pytest.mark.slow
 def test_ranks_share_each_epoch_when_behind_a_distributed_service(tmp_path: Path) -> None:
     """In a SequentialReadingService ranks end together: nothing twice, and fullsync's cut is all that is missing."""
     for ranks in run_ranks(tmp_path / "run", service={"num_workers": 2}, sequential=True):

@@ -285,6 +285,7 @@ def test_service_refuses_a_dispatching_process_when_workers_run() -> None:
     assert epochs(pipe, 1, num_workers=0) == [[[(0, 0)]]]
 
 
+@pytest.mark.slow
 def test_service_explains_itself_when_torchdata_is_missing() -> None:
     """Without torchdata the package imports, and only asking for the service is an error that says why."""
     done = run_script(
@@ -299,7 +300,8 @@ def test_service_explains_itself_when_torchdata_is_missing() -> None:
     assert "libcurl.so.4" in done.stderr
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_service_prints_no_banner_when_workers_start(context: str) -> None:
     """Neither the main process nor a worker prints torchdata's announcement, and nothing warns."""
     done = run_script(

@@ -69,7 +69,7 @@ def ours(archive: bytes) -> list[tuple[str, bytes]]:
 
 
 @given(ENTRIES, FORMATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_read_members_equals_tarfile_when_tarfile_wrote_the_archive(
     entries: list[tuple[str, str, int, int]], tar_format: int
 ) -> None:
@@ -80,7 +80,7 @@ def test_read_members_equals_tarfile_when_tarfile_wrote_the_archive(
 
 
 @given(ENTRIES, FORMATS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_read_members_never_loses_members_when_an_archive_is_cut(
     entries: list[tuple[str, str, int, int]], tar_format: int, data: st.DataObject
 ) -> None:
@@ -96,7 +96,7 @@ def test_read_members_never_loses_members_when_an_archive_is_cut(
 
 
 @given(st.binary(max_size=2000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_read_members_never_fails_otherwise_when_given_any_bytes(data: bytes) -> None:
     """Arbitrary bytes give a ShardFormatError and nothing else."""
     try:

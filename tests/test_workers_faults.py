@@ -144,6 +144,7 @@ def stuck(item: int) -> int:
     return item
 
 
+@pytest.mark.slow
 def test_service_says_so_when_an_item_takes_longer_than_the_timeout() -> None:
     """timeout= turns a stuck source into an error that names it, and shutdown does not wait for the source."""
     pipe = IterableWrapper(range(9)).sharding_filter().map(stuck)
@@ -154,6 +155,7 @@ def test_service_says_so_when_an_item_takes_longer_than_the_timeout() -> None:
     assert wait_until(lambda: not children())
 
 
+@pytest.mark.slow
 def test_service_shuts_down_soon_when_workers_are_stuck() -> None:
     """After an early break no source, however slow, holds shutdown up for more than a few seconds."""
     loader = loader_of(IterableWrapper(range(9)).sharding_filter().map(stuck), 3)

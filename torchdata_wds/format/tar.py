@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
@@ -14,7 +15,7 @@ from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.format.sparse import read_payload
 from torchdata_wds.storage import mask_url
 
-__all__ = ["Select", "name_filter", "read_marked_members", "read_members"]
+__all__ = ["ReadOptions", "Select", "name_filter", "read_marked_members", "read_members"]
 
 Select = str | Iterable[str] | Callable[[str], bool]
 
@@ -65,43 +66,34 @@ def read_members(
         >>> [member.name for member in read_members(io.BytesIO(out.getvalue()), "x.tar")]
         ['a.txt']
     """
-    for item in read_marked_members(
-        stream,
-        url,
-        select=select,
-        rename=rename,
-        visit=visit,
-        shard=shard,
-        reopen=reopen,
-        require_end_marker=require_end_marker,
-        concatenated=concatenated,
-        skipped=skipped,
-    ):
+    options = ReadOptions(
+        select, rename, visit, mask_url(url) if shard is None else shard, reopen, require_end_marker, concatenated
+    )
+    for item in read_marked_members(stream, url, options, Counter() if skipped is None else skipped):
         if isinstance(item, ShardMember):
             yield item
 
 
-def read_marked_members(
-    stream: ByteSource,
-    url: str,
-    *,
-    select: Select | None = None,
-    rename: Callable[[str], str] | None = None,
-    visit: int = 0,
-    shard: str | None = None,
-    reopen: Reopen | None = None,
-    require_end_marker: bool = True,
-    concatenated: bool = False,
-    skipped: Counter[str] | None = None,
-) -> Iterator[Unit]:
+class ReadOptions(NamedTuple):
+    """How a shard is read: the options of `read_members`."""
+
+    select: Select | None
+    rename: Callable[[str], str] | None
+    visit: int
+    shard: str
+    reopen: Reopen | None
+    require_end_marker: bool
+    concatenated: bool
+
+
+def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
     """Does what `read_members` does, and also tells where samples are complete although an error follows.
 
     `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
     stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
     """
-    shard = mask_url(url) if shard is None else shard
+    select, rename, visit, shard, reopen, require_end_marker, concatenated = options
     wanted = None if select is None else name_filter(select)
-    skipped = Counter() if skipped is None else skipped
     links = HardLinks(url, shard, reopen)
     entries = TarEntries(stream, shard, require_end_marker=require_end_marker, concatenated=concatenated)
     for entry in entries:

@@ -17,7 +17,7 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.members import Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, key_splitter
-from torchdata_wds.format.tar import Select, name_filter, read_marked_members
+from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.place import warn_about_workers
@@ -118,19 +118,17 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         else:
             stream = storage.wrap_stream(given, url)
         reopen = partial(_open_at, url, self.storage_options) if storage.can_reopen(url) else None
+        options = ReadOptions(
+            self.select,
+            self.rename,
+            visit=next(_visits),
+            shard=storage.mask_url(url),
+            reopen=reopen,
+            require_end_marker=self.require_end_marker,
+            concatenated=self.concatenated,
+        )
         with closing(stream):
-            yield from read_marked_members(
-                stream,
-                url,
-                select=self.select,
-                rename=self.rename,
-                visit=next(_visits),
-                shard=storage.mask_url(url),
-                reopen=reopen,
-                require_end_marker=self.require_end_marker,
-                concatenated=self.concatenated,
-                skipped=self.skipped,
-            )
+            yield from read_marked_members(stream, url, options, self.skipped)
 
 
 def _open_at(url: str, storage_options: storage.StorageOptions, offset: int) -> storage.ByteStream:

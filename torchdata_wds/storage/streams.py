@@ -54,9 +54,9 @@ class ByteStream(Protocol):
 class Source(io.RawIOBase):
     """A source that gives its bytes in pieces: a backend writes `take` and `_close`."""
 
-    def take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:  # noqa: ARG002  (backends use it)
         """Gives up to `size` bytes; none only at the verified end."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation("take")
 
     def _close(self) -> None:
         """Lets go of what the source holds; called once."""

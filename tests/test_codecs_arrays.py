@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import webdataset.tenbin
 
-from torchdata_wds.codecs import Decoder
+from torchdata_wds.codecs import Decoder, decode_sample
 from torchdata_wds.errors import DecodingError
 
 from .test_codecs_table import ARRAY, npy_bytes, npz_bytes
@@ -179,3 +179,18 @@ def test_tenbin_raises_when_its_structure_is_wrong(data: bytes, message: str) ->
     """Wrong magics, sizes, types and dimensions are errors that say which."""
     with pytest.raises(DecodingError, match=message):
         decode("ten", data)
+
+
+def test_decode_torch_refuses_when_an_archive_unpacks_to_more_than_the_limit() -> None:
+    """A file of torch.save that was compressed into a bomb is refused before it is unpacked."""
+    import torch
+
+    plain, packed = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(1_000_000), plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    assert len(packed.getvalue()) < 100_000
+    with pytest.raises(DecodingError, match="max_bytes"):
+        decode_sample({"pth": packed.getvalue()}, max_bytes=1_000_000)
+    assert decode_sample({"pth": plain.getvalue()}, max_bytes=1_000)["pth"].shape == (1_000_000,)

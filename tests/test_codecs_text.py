@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchdata_wds.codecs import Decoder
+from torchdata_wds.codecs import Decoder, decode_sample
 from torchdata_wds.errors import DecodingError
 
 
@@ -89,3 +89,9 @@ def test_integer_raises_when_no_decimal_number(data: bytes) -> None:
     """What is no plain decimal number is an error, also where Python's int() would take it."""
     with pytest.raises(DecodingError, match=r"an integer.*expected a decimal integer"):
         Decoder()({"cls": data})
+
+
+@pytest.mark.parametrize("data", [b" \n\xef\xbb\xbf7", b"7\n\xef\xbb\xbf", b"\xef\xbb\xbf 7 \r\n"])
+def test_decode_int_reads_when_a_byte_order_mark_is_anywhere_around(data: bytes) -> None:
+    """Blanks, newlines and byte order marks may stand on both sides of the number."""
+    assert decode_sample({"cls": data}) == {"cls": 7}

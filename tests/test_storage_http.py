@@ -326,3 +326,19 @@ def test_open_shard_shows_no_secret_when_nobody_answers(caplog: pytest.LogCaptur
         assert "hunter2" not in str(error)
         error = error.__cause__
     assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["http://h:99999999/x.tar", "http://[bad/x.tar"])
+def test_open_shard_names_the_shard_when_its_address_is_malformed(url: str) -> None:
+    """A malformed address is a ShardOpenError like any other."""
+    with pytest.raises(ShardOpenError, match="malformed") as caught:
+        open_shard(url)
+    assert caught.value.shard == url
+
+
+def test_open_shard_shows_no_header_value_when_it_cannot_be_sent() -> None:
+    """A value with control characters inside is refused by the header's name alone."""
+    options = {"http": {"headers": {"X-Auth-Token": "hun\nter2"}}}
+    with pytest.raises(ValueError, match="X-Auth-Token") as caught:
+        open_shard("http://127.0.0.1:1/x.tar", storage_options=options)
+    assert "ter2" not in str(caught.value)

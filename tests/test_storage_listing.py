@@ -72,10 +72,9 @@ def listed(pattern: Any, **options: Any) -> list[str]:
         ("pipe:perl -MA::B x", ["pipe:perl -MA::B x"]),
         ("pipe:cat a::pipe:cat b", ["pipe:cat a", "pipe:cat b"]),
         ("-", ["-"]),
-        (["a.tar", ("b.tar", ["c.tar", "a.tar"]), []], ["a.tar", "b.tar", "c.tar", "a.tar"]),
+        (["a.tar", ("b.tar", ["c.tar", "a.tar"])], ["a.tar", "b.tar", "c.tar", "a.tar"]),
         (Path("no/x.tar"), ["no/x.tar"]),
         (Path("x-{0..1}.tar"), ["x-0.tar", "x-1.tar"]),
-        ([], []),
         ("no-such.tar", ["no-such.tar"]),
         ("s3://b/x.tar?versionId=abc", ["s3://b/x.tar?versionId=abc"]),
     ],
@@ -252,3 +251,10 @@ def test_open_shard_names_list_shards_when_a_listed_brace_was_no_pattern() -> No
     """A brace of one word is passed on, and opening it says what may be wrong."""
     with pytest.raises(ShardOpenError, match="list_shards"):
         open_shard(listed("no-such-{one}.tar")[0])
+
+
+@pytest.mark.parametrize("pattern", [[], [[]], ["a.tar", ()]])
+def test_list_urls_raises_when_a_list_is_empty(pattern: object) -> None:
+    """An empty list is a pattern that matches nothing."""
+    with pytest.raises(ShardListError, match="is empty"):
+        list(list_urls(pattern))

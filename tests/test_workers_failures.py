@@ -57,6 +57,7 @@ class LockedError(Exception):
     [
         ("format", ShardFormatError, {"shard": "a.tar", "member": "b.jpg", "key": None}),
         ("open", ShardOpenError, {"shard": "a.tar"}),
+        ("picky", PickyError, {}),
         ("decode", DecodingError, {"shard": "a.tar", "key": "b", "field": "jpg"}),
         ("key", KeyError, {}),
     ],
@@ -80,7 +81,7 @@ def test_service_keeps_type_and_attributes_when_a_worker_raises(kind: str, error
         iter(loader)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("picky", "PickyError"), ("unpicklable", "LockedError")])
+@pytest.mark.parametrize(("kind", "name"), [("unpicklable", "LockedError")])
 def test_service_quotes_the_exception_when_it_cannot_travel(kind: str, name: str) -> None:
     """An exception that does not survive pickling becomes a RuntimeError with its name, text and traceback."""
     with (
@@ -100,3 +101,12 @@ def test_failure_is_complete_when_it_is_rebuilt_twice() -> None:
             failure.reraise()
         errors.append(caught.value)
     assert errors[0] is not errors[1]
+
+
+def test_failure_keeps_type_and_attributes_when_the_constructor_wants_more() -> None:
+    """What pickle alone cannot rebuild comes back from its parts."""
+    error = PickyError(1, 2)
+    error.number = 3  # type: ignore[attr-defined]
+    with pytest.raises(PickyError, match="1 and 2") as caught:
+        Failure(error, "worker 0").reraise()
+    assert vars(caught.value)["number"] == 3

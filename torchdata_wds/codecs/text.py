@@ -23,12 +23,12 @@ def decode_text(data: bytes, options: DecodeOptions) -> str:
 
 
 def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
-    """Decodes a decimal number in ASCII, with blanks, newlines and a byte order mark around it, into ``int``.
+    """Decodes a decimal number in ASCII, with blanks, newlines and byte order marks around it, into ``int``.
 
     Raises:
         ValueError: for anything else, also for what only Python calls a number (``1_000``, digits of other scripts).
     """
-    digits = without_bom(data).strip()
+    digits = without_bom(data.strip()).removesuffix(_BOM).strip()
     if not _INTEGER.fullmatch(digits):
         raise ValueError("expected a decimal integer, such as 7 or -1")
     return int(digits)

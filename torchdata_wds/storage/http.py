@@ -199,10 +199,20 @@ def _headers(url: str, options: StorageOptions) -> dict[str, str]:
 
     scheme = url.partition(":")[0].lower()
     chosen = dict(options.get(scheme, {}))
-    headers = {str(name): str(value) for name, value in dict(chosen.pop("headers", None) or {}).items()}
+    # Tokens that were read from a file end in a newline.
+    headers = {str(name): str(value).strip() for name, value in dict(chosen.pop("headers", None) or {}).items()}
+    for name, value in headers.items():
+        if not name or not (name + value).isprintable():
+            raise ValueError(f"storage_options for {scheme!r}: header {name!r} or its value holds control characters")
     if chosen:
         raise TypeError(f"storage_options for {scheme!r} takes only 'headers', found {', '.join(map(repr, chosen))}")
-    auth = urllib3.util.parse_url(url).auth
+    try:
+        auth = urllib3.util.parse_url(url).auth
+    except urllib3.exceptions.HTTPError as error:
+        shard = mask_url(url)
+        raise ShardOpenError(
+            f"cannot open shard {shard}: its address is malformed: {_reason(error)}", shard=shard
+        ) from masked_cause(error)
     return {**(urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}), **headers}
 
 

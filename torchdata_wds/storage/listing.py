@@ -44,6 +44,8 @@ def list_urls(pattern: object, *, storage_options: Mapping[str, Mapping[str, Any
 
 def _flatten(pattern: object) -> Iterator[str]:
     if isinstance(pattern, (list, tuple)):
+        if not pattern:
+            raise ShardListError("a list of shard patterns is empty: did a glob match nothing?")
         for item in pattern:
             yield from _flatten(item)
     elif isinstance(pattern, str):

@@ -154,7 +154,8 @@ def _refusal(error: Exception, shard: str) -> ShardOpenError:
         return ShardOpenError(f"cannot open shard {shard}: not found", shard=shard)
     if isinstance(error, IsADirectoryError):
         return ShardOpenError(
-            f"cannot open shard {shard}: it is a folder; list its shards with .list_shards()", shard=shard
+            f"cannot open shard {shard}: it is a folder; .list_shards() lists its shards if its URL ends in /",
+            shard=shard,
         )
     return ShardOpenError(f"cannot open shard {shard}: {type(error).__name__}: {mask_text(str(error))}", shard=shard)
 

@@ -38,17 +38,25 @@ class Failure:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    try:
-        data = pickle.dumps(error)
-    except Exception:  # noqa: BLE001  # attributes of any kind may refuse
-        return None
-    # One whose constructor wants more than its args pickles well and fails to come back.
-    return data if _rebuilt(data) is not None else None
+    # An exception whose constructor wants more than its args pickles well and fails to come back: its parts do.
+    for form in (error, (type(error), error.args, vars(error))):
+        try:
+            data = pickle.dumps(form)
+        except Exception:  # noqa: BLE001  # attributes of any kind may refuse
+            continue
+        if _rebuilt(data) is not None:
+            return data
+    return None
 
 
 def _rebuilt(data: bytes | None) -> BaseException | None:
     try:
         error = None if data is None else pickle.loads(data)
+        if isinstance(error, tuple):
+            kind, arguments, attributes = error
+            error = kind.__new__(kind, *arguments)
+            error.args = arguments
+            vars(error).update(attributes)
     except Exception:  # noqa: BLE001  # runs the exception's own constructor
         return None
     return error if isinstance(error, BaseException) else None

@@ -169,6 +169,13 @@ def test_release_whole_samples_asks_when_splitting_a_name_fails() -> None:
         groups("a.jpg", "odd", keys=split)
 
 
+def test_release_whole_samples_waits_when_a_sample_goes_on_behind_a_member_left_out() -> None:
+    """A member of another key in between closes a sample only until the sample goes on."""
+    items = [member("a.jpg"), PassedMember("b.txt"), member("a.cls"), Mark.BROKEN]
+    assert list(release_whole_samples(items, split_name)) == []
+    assert [item.name for item in release_whole_samples([*items[:3], Mark.END], split_name)] == ["a.jpg", "a.cls"]
+
+
 def test_group_members_knows_the_end_of_a_sample_when_members_are_passed_over() -> None:
     """A name that is not delivered still ends the sample before it, should the shard break there."""
     items = ["a.jpg", PassedMember("a.cls"), PassedMember("b.jpg"), Mark.BROKEN]

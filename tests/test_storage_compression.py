@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard, wrap_stream
-
-zstandard = pytest.importorskip("zstandard")
 
 Pack = Callable[[bytes], bytes]
 

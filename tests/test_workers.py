@@ -91,8 +91,11 @@ RUNNERS: dict[str, tuple[Callable[..., Iterator[list[str]]], str | None]] = {
     "2 workers, spawn": (workers(2), "spawn"),
     "3 workers": (workers(3), "fork"),
     "9 workers": (workers(9), "fork"),
+    "1 worker, spawn": (workers(1), "spawn"),
+    "3 workers, spawn": (workers(3), "spawn"),
+    "9 workers, spawn": (workers(9), "spawn"),
 }
-SLOW = {"stock service, spawn", "torch DataLoader, spawn"}
+SLOW = {"1 worker, spawn", "3 workers, spawn", "9 workers, spawn", "stock service, spawn", "torch DataLoader, spawn"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNNERS])

@@ -22,6 +22,20 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
+def _with_parts(
+    items: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool]
+) -> Iterator[tuple[Unit, tuple[str, str] | None]]:
+    """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler."""
+    for item in items:
+        try:
+            parts = None if isinstance(item, Mark) else split(item.name)
+        except Exception as error:  # noqa: BLE001  (the handler decides)
+            if not on_error(error):
+                return
+            continue
+        yield item, parts
+
+
 def release_whole_samples(
     items: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool] = _raise
 ) -> Iterator[ShardMember]:
@@ -38,23 +52,19 @@ def release_whole_samples(
     held: list[ShardMember] = []
     current: str | None = None
     closed = True  # whether the end of the held sample has been seen
-    for item in items:
+    for item, parts in _with_parts(items, split, on_error):
         if isinstance(item, Mark):
             if closed or item is Mark.END:
                 yield from held
             held, current, closed = [], None, True
-            continue
-        try:
-            parts = split(item.name)
-        except Exception as error:  # noqa: BLE001  (the handler decides)
-            if not on_error(error):
-                return
             continue
         if parts is not None and parts[0] != current:
             closed = True
             if isinstance(item, ShardMember):
                 yield from held
                 held, current, closed = [], parts[0], False
+        elif parts is not None and isinstance(item, ShardMember):
+            closed = False  # the sample goes on behind a member that was left out
         if isinstance(item, ShardMember):
             held.append(item)
             if closed:
@@ -197,19 +207,13 @@ def _runs(
 ) -> Iterator[_Run]:
     run: _Run | None = None
     closed = False  # whether the end of the open run has been seen
-    for item in members:
+    for item, parts in _with_parts(members, split, on_error):
         if isinstance(item, Mark):
             if run is not None and (closed or item is Mark.END):
                 yield run
             elif run is not None:
                 skipped["sample cut off by a broken shard"] += 1
             run = None
-            continue
-        try:
-            parts = split(item.name)
-        except Exception as error:  # noqa: BLE001  (the handler decides)
-            if not on_error(error):
-                return
             continue
         if isinstance(item, PassedMember):
             closed = closed or (run is not None and parts is not None and parts[0] != run.key)

@@ -73,6 +73,7 @@ class TarEntries:
         self.require_end_marker = require_end_marker
         self.concatenated = concatenated
         self.offset = offset
+        self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
         self.raw: list[bytes] = []  # the blocks of the current entry's headers, for sparse members
         self._first = offset
         self._start = offset
@@ -97,6 +98,11 @@ class TarEntries:
                 self._own = {}
             self.raw.clear()
             self._start = self.offset
+
+    def passed(self, length: int) -> None:
+        """Takes note of entries that were read by others: `length` bytes, between two that are iterated."""
+        self.offset += length
+        self._start = self.offset
 
     def take(self, entry: TarEntry) -> bytes:
         """Reads an entry's payload.
@@ -212,6 +218,7 @@ class TarEntries:
             raise self.damaged(f"has a damaged extended header before member: {error};", "Download it again.") from None
         if kind == headers.GLOBAL_PAX:
             self._global |= records
+            self.has_globals = "path" in self._global or pax.describes_payload(self._global)
             self.raw.clear()
         else:
             self._own = records | self._own

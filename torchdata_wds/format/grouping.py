@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, TypeVar
 
-from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
-from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
-from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, SplitName, key_splitter, skip_reason
-from torchdata_wds.handlers import warn_rarely
+from torchdata_wds.format.drafts import Draft, KeyedRun
+from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Single, Unit, singles
+from torchdata_wds.format.names import KeyRule, SplitName, skip_reason, split_names
+from torchdata_wds.format.rules import GroupingRules, OnDuplicate, OnReappearing, grouping_rules
+from torchdata_wds.format.samples import check_new, make_sample, make_samples
 
-__all__ = ["GroupingRules", "OnDuplicate", "OnReappearing", "group_members", "grouping_rules", "release_whole_samples"]
-
-OnDuplicate = Literal["error", "first", "last"]
-OnReappearing = Literal["error", "warn", "allow"]
+__all__ = ["group_members", "release_whole_samples"]
 
 
 def _raise(error: Exception) -> bool:
     raise error
 
 
+_U = TypeVar("_U", bound=Single | KeyedRun)
+
+
 def _with_parts(
-    items: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool]
-) -> Iterator[tuple[Unit, tuple[str, str] | None]]:
+    items: Iterable[_U], split: SplitName, on_error: Callable[[Exception], bool]
+) -> Iterator[tuple[_U, tuple[str, str] | None]]:
     """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler."""
     for item in items:
         try:
-            parts = None if isinstance(item, Mark) else split(item.name)
+            parts = None if isinstance(item, (Mark, KeyedRun)) else split(item.name)
         except Exception as error:  # noqa: BLE001  (the handler decides)
             if not on_error(error):
                 return
@@ -52,7 +52,7 @@ def release_whole_samples(
     held: list[ShardMember] = []
     current: str | None = None
     closed = True  # whether the end of the held sample has been seen
-    for item, parts in _with_parts(items, split, on_error):
+    for item, parts in _with_parts(singles(items), split, on_error):
         if isinstance(item, Mark):
             if closed or item is Mark.END:
                 yield from held
@@ -70,24 +70,6 @@ def release_whole_samples(
             if closed:
                 yield from held
                 held = []
-
-
-class GroupingRules(NamedTuple):
-    """How members become samples.
-
-    Attributes:
-        split: From name to (key, field), or None.
-        lowercase: Whether fields are lower-cased.
-        fields: The fields to keep, None for all.
-        on_duplicate: What the same field twice in a sample does.
-        on_reappearing: What a key that comes back later in its shard does.
-    """
-
-    split: SplitName
-    lowercase: bool = True
-    fields: frozenset[str] | None = None
-    on_duplicate: OnDuplicate = "error"
-    on_reappearing: OnReappearing = "error"
 
 
 def group_members(
@@ -136,46 +118,6 @@ def group_members(
     return _group(members, rules, on_error, Counter() if skipped is None else skipped, shown)
 
 
-def grouping_rules(
-    keys: KeyRule,
-    lowercase: bool,
-    fields: Iterable[str] | str | None,
-    on_duplicate: OnDuplicate,
-    on_reappearing: OnReappearing,
-) -> GroupingRules:
-    """Checks the options of grouping.
-
-    Raises:
-        ValueError: if an option is none of those that `group_members` lists.
-    """
-    if on_duplicate not in ("error", "first", "last"):
-        raise ValueError(f"on_duplicate must be 'error', 'first' or 'last', not {on_duplicate!r}")
-    if on_reappearing not in ("error", "warn", "allow"):
-        raise ValueError(f"on_reappearing must be 'error', 'warn' or 'allow', not {on_reappearing!r}")
-    return GroupingRules(key_splitter(keys), lowercase, _field_names(fields, lowercase), on_duplicate, on_reappearing)
-
-
-def _field_names(fields: Iterable[str] | str | None, lowercase: bool) -> frozenset[str] | None:
-    if fields is None:
-        return None
-    if isinstance(fields, str):
-        names = re.split(r"[;\s]+", fields.strip("; \t\n"))
-    else:
-        names = list(fields) if isinstance(fields, Iterable) else []
-    if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
-        raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
-    return frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)
-
-
-class _Run(NamedTuple):
-    """Consecutive members of one reading of a shard that share a key."""
-
-    key: str
-    url: str
-    visit: int
-    parts: list[tuple[str, str, bytes | Exception]]  # field, member name, data or why there is none
-
-
 def _group(
     members: Iterable[Unit],
     rules: GroupingRules,
@@ -185,113 +127,87 @@ def _group(
 ) -> Iterator[dict[str, Any]]:
     seen: set[int] = set()
     reading: tuple[str, int] | None = None
-    for run in _runs(members, rules.split, on_error, skipped):
-        if (run.url, run.visit) != reading:
-            reading = (run.url, run.visit)
+    for found in _drafts(members, rules.split, on_error, skipped):
+        if (found.url, found.visit) != reading:
+            reading = (found.url, found.visit)
             seen.clear()
-        try:
-            _check_new(run, seen, rules.on_reappearing, shown)
-            sample = _make_sample(run, rules, shown)
-        except Exception as error:  # noqa: BLE001  (the handler decides)
-            if not on_error(error):
-                return
+        if isinstance(found, KeyedRun) and (samples := make_samples(found, rules, seen)) is not None:
+            yield from samples
             continue
-        if len(sample) > 2:
-            yield sample
-        else:
-            skipped["sample without the chosen fields"] += 1
+        for draft in found.drafts():
+            try:
+                check_new(draft, seen, rules.on_reappearing, shown)
+                sample = make_sample(draft, rules, shown)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                if not on_error(error):
+                    return
+                continue
+            if len(sample) > 2:
+                yield sample
+            else:
+                skipped["sample without the chosen fields"] += 1
 
 
-def _runs(
+def _drafts(
     members: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool], skipped: Counter[str]
-) -> Iterator[_Run]:
-    run: _Run | None = None
-    closed = False  # whether the end of the open run has been seen
-    for item, parts in _with_parts(members, split, on_error):
+) -> Iterator[Draft | KeyedRun]:
+    """Gives whole samples: one at a time, or those in the middle of a run together."""
+    draft: Draft | None = None
+    closed = False  # whether the end of the open draft has been seen
+    for item, parts in _with_parts(_split_runs(members, split), split, on_error):
         if isinstance(item, Mark):
-            if run is not None and (closed or item is Mark.END):
-                yield run
-            elif run is not None:
+            if draft is not None and (closed or item is Mark.END):
+                yield draft
+            elif draft is not None:
                 skipped["sample cut off by a broken shard"] += 1
-            run = None
+            draft = None
             continue
         if isinstance(item, PassedMember):
-            closed = closed or (run is not None and parts is not None and parts[0] != run.key)
+            closed = closed or (draft is not None and parts is not None and parts[0] != draft.key)
+            continue
+        if isinstance(item, KeyedRun):
+            whole, draft = _finish(draft, item)
+            yield from whole
+            closed = False
             continue
         if parts is None:
             skipped[skip_reason(item.name)] += 1
             continue
         url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
         key, field = parts
-        if run is None or key != run.key or visit != run.visit or url != run.url:
-            if run is not None:
-                yield run
-            run = _Run(key, url, visit, [])
+        if draft is None or (key, visit, url) != (draft.key, draft.visit, draft.url):
+            if draft is not None:
+                yield draft
+            draft = Draft(key, url, visit, [])
         closed = False
-        run.parts.append((field, name, data))
-    if run is not None:
-        yield run
+        draft.parts.append((field, name, data))
+    if draft is not None:
+        yield draft
 
 
-def _check_new(run: _Run, seen: set[int], on_reappearing: OnReappearing, shown: Callable[[str], str]) -> None:
-    """Compares a key with those before it in its shard, by their 64-bit hashes."""
-    if on_reappearing == "allow":
-        return
-    digest = hash(run.key)
-    if digest not in seen:
-        seen.add(digest)
-        return
-    shard, member = shown(run.url), run.parts[0][1]
-    message = (
-        f"key {run.key!r} comes back at member {member} of shard {shard} after other samples: its members are not "
-        "next to each other. Write the shard sorted (tar --sort=name), or pass on_reappearing='allow' to take each "
-        "run of members as a sample of its own (also where a native loader gives the same archive twice)."
-    )
-    error = ReappearingKeyError(message, shard=shard, member=member, key=run.key)
-    if on_reappearing == "error":
-        raise error
-    warn_rarely("kept", error)
+def _split_runs(members: Iterable[Unit], split: SplitName) -> Iterator[Single | KeyedRun]:
+    """Splits the names of runs, or cuts their members out where that must be done one by one."""
+    for unit in members:
+        if not isinstance(unit, MemberRun):
+            yield unit
+        elif (columns := split_names(unit.names, split)) is not None:
+            yield KeyedRun(unit.url, unit.visit, unit.data, *columns, unit.names, unit.starts, unit.ends)
+        else:
+            yield from unit.members()
 
 
-def _make_sample(run: _Run, rules: GroupingRules, shown: Callable[[str], str]) -> dict[str, Any]:
-    sample: dict[str, Any] = {"__key__": run.key, "__url__": run.url}
-    for field, name, data in run.parts:
-        if isinstance(data, Exception):
-            raise data
-        if rules.lowercase:
-            field = field.lower()
-        if field in RESERVED_FIELDS:
-            raise _reserved(run, field, name, shown(run.url))
-        if rules.fields is not None and field not in rules.fields:
-            continue
-        if field in sample:
-            if rules.on_duplicate == "error":
-                raise _duplicate(run, field, name, shown(run.url), rules.lowercase)
-            if rules.on_duplicate == "first":
-                continue
-        sample[field] = data
-    return sample
-
-
-def _reserved(run: _Run, field: str, name: str, shard: str) -> SampleError:
-    return SampleError(
-        f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself. "
-        "Rename it with rename= of load_wds_shards, or leave it out with select=.",
-        shard=shard,
-        member=name,
-        key=run.key,
-        field=field,
-    )
-
-
-def _duplicate(run: _Run, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
-    first = next(other for spelled, other, _ in run.parts if (spelled.lower() if lowercase else spelled) == field)
-    cure = "Pass on_duplicate='first' or 'last' to choose"
-    return DuplicateFieldError(
-        f"field {field!r} comes twice in sample {run.key!r} of shard {shard}: members {first} and {name}. "
-        f"{cure}{', or lowercase=False if they differ in case' if lowercase else ''}.",
-        shard=shard,
-        member=name,
-        key=run.key,
-        field=field,
-    )
+def _finish(draft: Draft | None, run: KeyedRun) -> tuple[list[Draft | KeyedRun], Draft]:
+    """Lets a run go on from the open draft: gives what is whole now, and the draft that is open behind the run."""
+    whole: list[Draft | KeyedRun] = []
+    if draft is not None and (run.keys[0], run.visit, run.url) == (draft.key, draft.visit, draft.url):
+        count = run.end_of_first()
+        draft.parts.extend(run.rows(0, count).parts())
+        if count == len(run.keys):
+            return whole, draft
+        run = run.rows(count, len(run.keys))
+    if draft is not None:
+        whole.append(draft)
+    last = run.start_of_last()
+    if last:
+        whole.append(run.rows(0, last))
+    return whole, Draft(run.keys[last], run.url, run.visit, list(run.rows(last, len(run.keys)).parts()))

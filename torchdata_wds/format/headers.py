@@ -21,6 +21,7 @@ __all__ = [
     "SPARSE",
     "Header",
     "HeaderError",
+    "full_name",
     "has_payload",
     "padding",
     "parse_header",
@@ -117,15 +118,21 @@ def parse_header(block: bytes) -> Header:
     """
     _check_sum(block)
     kind = block[156]
-    name = block[:100].partition(b"\0")[0]
-    if block[257:263] == b"ustar\0" and block[345]:
-        name = block[345:500].partition(b"\0")[0] + b"/" + name
+    name = full_name(block)
     if kind == 0 and name.endswith(b"/"):
         kind = _DIRECTORY  # V7 archives write a folder as an empty file
     size = parse_number(block[124:136])
     if size < 0:
         raise HeaderError(f"the size is negative: {size}")
     return Header(name, size, kind, block[157:257].partition(b"\0")[0])
+
+
+def full_name(block: bytes) -> bytes:
+    """The name in a header block; POSIX's ustar has a second field for the front part of a long one."""
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        return block[345:500].partition(b"\0")[0] + b"/" + name
+    return name
 
 
 def _check_sum(block: bytes) -> None:

@@ -35,6 +35,11 @@ class HardLinks:
         self.reopen = reopen
         self._offsets: dict[str, int] | None = None  # made at the first link; from then on it follows the reader
 
+    @property
+    def met(self) -> bool:
+        """Whether there has been a link: each entry from here on must be noted."""
+        return self._offsets is not None
+
     def note(self, entry: TarEntry) -> None:
         """Remembers where an entry lies, once there has been a link in this shard."""
         if self._offsets is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["FailedMember", "Mark", "PassedMember", "ShardMember", "Unit"]
+__all__ = ["FailedMember", "Mark", "MemberRun", "PassedMember", "ShardMember", "Single", "Unit", "singles"]
 
 
 class ShardMember(NamedTuple):
@@ -45,5 +46,43 @@ class Mark(Enum):
     BROKEN = "the shard failed: the sample before it is not complete"
 
 
-#: What a reader gives to those who group: members and what lies between them.
-Unit = ShardMember | PassedMember | FailedMember | Mark
+class MemberRun(NamedTuple):
+    """Members one right behind the other, not yet cut out of what was read.
+
+    Attributes:
+        url: As in `ShardMember`.
+        data: Bytes of the archive.
+        names: The members' names.
+        starts: Where in `data` each member's content begins.
+        ends: Where it ends.
+        length: The bytes that the members take in the archive, with their headers and padding.
+        visit: As in `ShardMember`.
+    """
+
+    url: str
+    data: bytes
+    names: list[str]
+    starts: list[int]
+    ends: list[int]
+    length: int
+    visit: int
+
+    def members(self) -> Iterator[ShardMember]:
+        """Cuts the members out."""
+        for name, start, end in zip(self.names, self.starts, self.ends, strict=True):
+            yield ShardMember(self.url, name, self.data[start:end], self.visit)
+
+
+#: What a reader gives for one member, or between two.
+Single = ShardMember | PassedMember | FailedMember | Mark
+#: What a reader gives to those who group: members, many at once where they are small, and what lies between them.
+Unit = Single | MemberRun
+
+
+def singles(units: Iterable[Unit]) -> Iterator[Single]:
+    """Cuts the members out of all runs."""
+    for unit in units:
+        if isinstance(unit, MemberRun):
+            yield from unit.members()
+        else:
+            yield unit

@@ -6,10 +6,10 @@ it. Unlike there, hidden files never become fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
-__all__ = ["KeyRule", "RESERVED_FIELDS", "SplitName", "key_splitter", "skip_reason", "split_name"]
+__all__ = ["KeyRule", "RESERVED_FIELDS", "SplitName", "key_splitter", "skip_reason", "split_name", "split_names"]
 
 SplitName = Callable[[str], "tuple[str, str] | None"]
 KeyRule = Literal["first_dot", "last_dot"] | SplitName
@@ -38,6 +38,46 @@ def split_name(name: str) -> tuple[str, str] | None:
     if dot <= start or dot + 1 == len(name) or (name.startswith("__") and _is_metadata(name)):
         return None
     return name[:dot], name[dot + 1 :]
+
+
+def split_names(names: list[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Splits many names at once.
+
+    Args:
+        names: At least one name.
+        split: What `key_splitter` gave.
+
+    Returns:
+        All keys and all fields; None where a name belongs to no sample, or the rule is the user's own.
+
+    Example:
+        >>> split_names(["d/a.jpg", "d/a.cls"], split_name)
+        (('d/a', 'd/a'), ('jpg', 'cls'))
+    """
+    if split is split_name and (columns := _split_plain(names)) is not None:
+        return columns
+    if split is not split_name and split is not _split_last_dot:
+        return None
+    pairs = [pair for name in names if (pair := split(name)) is not None]
+    if len(pairs) < len(names):
+        return None
+    keys, fields = zip(*pairs, strict=True)
+    return keys, fields
+
+
+def _split_plain(names: list[str]) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Splits names at their first dot, if that is right for all of them."""
+    joined = "\n".join(("", *names, ""))
+    if "\n./" in joined:
+        names = [name.removeprefix("./") for name in names]
+        joined = "\n".join(("", *names, ""))
+    if any(odd in joined for odd in ("\n.", "/.", ".\n", "\n__")):
+        return None
+    keys, _, fields = zip(*[name.partition(".") for name in names], strict=True)
+    for field in set(fields):
+        if not field or "/" in field:  # no dot, or one in a folder's name
+            return None
+    return keys, fields
 
 
 def _split_last_dot(name: str) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchdata_wds.format.headers import HeaderError
 
-__all__ = ["is_sparse", "parse_records", "record_number", "sparse_size"]
+__all__ = ["describes_payload", "is_sparse", "parse_records", "record_number", "sparse_size"]
 
 
 def parse_records(data: bytes) -> dict[str, bytes]:
@@ -53,6 +53,11 @@ def record_number(records: dict[str, bytes], keyword: str) -> int | None:
 def is_sparse(records: dict[str, bytes]) -> bool:
     """Tells whether the records describe a sparse member, in any of GNU tar's three PAX versions."""
     return any(keyword.startswith("GNU.sparse.") for keyword in records)
+
+
+def describes_payload(records: dict[str, bytes]) -> bool:
+    """Tells whether the records say how large the payload is or what it stands for, not only a name or dates."""
+    return "size" in records or is_sparse(records)
 
 
 def sparse_size(records: dict[str, bytes]) -> int | None:

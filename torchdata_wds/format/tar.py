@@ -11,7 +11,8 @@ from typing import NamedTuple
 from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
 from torchdata_wds.format.links import HardLinks, Reopen
-from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
+from torchdata_wds.format.lookahead import LookAhead
+from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Unit, singles
 from torchdata_wds.format.sparse import read_payload
 from torchdata_wds.storage import mask_url
 
@@ -69,7 +70,7 @@ def read_members(
     options = ReadOptions(
         select, rename, visit, mask_url(url) if shard is None else shard, reopen, require_end_marker, concatenated
     )
-    for item in read_marked_members(stream, url, options, Counter() if skipped is None else skipped):
+    for item in singles(read_marked_members(stream, url, options, Counter() if skipped is None else skipped)):
         if isinstance(item, ShardMember):
             yield item
 
@@ -89,14 +90,19 @@ class ReadOptions(NamedTuple):
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
     """Does what `read_members` does, and also tells where samples are complete although an error follows.
 
+    Small members come as runs where neither `rename` nor `select` is given.
     `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
     stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
     """
     select, rename, visit, shard, reopen, require_end_marker, concatenated = options
     wanted = None if select is None else name_filter(select)
     links = HardLinks(url, shard, reopen)
-    entries = TarEntries(stream, shard, require_end_marker=require_end_marker, concatenated=concatenated)
-    for entry in entries:
+    source = LookAhead(stream, url, visit)
+    entries = TarEntries(source, shard, require_end_marker=require_end_marker, concatenated=concatenated)
+    for entry in _walk(entries, source, links):
+        if isinstance(entry, MemberRun):
+            yield from (entry,) if rename is None and wanted is None else _choose(entry, rename, wanted)
+            continue
         if entry is None:
             yield Mark.END
             continue
@@ -120,6 +126,29 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
         elif _is_file(entry):
             yield PassedMember(name)
     yield Mark.END  # an archive without end marker, where that is allowed
+
+
+def _walk(entries: TarEntries, source: LookAhead, links: HardLinks) -> Iterator[TarEntry | MemberRun | None]:
+    """Gives entries one by one, and many at once wherever the source can and nothing before them says otherwise."""
+    yield from _runs(entries, source)
+    for entry in entries:
+        yield entry
+        if entry is not None and not links.met and not entries.has_globals:
+            yield from _runs(entries, source)
+
+
+def _runs(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun]:
+    while (run := source.take_run()) is not None:
+        entries.passed(run.length)
+        yield run
+
+
+def _choose(
+    run: MemberRun, rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None
+) -> Iterator[ShardMember | PassedMember]:
+    for member in run.members():
+        name = member.name if rename is None else _renamed(rename, member.name)
+        yield member._replace(name=name) if wanted is None or wanted(name) else PassedMember(name)
 
 
 def _renamed(rename: Callable[[str], str], name: str) -> str:

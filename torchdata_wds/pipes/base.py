@@ -11,9 +11,9 @@ from torch.utils.data import IterDataPipe
 if TYPE_CHECKING:
     from torch.utils.data import DataChunk
 
-    from torchdata_wds.format.grouping import OnDuplicate, OnReappearing
     from torchdata_wds.format.members import ShardMember
     from torchdata_wds.format.names import KeyRule
+    from torchdata_wds.format.rules import OnDuplicate, OnReappearing
     from torchdata_wds.handlers import Handler
 
     Spec = str | Sequence[str]

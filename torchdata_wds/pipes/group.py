@@ -12,9 +12,10 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.errors import SampleError
-from torchdata_wds.format.grouping import OnDuplicate, OnReappearing, group_members, grouping_rules
+from torchdata_wds.format.grouping import group_members
 from torchdata_wds.format.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule
+from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe

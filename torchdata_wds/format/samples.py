@@ -1,0 +1,127 @@
+"""Drafts to samples, with everything that can be wrong about one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import ne
+from typing import Any
+
+from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
+from torchdata_wds.format.drafts import Draft, KeyedRun
+from torchdata_wds.format.names import RESERVED_FIELDS
+from torchdata_wds.format.rules import GroupingRules, OnReappearing
+from torchdata_wds.handlers import warn_rarely
+
+__all__ = ["check_new", "make_sample", "make_samples"]
+
+
+def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown: Callable[[str], str]) -> None:
+    """Compares a key with those before it in its shard, by their 64-bit hashes."""
+    if on_reappearing == "allow":
+        return
+    digest = hash(draft.key)
+    if digest not in seen:
+        seen.add(digest)
+        return
+    shard, member = shown(draft.url), draft.parts[0][1]
+    message = (
+        f"key {draft.key!r} comes back at member {member} of shard {shard} after other samples: its members are not "
+        "next to each other. Write the shard sorted (tar --sort=name), or pass on_reappearing='allow' to take each "
+        "run of members as a sample of its own (also where a native loader gives the same archive twice)."
+    )
+    error = ReappearingKeyError(message, shard=shard, member=member, key=draft.key)
+    if on_reappearing == "error":
+        raise error
+    warn_rarely("kept", error)
+
+
+def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str]) -> dict[str, Any]:
+    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries."""
+    sample: dict[str, Any] = {"__key__": draft.key, "__url__": draft.url}
+    for field, name, data in draft.parts:
+        if isinstance(data, Exception):
+            raise data
+        if rules.lowercase:
+            field = field.lower()
+        if field in RESERVED_FIELDS:
+            raise _reserved(draft, field, name, shown(draft.url))
+        if rules.fields is not None and field not in rules.fields:
+            continue
+        if field in sample:
+            if rules.on_duplicate == "error":
+                raise _duplicate(draft, field, name, shown(draft.url), rules.lowercase)
+            if rules.on_duplicate == "first":
+                continue
+        sample[field] = data
+    return sample
+
+
+def _reserved(draft: Draft, field: str, name: str, shard: str) -> SampleError:
+    return SampleError(
+        f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself. "
+        "Rename it with rename= of load_wds_shards, or leave it out with select=.",
+        shard=shard,
+        member=name,
+        key=draft.key,
+        field=field,
+    )
+
+
+def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
+    first = next(other for spelled, other, _ in draft.parts if (spelled.lower() if lowercase else spelled) == field)
+    cure = "Pass on_duplicate='first' or 'last' to choose"
+    return DuplicateFieldError(
+        f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}. "
+        f"{cure}{', or lowercase=False if they differ in case' if lowercase else ''}.",
+        shard=shard,
+        member=name,
+        key=draft.key,
+        field=field,
+    )
+
+
+def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
+    """Makes the samples of a run of whole ones in one loop.
+
+    Args:
+        run: The members.
+        rules: How members become samples.
+        seen: Hashes of the keys before them in the shard; theirs are added.
+
+    Returns:
+        The samples, as `check_new` and `make_sample` would have them; None, and nothing changed, where a sample needs
+        the closer look that those two take.
+    """
+    fields = {field: field.lower() if rules.lowercase else field for field in set(run.fields)}
+    if not RESERVED_FIELDS.isdisjoint(fields.values()):
+        return None
+    rows: Iterable[tuple[str, str, int, int]] = zip(run.keys, run.fields, run.starts, run.ends, strict=True)
+    count = len(run.keys)
+    if rules.fields is not None:
+        rows = [row for row in rows if fields[row[1]] in rules.fields]
+        count = len(rows)
+    samples = _cut_out(run, rows, fields)
+    if sum(map(len, samples)) != count + 2 * len(samples):
+        return None  # a field comes twice
+    if rules.fields is not None and len(samples) <= sum(map(ne, run.keys, run.keys[1:])):
+        return None  # a sample has none of the chosen fields
+    if rules.on_reappearing != "allow":
+        hashes = {hash(sample["__key__"]) for sample in samples}
+        if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
+            return None
+        seen |= hashes
+    return samples
+
+
+def _cut_out(
+    run: KeyedRun, rows: Iterable[tuple[str, str, int, int]], fields: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    samples: list[dict[str, Any]] = []
+    url, data, last = run.url, run.data, None
+    for key, field, start, end in rows:
+        if key != last:
+            sample: dict[str, Any] = {"__key__": key, "__url__": url}
+            samples.append(sample)
+            last = key
+        sample[fields[field]] = data[start:end]
+    return samples

@@ -1,0 +1,166 @@
+"""A window of an archive to the members that lie whole in it, all at once: headers are checked as columns of an array.
+
+Only what every tar writer of today writes is taken: regular files with ustar magic, plain octal numbers and a right
+checksum, and before them long names and PAX records that change nothing but the name. `find_members` never decides that
+something is wrong: whatever it does not take is left to `TarEntries`, which tells damage from the unusual.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from torchdata_wds.format import headers, pax
+from torchdata_wds.format.headers import BLOCK, HeaderError, full_name, text
+
+__all__ = ["NO_MEMBERS", "Window", "find_members"]
+
+_WORDS = BLOCK // 8
+_MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
+_PLAIN_FILE = ord("0")
+_OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
+
+Array = np.ndarray[Any, Any]
+
+
+class Window:
+    """The members of a window, in columns.
+
+    Args:
+        data: The window: blocks of an archive, the last one perhaps cut.
+        begins: Where each member's first header lies, extended ones included; these and all others are byte offsets
+            in the window.
+        starts: Where its payload begins.
+        ends: Where its payload ends.
+        nexts: Where the next entry's header lies.
+        names: Its name.
+    """
+
+    def __init__(
+        self, data: bytes, begins: list[int], starts: list[int], ends: list[int], nexts: list[int], names: list[str]
+    ) -> None:
+        self.data = data
+        self.begins = begins
+        self.starts = starts
+        self.ends = ends
+        self.nexts = nexts
+        self.names = names
+        # Rows whose next row is not right behind them: something else lies between, or a tar inside the member.
+        self._breaks = [] if nexts[:-1] == begins[1:] else _find_breaks(begins, nexts)
+        self._breaks.append(len(begins) - 1)
+
+    def run_at(self, position: int) -> tuple[int, int]:
+        """Finds the members one right behind the other from a position on: the first row, and the one behind the last.
+
+        An entry must begin at the position, or the rows are those of a tar inside a member.
+        """
+        first = bisect_left(self.begins, position)
+        if first == len(self.begins) or self.begins[first] != position:
+            return 0, 0
+        return first, self._breaks[bisect_left(self._breaks, first)] + 1
+
+
+def _find_breaks(begins: list[int], nexts: list[int]) -> list[int]:
+    return [row for row, begin in enumerate(begins[1:]) if begin != nexts[row]]
+
+
+def _without_members(data: bytes) -> Window:
+    return Window(data, [], [], [], [], [])
+
+
+NO_MEMBERS = _without_members(b"")
+
+
+def find_members(data: bytes) -> Window:
+    """Finds the members that lie whole in a window, and those of tars inside them.
+
+    Args:
+        data: Part of an archive that begins at an entry.
+
+    Example:
+        >>> import tarfile
+        >>> header = tarfile.TarInfo("a.txt").tobuf()
+        >>> find_members(header + header[:100]).names
+        ['a.txt']
+    """
+    blocks = len(data) // BLOCK
+    if not blocks:
+        return _without_members(data)
+    magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,))
+    rows = np.flatnonzero(magics == _MAGIC)
+    if not len(rows):
+        return _without_members(data)
+    words: Array = np.frombuffer(data, np.uint64, blocks * _WORDS).reshape(blocks, _WORDS)
+    heads: Array = words.take(rows, axis=0).view(np.uint8)
+    sizes, sound = _octal(heads[:, 124:135], heads[:, 135:136])
+    sound &= _has_right_sum(heads)
+    begins = rows * BLOCK
+    starts = begins + BLOCK
+    ends = starts + sizes
+    nexts = ends + -sizes % BLOCK
+    sound &= nexts <= blocks * BLOCK
+    kinds = heads[:, 156]
+    files = np.flatnonzero(sound & (kinds == _PLAIN_FILE))
+    extended = sound & ((kinds == headers.LONG_NAME) | np.isin(kinds, list(headers.PAX)))
+    tails = [column[extended].tolist() for column in (begins, starts, ends, nexts, kinds)]
+    begins, starts, ends, nexts = (column[files].tolist() for column in (begins, starts, ends, nexts))
+    names = _names(heads[files])
+    _extend(data, begins, names, zip(*tails, strict=True))
+    return Window(data, begins, starts, ends, nexts, names)
+
+
+def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
+    """Reads fields of octal digits, and tells in which rows they are nothing but digits, blanks and NULs behind."""
+    values = digits - np.uint8(ord("0"))  # below "0" it wraps to large numbers
+    valid: Array = (values < 8).all(axis=1) & ((behind == 0) | (behind == ord(" "))).all(axis=1)
+    return values @ _OCTAL_PLACES[-values.shape[1] :], valid
+
+
+def _has_right_sum(heads: Array) -> Array:
+    field = heads[:, 148:156]
+    stored, valid = _octal(field[:, :6], field[:, 6:])
+    total = heads.sum(axis=1, dtype=np.int64) - field.sum(axis=1, dtype=np.int64) + 8 * ord(" ")
+    valid &= total == stored
+    return valid
+
+
+def _names(heads: Array) -> list[str]:
+    raw = np.ascontiguousarray(heads[:, :100]).view("S100").ravel().tolist()
+    joined = text(b"\n".join(raw))
+    names = joined.split("\n")
+    if len(names) != len(raw) or "\0" in joined:
+        names = [text(name.partition(b"\0")[0]) for name in raw]
+    for row in np.flatnonzero(heads[:, 345]).tolist():
+        names[row] = text(full_name(heads[row].tobytes()))
+    return names
+
+
+def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
+    """Lets members begin with the extended headers right before them, and have the names that those give.
+
+    A member whose extended headers say more keeps its own begin: no walk over the entries comes to it there.
+    """
+    before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
+    for begin, start, end, behind, kind in extended:
+        first, own = before.pop(begin, (begin, {}))
+        records = _read_records(kind, data[start:end])
+        if records is not None:
+            before[behind] = first, records | own
+    for row, begin in enumerate(begins if before else ()):
+        if begin in before:
+            begins[row], own = before[begin]
+            names[row] = text(own["path"]) if own.get("path") else names[row]
+
+
+def _read_records(kind: int, data: bytes) -> dict[str, bytes] | None:
+    """Reads what an extended header says; None where it is damaged or says more than a name or dates."""
+    if kind == headers.LONG_NAME:
+        return {"path": data.partition(b"\0")[0]}
+    try:
+        records = pax.parse_records(data)
+    except HeaderError:
+        return None
+    return None if pax.describes_payload(records) else records

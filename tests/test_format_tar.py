@@ -22,6 +22,8 @@ from torchdata_wds.format.pax import parse_records
 from torchdata_wds.format.sparse import LARGEST_SPARSE_MEMBER
 from torchdata_wds.format.tar import name_filter
 
+pytestmark = pytest.mark.usefixtures("each_reader")
+
 PLAIN_DAMAGES = {name: damage for name, damage in DAMAGES.items() if "stream" not in name}
 
 

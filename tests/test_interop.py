@@ -19,6 +19,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.shards import jpeg_bytes
 from torchdata_wds import ShardFormatError, WebDataset
 
+pytestmark = pytest.mark.usefixtures("each_reader")
+
 #: File names as data sets have them, in the order of GNU tar's --sort=name.
 FILES = {
     "000000000.jpg": b"\xff\xd8 one",

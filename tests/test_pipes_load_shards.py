@@ -23,6 +23,8 @@ from tests.shards import sample_members, tar_bytes, text_keys, write_tar, write_
 from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError
 from torchdata_wds.pipes import place
 
+pytestmark = pytest.mark.usefixtures("each_reader")
+
 Graph = Callable[..., IterDataPipe[Any]]
 
 

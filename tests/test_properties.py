@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import tarfile
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format import read_members
+
+pytestmark = pytest.mark.usefixtures("each_reader")
 
 NAMES = st.text(
     st.characters(blacklist_categories=("Cs",), blacklist_characters="\0/"), min_size=1, max_size=120

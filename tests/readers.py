@@ -1,0 +1,22 @@
+"""The ways in which an archive is read, by the sizes of the windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from torchdata_wds.format import lookahead
+
+READERS = {"one by one": (0, 0), "small windows": (1536, 4096), "large windows": (1 << 16, 1 << 20)}
+"""The smallest and the largest window in bytes."""
+
+
+@contextmanager
+def reading_with(sizes: tuple[int, int]) -> Iterator[None]:
+    """Reads archives in windows of these sizes, however large the members are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookahead, "SMALLEST_WINDOW", sizes[0])
+        patch.setattr(lookahead, "LARGEST_WINDOW", sizes[1])
+        yield

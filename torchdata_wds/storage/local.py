@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.streams import BUFFER_SIZE, wrap_source
+from torchdata_wds.storage.streams import wrap_source
 from torchdata_wds.storage.urls import local_path, mask_url
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["open_local"]
 
+#: A read past what the buffer holds goes straight into its own bytes, but for less than the buffer's size at its end.
+_BUFFER_SIZE = 1 << 16
 _PATTERN_MARKS = frozenset("{*?[")
 
 
@@ -58,7 +60,7 @@ def open_local(url: str, offset: int, options: StorageOptions) -> io.BufferedRea
                 shard=shard,
             )
         file.seek(offset)
-        return io.BufferedReader(file, BUFFER_SIZE)
+        return io.BufferedReader(file, _BUFFER_SIZE)
     except BaseException:
         file.close()
         raise

@@ -107,7 +107,7 @@ def find_members(data: bytes) -> Window:
     extended = sound & ((kinds == headers.LONG_NAME) | np.isin(kinds, list(headers.PAX)))
     tails = [column[extended].tolist() for column in (begins, starts, ends, nexts, kinds)]
     begins, starts, ends, nexts = (column[files].tolist() for column in (begins, starts, ends, nexts))
-    names = _names(heads[files])
+    names = _names(heads if len(files) == len(heads) else heads[files])
     _extend(data, begins, names, zip(*tails, strict=True))
     return Window(data, begins, starts, ends, nexts, names)
 
@@ -122,7 +122,7 @@ def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
 def _has_right_sum(heads: Array) -> Array:
     field = heads[:, 148:156]
     stored, valid = _octal(field[:, :6], field[:, 6:])
-    total = heads.sum(axis=1, dtype=np.int64) - field.sum(axis=1, dtype=np.int64) + 8 * ord(" ")
+    total = heads.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
     valid &= total == stored
     return valid
 

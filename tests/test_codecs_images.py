@@ -13,13 +13,20 @@ import torch
 import webdataset.autodecode
 from PIL import Image
 
-from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder
+from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder, jpegs
 from torchdata_wds.errors import DecodingError
 
 from .shards import jpeg_bytes
 
 SPECS = list(IMAGE_SPECS)
 MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow"])
+def jpegs_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JPEG files are decoded by simplejpeg (where it is installed), and by Pillow."""
+    if request.param == "Pillow":
+        monkeypatch.setattr(jpegs, "_libraries", lambda: None)
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (7, 5)) -> Image.Image:
@@ -127,6 +134,7 @@ def test_spec_decodes_each_image_field_when_given(field: str) -> None:
         assert decode(encoded(picture()), "rgb8", name).shape == (5, 7, 3)
 
 
+@pytest.mark.usefixtures("jpegs_by")
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF"])
 def test_spec_decodes_each_format_when_written_by_pillow(form: str) -> None:
     """The formats behind the image extensions are read."""
@@ -149,6 +157,7 @@ def test_pil_image_is_loaded_when_decoded() -> None:
     assert np.array_equal(np.asarray(again), np.asarray(picture()))
 
 
+@pytest.mark.usefixtures("jpegs_by")
 @pytest.mark.parametrize("spec", ["rgb8", "pil", "torch"])
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"])
 def test_image_raises_when_cut(spec: str, form: str) -> None:
@@ -198,6 +207,7 @@ def test_exif_transpose_turns_the_image_when_it_has_an_orientation(orientation: 
         assert as_array(decode(data, spec)).shape[:2] == (5, 7)
 
 
+@pytest.mark.usefixtures("jpegs_by")
 def test_exif_transpose_is_not_applied_twice_when_the_user_turns_again() -> None:
     """A PIL image that was turned has no orientation left."""
     from PIL import ImageOps
@@ -209,6 +219,7 @@ def test_exif_transpose_is_not_applied_twice_when_the_user_turns_again() -> None
     assert ImageOps.exif_transpose(image).size == (5, 7)
 
 
+@pytest.mark.usefixtures("jpegs_by")
 @pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0"])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_exif_transpose_leaves_the_image_when_exif_is_damaged(exif: bytes) -> None:
@@ -217,6 +228,7 @@ def test_exif_transpose_leaves_the_image_when_exif_is_damaged(exif: bytes) -> No
     assert decode(data, "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
 
 
+@pytest.mark.usefixtures("jpegs_by")
 @pytest.mark.parametrize("value", [0, 9, 77])
 def test_exif_transpose_leaves_the_image_when_orientation_is_unknown(value: int) -> None:
     """An orientation outside 1..8 is none."""
@@ -225,6 +237,7 @@ def test_exif_transpose_leaves_the_image_when_orientation_is_unknown(value: int)
     assert decode(encoded(picture(), "JPEG", exif=exif), "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
 
 
+@pytest.mark.usefixtures("jpegs_by")
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize(
     ("size", "max_size", "expected"),
@@ -245,12 +258,14 @@ def test_max_size_bounds_the_longest_side_when_larger(
     assert image_decoder("rgb8", max_size=max_size)(".jpg", encoded(smooth(size), form)).shape == expected
 
 
+@pytest.mark.usefixtures("jpegs_by")
 def test_max_size_changes_nothing_when_the_image_is_small() -> None:
     """An image within the limit is decoded to exactly the same pixels."""
     data = jpeg_bytes(5, (100, 80))
     assert np.array_equal(image_decoder("rgb8", max_size=100)(".jpg", data), image_decoder("rgb8")(".jpg", data))
 
 
+@pytest.mark.usefixtures("jpegs_by")
 @pytest.mark.parametrize("size", [(640, 480), (2048, 1024), (517, 389)])
 @pytest.mark.parametrize("max_size", [32, 100, 256])
 def test_max_size_is_close_to_full_decoding_when_jpeg(size: tuple[int, int], max_size: int) -> None:
@@ -261,17 +276,19 @@ def test_max_size_is_close_to_full_decoding_when_jpeg(size: tuple[int, int], max
     assert np.abs(value.astype(int) - np.asarray(full)).max() <= 6
 
 
-def test_max_size_uses_draft_mode_when_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large JPEG is decoded at a fraction of its size, at least twice the result."""
+def test_max_size_uses_draft_mode_when_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without simplejpeg, a large JPEG is decoded at a fraction of its size, at least twice the result."""
     from PIL import JpegImagePlugin
 
     loaded = []
     load = JpegImagePlugin.JpegImageFile.load
+    monkeypatch.setattr(jpegs, "_libraries", lambda: None)
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", lambda self: (loaded.append(self.size), load(self))[1])
     image_decoder("rgb8", max_size=100)(".jpg", encoded(smooth((1600, 1200)), "JPEG"))
     assert loaded[0] == (200, 150)
 
 
+@pytest.mark.usefixtures("jpegs_by")
 def test_max_size_bounds_the_turned_image_when_orientation_swaps_sides() -> None:
     """Reducing and turning go together."""
     exif = Image.Exif()

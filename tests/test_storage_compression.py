@@ -148,6 +148,24 @@ def test_decoders_deliver_what_comes_before_when_cut_in_the_middle(pack: Pack) -
     assert len(got) > 50_000
 
 
+@pytest.mark.parametrize("isal", [True, False], ids=["isal", "zlib"])
+@pytest.mark.parametrize("size", [1_000, 65_536, 1_000_000])
+def test_gzip_delivers_what_comes_before_when_a_block_is_damaged(
+    size: int, isal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of a kind that does not exist costs no more than one step of the data before it."""
+    if not isal:
+        monkeypatch.setitem(sys.modules, "isal", None)
+    data = random.Random(1).randbytes(size)
+    raw = zlib.compressobj(1, zlib.DEFLATED, -15)
+    damaged = raw.compress(data) + raw.flush(zlib.Z_FULL_FLUSH) + b"\x07" * 50
+    got, error = unpack(b"\x1f\x8b\x08" + bytes(7) + damaged)
+    assert isinstance(error, ShardFormatError)
+    assert "damaged" in str(error)
+    assert data.startswith(got)
+    assert len(got) > size - (64 << 10)
+
+
 def test_gzip_reads_every_header_field() -> None:
     """Extra field, name, comment and header CRC are read past."""
     raw = zlib.compressobj(9, zlib.DEFLATED, -15)

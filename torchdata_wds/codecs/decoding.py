@@ -16,6 +16,8 @@ __all__ = ["Decoder", "DecoderLike", "decode_sample"]
 
 DecoderLike = str | Callable[[str, bytes], Any]
 
+_BYTES = (bytes, bytearray, memoryview)
+
 # Field names come from the shards: a data set with ever new ones must not fill the memory.
 _MAX_PLANS = 1000
 
@@ -89,11 +91,15 @@ class Decoder:
         result = dict(sample)
         plans = self._plans
         for field, value in sample.items():
-            if not isinstance(value, bytes):
-                if not isinstance(value, bytearray | memoryview):
+            kind = type(value)
+            if kind is not bytes:
+                if kind is str or not isinstance(value, _BYTES):
                     continue
                 value = bytes(value)
-            plan = plans[field] if field in plans else self._plan(field)
+            try:
+                plan = plans[field]
+            except KeyError:
+                plan = self._plan(field)
             if plan is None:
                 continue
             try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -18,9 +19,14 @@ _ORIENTATION = 0x0112
 
 def open_image(data: bytes) -> ImageFile:
     """Opens an image file of one of the accepted formats; reads its header only."""
+    return cast("ImageFile", _pillow().open(io.BytesIO(data), formats=_FORMATS))
+
+
+@functools.cache
+def _pillow() -> Any:
     from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401  importing the last two registers them
 
-    return Image.open(io.BytesIO(data), formats=_FORMATS)
+    return Image
 
 
 def read_orientation(image: ImageFile) -> int:

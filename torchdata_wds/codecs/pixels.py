@@ -16,9 +16,8 @@ __all__ = ["Pixels", "fitting_size", "to_pil", "to_values", "turn"]
 #: uint8 or uint16, HW or HWC.
 Pixels = np.ndarray[Any, Any]
 
-# EXIF orientation -> (swap the axes, then reverse the rows, reverse the columns)
+# EXIF orientation, where it is not 1 -> (swap the axes, then reverse the rows, reverse the columns)
 _TURNS = {
-    1: (False, False, False),
     2: (False, False, True),
     3: (False, True, True),
     4: (False, True, False),
@@ -39,15 +38,18 @@ def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]
 
 
 def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
-    """Copies uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec asks for."""
-    if spec.container == "torch":
-        pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    """Makes uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec asks for.
+
+    Pixels in their final form already, in writable memory of their own, are taken as they are; others are copied once.
+    """
+    if spec.container == "torch" and pixels.ndim == 3:
+        pixels = pixels.transpose(2, 0, 1)
     values = _to_float(pixels) if spec.is_float else _to_uint8(pixels)
     if spec.container == "numpy":
         return values
     import torch
 
-    return torch.from_numpy(values)
+    return torch.from_numpy(values if values.ndim == 3 else values[np.newaxis])
 
 
 def _to_float(pixels: Pixels) -> Pixels:
@@ -57,8 +59,9 @@ def _to_float(pixels: Pixels) -> Pixels:
 
 
 def _to_uint8(pixels: Pixels) -> Pixels:
-    if pixels.dtype == np.uint8:
-        return np.array(pixels, order="C")
+    if pixels.itemsize == 1:
+        flags = pixels.flags
+        return pixels if flags.c_contiguous and flags.owndata and flags.writeable else np.array(pixels, order="C")
     return np.ascontiguousarray((pixels.astype(np.uint32) + 128) // 257, dtype=np.uint8)
 
 
@@ -70,7 +73,9 @@ def to_pil(pixels: Pixels) -> Image:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Turns an image upright as its EXIF orientation, 1 to 8, says; gives a view."""
+    """Turns an image upright as its EXIF orientation, 1 to 8, says; gives a view, or for 1 the image itself."""
+    if orientation == 1:
+        return pixels
     swapped, rows, columns = _TURNS[orientation]
     if swapped:
         pixels = pixels.swapaxes(0, 1)

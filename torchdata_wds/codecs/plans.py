@@ -77,8 +77,9 @@ def _plan_users(key: str, decoders: Iterable[UserDecoder], last: Plan | None) ->
 
 
 def _plan_suffix(suffix: str, inner: Plan | None, options: DecodeOptions) -> Plan:
-    max_bytes = options.max_bytes
-    unpack = _guard(f"compressed data (.{suffix})", lambda data: decompress(suffix, data, max_bytes))
+    unpack = _guard(
+        f"compressed data (.{suffix})", lambda data, options: decompress(suffix, data, options.max_bytes), options
+    )
     if inner is None:
         return unpack
     return lambda data: inner(unpack(data))
@@ -91,14 +92,14 @@ def _plan_type(field: str, image: ImageDecoder | None, options: DecodeOptions) -
     if codec.decode is not None:
         return _guard(codec.name, codec.decode, options)
     if image is not None and matches(field, IMAGE_FIELDS):
-        return _guard(f"an image (spec {image.spec!r})", image.decode)
+        return _guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), options)
     return None
 
 
-def _guard(step: str, function: Callable[..., Any], *arguments: Any) -> Plan:
+def _guard(step: str, function: Callable[[bytes, DecodeOptions], Any], options: DecodeOptions) -> Plan:
     def decode(data: bytes) -> Any:
         try:
-            return function(data, *arguments)
+            return function(data, options)
         except MissingPackageError:
             raise
         except Exception as cause:

@@ -28,6 +28,8 @@ def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
     Raises:
         ValueError: for anything else, also for what only Python calls a number (``1_000``, digits of other scripts).
     """
+    if data.isdigit():
+        return int(data)
     digits = without_bom(data.strip()).removesuffix(_BOM).strip()
     if not _INTEGER.fullmatch(digits):
         raise ValueError("expected a decimal integer, such as 7 or -1")

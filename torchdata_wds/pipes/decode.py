@@ -71,4 +71,6 @@ class SampleDecoderIterDataPipe(ItemMapper):
 
     def apply(self, item: Any) -> dict[str, Any]:
         """Decodes one sample."""
-        return self._decode(expect_sample(item, "wds_decode"))
+        if not isinstance(item, dict):
+            expect_sample(item, "wds_decode")
+        return self._decode(item)

@@ -1,50 +1,67 @@
 """gzip: header, deflate data, CRC and length, several members.
 
 The trailer is checked here and not in zlib, which would drop what it has just decompressed when the trailer is wrong.
-isal inflates two to three times as fast and is taken where it is installed.
+isal inflates three to six times as fast and is taken where it is installed.
+
+Both drop the output of the step that meets damage inside the deflate data, which bounds how large a step may be.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata_wds.storage.feeding import CompressedInput
 
 __all__ = ["decode_gzip"]
 
-_STEP = 32 * 1024
 _MAGIC = b"\x1f\x8b\x08"
 _HEADER_TEXT_LIMIT = 1 << 16
 _HAS_CRC, _HAS_EXTRA, _HAS_NAME, _HAS_COMMENT, _RESERVED = 2, 4, 8, 16, 224
 
 
+class _Inflater(NamedTuple):
+    """What inflates.
+
+    Attributes:
+        new: Makes a decompressor of raw deflate data.
+        crc32: Continues a CRC.
+        errors: What the decompressor raises.
+        step: The most bytes that it gives at once.
+    """
+
+    new: Callable[[], Any]
+    crc32: Callable[[bytes, int], int]
+    errors: Any
+    step: int
+
+
 def decode_gzip(data: CompressedInput) -> Iterator[bytes]:
     """Decompresses gzip, several members too."""
     data.format = "gzip"
-    new, crc32, errors = _inflater()
+    inflater = _find_inflater()
     another = True
     while another:
         _read_header(data)
-        yield from _inflate(data, new(), crc32, errors)
+        yield from _inflate(data, inflater)
         another = data.has_another(lambda head: head.startswith(_MAGIC) or _MAGIC.startswith(head))
 
 
-def _inflate(
-    data: CompressedInput, inflater: Any, crc32: Callable[[bytes, int], int], errors: type[Exception]
-) -> Iterator[bytes]:
+def _inflate(data: CompressedInput, inflater: _Inflater) -> Iterator[bytes]:
+    new, crc32, errors, step = inflater
+    decompressor = new()
     crc = size = 0
-    while not inflater.eof:
-        chunk = data.chunk_or_cut() if inflater.needs_input else b""
+    while not decompressor.eof:
+        chunk = data.chunk_or_cut() if decompressor.needs_input else b""
         try:
-            piece = inflater.decompress(chunk, _STEP)
+            piece = decompressor.decompress(chunk, step)
         except errors as error:
             raise data.damaged(error) from error
         if piece:
             crc, size = crc32(piece, crc), size + len(piece)
             yield piece
-    data.give_back(inflater.unused_data)
+    data.give_back(decompressor.unused_data)
     _check_trailer(data, crc, size & 0xFFFFFFFF)
 
 
@@ -78,16 +95,21 @@ def _skip_text(data: CompressedInput) -> None:
     raise data.damaged(f"a name of more than {_HEADER_TEXT_LIMIT:,} bytes in its header")
 
 
-def _inflater() -> tuple[Callable[[], Any], Callable[[bytes, int], int], Any]:
-    """The way to make an inflater, the CRC function, and what the inflater raises."""
+def _find_inflater() -> _Inflater:
     try:
         from isal import igzip_lib, isal_zlib
     except ImportError:
-        return _ZlibInflater, zlib.crc32, zlib.error
-    return lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE), isal_zlib.crc32, igzip_lib.error
+        return _Inflater(_ZlibDecompressor, zlib.crc32, zlib.error, step=32 * 1024)
+    # So fast that the calls count: text shards, which are mostly padding, come a third faster than by smaller steps.
+    return _Inflater(
+        lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE),
+        isal_zlib.crc32,
+        igzip_lib.error,
+        step=64 * 1024,
+    )
 
 
-class _ZlibInflater:
+class _ZlibDecompressor:
     """zlib's decompressor with the interface that bz2, lzma and isal share."""
 
     def __init__(self) -> None:

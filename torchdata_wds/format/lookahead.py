@@ -22,7 +22,7 @@ SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 20
 #: A window is worth its price while members take at most so many bytes on average.
 LARGE_MEMBER = 1 << 16
 #: After a window that was not worth it so many entries are read one by one; twice as many after the next, and so on.
-FIRST_PAUSE, LONGEST_PAUSE = 8, 1024
+FIRST_PAUSE, LONGEST_PAUSE = 128, 1024
 #: Seconds after which a window is taken as far as it has come: the samples of a slow source do not wait for it to fill.
 PATIENCE = 0.02
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata_wds.format.drafts import Draft, KeyedRun
 from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Single, Unit, singles
@@ -19,21 +19,26 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
-_U = TypeVar("_U", bound=Single | KeyedRun)
-
-
 def _with_parts(
-    items: Iterable[_U], split: SplitName, on_error: Callable[[Exception], bool]
-) -> Iterator[tuple[_U, tuple[str, str] | None]]:
-    """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler."""
-    for item in items:
-        try:
-            parts = None if isinstance(item, (Mark, KeyedRun)) else split(item.name)
-        except Exception as error:  # noqa: BLE001  (the handler decides)
-            if not on_error(error):
-                return
+    units: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool]
+) -> Iterator[tuple[Single | KeyedRun, tuple[str, str] | None]]:
+    """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler.
+
+    A run stays together where all its names can be split at once.
+    """
+    for unit in units:
+        items: Iterable[Single] = (unit,) if not isinstance(unit, MemberRun) else unit.members()
+        if isinstance(unit, MemberRun) and (columns := split_names(unit.names, split)) is not None:
+            yield KeyedRun(unit.url, unit.visit, unit.data, *columns, unit.names, unit.starts, unit.ends), None
             continue
-        yield item, parts
+        for item in items:
+            try:
+                parts = None if isinstance(item, Mark) else split(item.name)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                if not on_error(error):
+                    return
+                continue
+            yield item, parts
 
 
 def release_whole_samples(
@@ -154,46 +159,32 @@ def _drafts(
     """Gives whole samples: one at a time, or those in the middle of a run together."""
     draft: Draft | None = None
     closed = False  # whether the end of the open draft has been seen
-    for item, parts in _with_parts(_split_runs(members, split), split, on_error):
-        if isinstance(item, Mark):
+    for item, parts in _with_parts(members, split, on_error):
+        if isinstance(item, KeyedRun):
+            whole, draft = _finish(draft, item)
+            closed = False
+            yield from whole
+        elif isinstance(item, Mark):
             if draft is not None and (closed or item is Mark.END):
                 yield draft
             elif draft is not None:
                 skipped["sample cut off by a broken shard"] += 1
             draft = None
-            continue
-        if isinstance(item, PassedMember):
+        elif isinstance(item, PassedMember):
             closed = closed or (draft is not None and parts is not None and parts[0] != draft.key)
-            continue
-        if isinstance(item, KeyedRun):
-            whole, draft = _finish(draft, item)
-            yield from whole
-            closed = False
-            continue
-        if parts is None:
+        elif parts is None:
             skipped[skip_reason(item.name)] += 1
-            continue
-        url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
-        key, field = parts
-        if draft is None or (key, visit, url) != (draft.key, draft.visit, draft.url):
-            if draft is not None:
-                yield draft
-            draft = Draft(key, url, visit, [])
-        closed = False
-        draft.parts.append((field, name, data))
+        else:
+            url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
+            key, field = parts
+            if draft is None or key != draft.key or visit != draft.visit or url != draft.url:
+                if draft is not None:
+                    yield draft
+                draft = Draft(key, url, visit, [])
+            closed = False
+            draft.parts.append((field, name, data))
     if draft is not None:
         yield draft
-
-
-def _split_runs(members: Iterable[Unit], split: SplitName) -> Iterator[Single | KeyedRun]:
-    """Splits the names of runs, or cuts their members out where that must be done one by one."""
-    for unit in members:
-        if not isinstance(unit, MemberRun):
-            yield unit
-        elif (columns := split_names(unit.names, split)) is not None:
-            yield KeyedRun(unit.url, unit.visit, unit.data, *columns, unit.names, unit.starts, unit.ends)
-        else:
-            yield from unit.members()
 
 
 def _finish(draft: Draft | None, run: KeyedRun) -> tuple[list[Draft | KeyedRun], Draft]:

@@ -1,7 +1,7 @@
-"""A source that also looks ahead: reads windows of an archive, and gives out the members that lie whole in them.
+"""A source that also looks ahead, and gives out members that need no closer look: the choice between the fast readers.
 
 Windows serve shards of small members, where the work per header counts; large members are read one by one, straight
-into their own bytes. The choice is made here, by what the last window held.
+into their own bytes. The last window's content decides. Whatever neither of them takes is read by `TarEntries`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+from torchdata_wds.format.direct import read_plain_header
 from torchdata_wds.format.entries import ByteSource
-from torchdata_wds.format.members import MemberRun
-from torchdata_wds.format.windows import NO_MEMBERS, find_members
+from torchdata_wds.format.headers import BLOCK, padding
+from torchdata_wds.format.members import MemberRun, ShardMember
+from torchdata_wds.format.windows import find_members, without_members
 
 __all__ = ["LookAhead"]
 
@@ -21,8 +23,10 @@ __all__ = ["LookAhead"]
 SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 20
 #: A window is worth its price while members take at most so many bytes on average.
 LARGE_MEMBER = 1 << 16
-#: After a window that was not worth it so many entries are read one by one; twice as many after the next, and so on.
+#: After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.
 FIRST_PAUSE, LONGEST_PAUSE = 128, 1024
+#: A header may lie about a size: larger members are read in pieces, as bytes arrive.
+_LARGEST_READ = 16 << 20
 #: Seconds after which a window is taken as far as it has come: the samples of a slow source do not wait for it to fill.
 PATIENCE = 0.02
 
@@ -41,9 +45,10 @@ class LookAhead:
         self._read1: Callable[[int], bytes] | None = getattr(stream, "read1", None) if LARGEST_WINDOW else None
         self._url = url
         self._visit = visit
-        self._window = NO_MEMBERS
+        self._window = without_members(b"")
         self._position = 0  # in the window
-        self._taken = 0  # members of the window
+        self._held = 0  # bytes of the last window
+        self._taken = 0  # members of it
         self._size = SMALLEST_WINDOW
         self._pause = 0  # entries to come that are read one by one
         self._next_pause = FIRST_PAUSE
@@ -56,23 +61,32 @@ class LookAhead:
         if left >= size:
             self._position = position + size
             return data[position : position + size]
-        if self._pause or self._read1 is None:
-            self._position = len(data)
+        self._position = len(data)
+        if (self._pause or self._read1 is None) and self._failure is None:
             rest = self._stream.read(size - left)
             return data[position:] + rest if left else rest
         pieces = [data[position:]] if left else []
-        self._position = len(data)
         self._gather(pieces, size - left)
         return _join(pieces)
 
-    def take_run(self) -> MemberRun | None:
-        """Gives the members that lie whole in the window from here, where an entry begins, on; None if there are none.
+    def take(self) -> tuple[MemberRun | ShardMember, int] | None:
+        """Gives the next members, where an entry begins, and how many bytes they take in the archive.
+
+        Returns:
+            Members that need no closer look; None if the next entry does.
 
         Raises:
             ShardOpenError: if the source fails at once; a failure further on comes where the bytes before it end.
         """
-        if self._position == len(self._window.data) and not self._look():
-            return None
+        if self._position < len(self._window.data):
+            return self._take_run()
+        if self._pause:
+            self._pause -= 1
+            return self._read_member()
+        return self._take_run() if self._read1 is not None and self._look() else None
+
+    def _take_run(self) -> tuple[MemberRun, int] | None:
+        """Gives the members that lie whole in the window from here on."""
         window = self._window
         first, last = window.run_at(self._position)
         if first == last:
@@ -82,13 +96,31 @@ class LookAhead:
         self._taken += last - first
         rows = slice(first, last)
         names, starts, ends = window.names[rows], window.starts[rows], window.ends[rows]
-        return MemberRun(self._url, window.data, names, starts, ends, length, self._visit)
+        return MemberRun(self._url, window.data, names, starts, ends, self._visit), length
+
+    def _read_member(self) -> tuple[ShardMember, int] | None:
+        """Reads one member; gives back what was read where that does not go as it should."""
+        parts: list[bytes] = []
+        try:
+            parts.append(self._stream.read(BLOCK))
+            found = read_plain_header(parts[0])
+            if found is not None and found[1] <= _LARGEST_READ:
+                name, size = found
+                fill = padding(size)
+                parts.append(self._stream.read(size))
+                if fill and len(parts[1]) == size:
+                    parts.append(self._stream.read(fill))
+                if sum(map(len, parts)) == BLOCK + size + fill:
+                    return ShardMember(self._url, name, parts[1], self._visit), BLOCK + size + fill
+        except Exception as error:
+            if not parts:
+                raise
+            self._failure = error.with_traceback(None)
+        self._window, self._position, self._held = without_members(b"".join(parts)), 0, 0
+        return None
 
     def _look(self) -> bool:
         """Reads the next window, if that is worth while."""
-        if self._pause or self._read1 is None:
-            self._pause = max(0, self._pause - 1)
-            return False
         self._judge()
         pieces: list[bytes] = []
         if not self._pause:
@@ -99,15 +131,15 @@ class LookAhead:
                     raise
                 self._failure = error.with_traceback(None)
         self._window, self._position, self._taken = find_members(_join(pieces)), 0, 0
+        self._held = len(self._window.data)
         return bool(pieces)
 
     def _judge(self) -> None:
         """Chooses the size of the next window, or a pause, by what the last one gave."""
-        held = len(self._window.data)
-        if held and self._taken * LARGE_MEMBER < held:
+        if self._taken * LARGE_MEMBER < self._held:
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             self._size = SMALLEST_WINDOW
-        elif held:
+        elif self._held:
             self._next_pause = FIRST_PAUSE
             self._size = min(2 * self._size, LARGEST_WINDOW)
 

@@ -55,7 +55,6 @@ class MemberRun(NamedTuple):
         names: The members' names.
         starts: Where in `data` each member's content begins.
         ends: Where it ends.
-        length: The bytes that the members take in the archive, with their headers and padding.
         visit: As in `ShardMember`.
     """
 
@@ -64,7 +63,6 @@ class MemberRun(NamedTuple):
     names: list[str]
     starts: list[int]
     ends: list[int]
-    length: int
     visit: int
 
     def members(self) -> Iterator[ShardMember]:

@@ -100,8 +100,11 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     source = LookAhead(stream, url, visit)
     entries = TarEntries(source, shard, require_end_marker=require_end_marker, concatenated=concatenated)
     for entry in _walk(entries, source, links):
-        if isinstance(entry, MemberRun):
-            yield from (entry,) if rename is None and wanted is None else _choose(entry, rename, wanted)
+        if isinstance(entry, (MemberRun, ShardMember)):
+            if rename is None and wanted is None:
+                yield entry
+            else:
+                yield from _choose(entry, rename, wanted)
             continue
         if entry is None:
             yield Mark.END
@@ -128,25 +131,27 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     yield Mark.END  # an archive without end marker, where that is allowed
 
 
-def _walk(entries: TarEntries, source: LookAhead, links: HardLinks) -> Iterator[TarEntry | MemberRun | None]:
-    """Gives entries one by one, and many at once wherever the source can and nothing before them says otherwise."""
-    yield from _runs(entries, source)
+def _walk(
+    entries: TarEntries, source: LookAhead, links: HardLinks
+) -> Iterator[TarEntry | MemberRun | ShardMember | None]:
+    """Gives entries one by one, and members wherever the source can and nothing before them says otherwise."""
+    yield from _take(entries, source)
     for entry in entries:
         yield entry
         if entry is not None and not links.met and not entries.has_globals:
-            yield from _runs(entries, source)
+            yield from _take(entries, source)
 
 
-def _runs(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun]:
-    while (run := source.take_run()) is not None:
-        entries.passed(run.length)
-        yield run
+def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardMember]:
+    while (taken := source.take()) is not None:
+        entries.passed(taken[1])
+        yield taken[0]
 
 
 def _choose(
-    run: MemberRun, rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None
+    unit: MemberRun | ShardMember, rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None
 ) -> Iterator[ShardMember | PassedMember]:
-    for member in run.members():
+    for member in unit.members() if isinstance(unit, MemberRun) else (unit,):
         name = member.name if rename is None else _renamed(rename, member.name)
         yield member._replace(name=name) if wanted is None or wanted(name) else PassedMember(name)
 

@@ -16,7 +16,7 @@ import numpy as np
 from torchdata_wds.format import headers, pax
 from torchdata_wds.format.headers import BLOCK, HeaderError, full_name, text
 
-__all__ = ["NO_MEMBERS", "Window", "find_members"]
+__all__ = ["Window", "find_members", "without_members"]
 
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
@@ -67,11 +67,9 @@ def _find_breaks(begins: list[int], nexts: list[int]) -> list[int]:
     return [row for row, begin in enumerate(begins[1:]) if begin != nexts[row]]
 
 
-def _without_members(data: bytes) -> Window:
+def without_members(data: bytes) -> Window:
+    """A window in which nothing was found."""
     return Window(data, [], [], [], [], [])
-
-
-NO_MEMBERS = _without_members(b"")
 
 
 def find_members(data: bytes) -> Window:
@@ -88,11 +86,11 @@ def find_members(data: bytes) -> Window:
     """
     blocks = len(data) // BLOCK
     if not blocks:
-        return _without_members(data)
+        return without_members(data)
     magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,))
     rows = np.flatnonzero(magics == _MAGIC)
     if not len(rows):
-        return _without_members(data)
+        return without_members(data)
     words: Array = np.frombuffer(data, np.uint64, blocks * _WORDS).reshape(blocks, _WORDS)
     heads: Array = words.take(rows, axis=0).view(np.uint8)
     sizes, sound = _octal(heads[:, 124:135], heads[:, 135:136])

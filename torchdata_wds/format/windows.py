@@ -7,6 +7,7 @@ something is wrong: whatever it does not take is left to `TarEntries`, which tel
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = ["Window", "find_members", "without_members"]
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
 _PLAIN_FILE = ord("0")
+_TELLS_MORE = re.compile(rb"size|GNU\.sparse\.")  # a quick look: most records are dates
 _OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 
 Array = np.ndarray[Any, Any]
@@ -161,4 +163,4 @@ def _read_records(kind: int, data: bytes) -> dict[str, bytes] | None:
         records = pax.parse_records(data)
     except HeaderError:
         return None
-    return None if pax.describes_payload(records) else records
+    return None if _TELLS_MORE.search(data) and pax.describes_payload(records) else records

@@ -1,0 +1,71 @@
+"""Samples per second out of shards: this package, webdataset, torchdata's own pipes, litdata, and the raw read.
+
+    python benchmarks/read.py [--quick] [--json FILE] [--chart FILE]
+
+Undecoded samples, one process, shards in the page cache. A first pass of each contender is not timed; it counts
+samples and bytes, which must be the same for all. Timed passes only count samples. MB/s are those of the tar files,
+uncompressed, headers and padding included, so that all rows of a kind are of the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from harness import Contender, compare, finish, parse, run_rounds, timed
+from peers import PEERS, find_peers, raw_limit, read_ours
+from report import Report, Row, Table
+from shards import make_shards
+
+KINDS = ("text", "text, pax", "text.tar.gz", "images", "big")
+COLUMNS = {
+    "kind": "{kind}",
+    "contender": "{contender}",
+    "samples/s": "{samples_per_second:,.0f}",
+    "MB/s": "{megabytes_per_second:,.0f}",
+    "ours ÷ it": "{ratio:.3g}",
+    "by round": "{lowest:.3g}-{highest:.3g}",
+}
+TITLE = "Reading: medians; the ratio of medians, and the lowest and highest ratio of a round"
+
+
+def count(samples: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """Samples, and bytes of their fields; litdata gives memoryviews."""
+    number = size = 0
+    for sample in samples:
+        number += 1
+        size += sum(len(value) for value in sample.values() if isinstance(value, (bytes, memoryview)))
+    return number, size
+
+
+def measure(kind: str, report: Report, arguments: Any) -> list[Row]:
+    """The rows of one kind of shards."""
+    shards = make_shards(kind, arguments.folder, quick=arguments.quick)
+    peers, missing = find_peers(*PEERS)
+    for name, why in missing.items():
+        report.leave_out(name, why)
+    epochs = {"ours": read_ours(shards)} | {name: read(shards) for name, read in peers.items()}
+    counts = {name: count(epoch()) for name, epoch in epochs.items()}
+    if len(set(counts.values())) > 1 or counts["ours"][0] != shards.samples:
+        raise RuntimeError(f"{kind}: {shards.samples} samples, but (samples, bytes) read are {counts}")
+    limit, run = raw_limit(shards)
+    contenders = [Contender(name, partial(timed, epoch)) for name, epoch in epochs.items()]
+    rows = compare(kind, run_rounds(kind, [*contenders, Contender(limit, run)], arguments.rounds))
+    for row in rows:
+        row["limit"] = row["contender"] == limit
+        row["megabytes_per_second"] = row["samples_per_second"] * shards.size / shards.samples / 1e6
+    return rows
+
+
+def main() -> None:
+    """Measures every kind of shards."""
+    arguments = parse(__doc__)
+    report = Report("read", quick=arguments.quick)
+    rows = [row for kind in KINDS for row in measure(kind, report, arguments)]
+    report.tables.append(Table(TITLE, COLUMNS, rows, "samples_per_second", "samples/s"))
+    finish(report, arguments)
+
+
+if __name__ == "__main__":
+    main()

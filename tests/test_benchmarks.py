@@ -1,0 +1,110 @@
+"""The benchmarks run: with few samples, beside whichever of the libraries they compare with."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+TEXT = ("text", "text, pax", "text.tar.gz")
+FOUR_LOADERS = ("ours, 1 worker", "DataLoader, 1 worker", "ours, 2 workers", "DataLoader, 2 workers")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shards are made, once for all scripts."""
+    return tmp_path_factory.mktemp("bench")
+
+
+def run(script: str, shards: Path, tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Runs a script with few samples from elsewhere; returns what it printed and the JSON it wrote."""
+    figures, chart = tmp_path / "figures.json", tmp_path / "chart.png"
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--rounds", "1", *arguments]
+    command += ["--folder", str(shards), "--json", str(figures), "--chart", str(chart)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if importlib.util.find_spec("matplotlib"):
+        assert chart.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "no chart: matplotlib is not installed" in done.stderr
+    return done.stdout, json.loads(figures.read_text())
+
+
+def rows(content: dict[str, Any]) -> set[tuple[str, str]]:
+    """Kind and contender of each row, of all tables."""
+    return {(row["kind"], row["contender"]) for table in content["tables"] for row in table["rows"]}
+
+
+def check_table(printed: str, content: dict[str, Any]) -> None:
+    """Each row of the JSON is one of the printed ones, and what was left out is named."""
+    cells = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in printed.splitlines() if "|" in line}
+    assert rows(content) <= cells
+    assert all(f"left out: {name}" in printed for name in content["left_out"])
+    assert content["machine"]["Python"] == sys.version.split()[0]
+    assert content["quick"] is True
+
+
+def test_read_compares_every_kind_of_shards(shards: Path, tmp_path: Path) -> None:
+    """Ours, webdataset and torchdata read each kind, next to the limit; litdata where it is installed."""
+    printed, content = run("read.py", shards, tmp_path)
+    check_table(printed, content)
+    for kind in (*TEXT, "images", "big"):
+        names = {contender for row_kind, contender in rows(content) if row_kind == kind}
+        assert {"ours", "webdataset", "torchdata"} <= names
+        assert sum(name.startswith(("raw read", "gunzip")) for name in names) == 1
+        assert ("litdata" in names) is ("litdata" not in content["left_out"])
+
+
+def test_decode_compares_each_decoder_and_the_overhead(shards: Path, tmp_path: Path) -> None:
+    """Pillow is measured as if simplejpeg were not there, and simplejpeg where it is; DALI is left out if missing."""
+    printed, content = run("decode.py", shards, tmp_path, "--dali")
+    check_table(printed, content)
+    for name in ("pillow", *(["simplejpeg"] if importlib.util.find_spec("simplejpeg") else [])):
+        expected = {("from memory", "ours"), ("from memory", "bare loop"), ("from shards", "ours")}
+        expected |= {("from shards", "reading + bare loop"), ("from shards", "webdataset")}
+        assert {(f"{name}, {how}", contender) for how, contender in expected} <= rows(content)
+    assert {("txt, json, cls", name) for name in ("ours", "bare loop", "webdataset")} <= rows(content)
+    assert ("DALI" in content["left_out"]) is not any("DALI" in contender for _, contender in rows(content))
+
+
+def test_workers_compares_one_and_two_workers(shards: Path, tmp_path: Path) -> None:
+    """Both loaders run each graph, per item and batched, with one worker and with two."""
+    printed, content = run("workers.py", shards, tmp_path)
+    check_table(printed, content)
+    kinds = {kind for kind, _ in rows(content)}
+    assert rows(content) == {(kind, name) for kind in kinds for name in FOUR_LOADERS}
+    assert {kind.partition(",")[0] for kind in kinds} == {"small tensors", "text", "images to rgb8"}
+    assert sum("per item" in kind for kind in kinds) == 2
+
+
+def test_memory_compares_a_large_shard_with_a_small_one(shards: Path, tmp_path: Path) -> None:
+    """Both peaks are there, and the difference is small."""
+    printed, content = run("memory.py", shards, tmp_path)
+    check_table(printed, content)
+    small, large = content["tables"][0]["rows"]
+    assert (small["samples"], large["samples"]) == (333, 10_000)
+    assert large["above_first"] < 32
+
+
+def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path) -> None:
+    """The package and webdataset are imported, and both give a first sample."""
+    printed, content = run("startup.py", shards, tmp_path)
+    check_table(printed, content)
+    measured = {(kind.partition(" of ")[0], contender) for kind, contender in rows(content)}
+    assert {
+        (kind, name) for kind in ("import after torch", "first sample") for name in ("ours", "webdataset")
+    } <= measured
+
+
+def test_no_script_is_left_out() -> None:
+    """Every script that has a main function is run here, or makes the shards."""
+    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
+    assert scripts == {"read", "decode", "workers", "memory", "startup", "shards"}

@@ -85,7 +85,7 @@ def test_service_names_the_worker_when_it_dies_between_epochs() -> None:
     loader = loader_of(IterableWrapper(range(4)).sharding_filter().map(with_pid))
     pids = [pid for _, pid in loader]
     os.kill(pids[1], signal.SIGKILL)
-    assert wait_until(lambda: not children())
+    assert wait_until(lambda: not is_alive(pids[1]))
     with pytest.raises(RuntimeError, match=rf"worker 1 of 2 \(pid {pids[1]}\) was killed by SIGKILL"):
         list(loader)
     loader.shutdown()

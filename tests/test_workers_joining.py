@@ -27,7 +27,7 @@ from torchdata.dataloader2 import (  # isort: skip  # its banner is silenced by 
 
 @pytest.fixture(autouse=True)
 def _never_hang() -> Iterator[None]:
-    with time_limit(60):
+    with time_limit(180):
         yield
 
 

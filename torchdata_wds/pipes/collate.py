@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,25 @@ from torch.utils.data import DataChunk, IterDataPipe
 
 from torchdata_wds.pipes.base import WdsPipe, register
 
-__all__ = ["SampleUnbatcherIterDataPipe", "wds_collate"]
+__all__ = ["SampleUnbatcherIterDataPipe", "stack_in", "wds_collate"]
+
+#: Gives memory for a column of so many bytes, or None.
+Lend = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]] | None]
+
+# Below this many bytes a column is copied faster than memory is found for it.
+_LARGE = 1 << 16
+
+_lend: Lend | None = None
+
+
+def stack_in(lend: Lend) -> None:
+    """Has ``wds_collate`` stack large columns in memory from which they need not be copied to reach another process.
+
+    Args:
+        lend: Gives such memory; a worker of ``WorkersReadingService`` has it.
+    """
+    global _lend
+    _lend = lend
 
 
 def wds_collate(samples: Sequence[Any]) -> Any:
@@ -73,10 +91,10 @@ def _column(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, torch.Tensor):
         if all(_is_like(value, first, torch.Tensor) for value in values):
-            return torch.stack(values)
+            return _stack_tensors(values)
     elif isinstance(first, (np.ndarray, np.generic)) and not isinstance(first, (str, bytes)):
         if all(_is_like(value, first, (np.ndarray, np.generic)) for value in values):
-            return np.stack(values)
+            return _stack_arrays(values)
     elif isinstance(first, numbers.Real):
         return _numbers(values)
     return values
@@ -86,6 +104,33 @@ def _is_like(value: Any, first: Any, kind: Any) -> bool:
     # A masked array is no like of anything: stacking would lose its mask.
     alike = isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
     return alike and not isinstance(value, np.ma.MaskedArray)
+
+
+def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
+    first = values[0]
+    size = len(values) * first.numel() * first.element_size()
+    # Only what stack(out=) gives as stack() does: no gradients, no classes of their own, no other devices.
+    is_plain = all(
+        type(value) is torch.Tensor
+        and value.is_cpu
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized)
+        for value in values
+    )
+    memory = _lend(size) if _lend is not None and size >= _LARGE and is_plain else None
+    if memory is None:
+        return torch.stack(values)
+    return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape))
+
+
+def _stack_arrays(values: list[Any]) -> np.ndarray[Any, Any]:
+    first = values[0]
+    size = len(values) * first.nbytes
+    is_plain = all(type(value) is np.ndarray for value in values) and not first.dtype.hasobject
+    memory = _lend(size) if _lend is not None and size >= _LARGE and is_plain else None
+    if memory is None:
+        return np.stack(values)
+    return np.stack(values, out=memory.view(first.dtype).reshape(len(values), *first.shape))
 
 
 def _numbers(values: list[Any]) -> Any:

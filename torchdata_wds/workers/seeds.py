@@ -1,4 +1,4 @@
-"""Seeds as pure functions, and the board on which the main process tells them to its workers."""
+"""Seeds as pure functions, and the board on which the main process tells its workers what holds."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ def mix(*parts: int | str) -> int:
 
 
 class NoticeBoard:
-    """What the main process tells its workers, in shared memory: the seeds of the epoch, and that it is closing.
+    """What the main process tells its workers while they work, in shared memory.
 
     Args:
         context: The multiprocessing context of the workers.
     """
 
     def __init__(self, context: BaseContext) -> None:
-        self._slots = context.RawArray(ctypes.c_uint64, 3)
+        self._slots = context.RawArray(ctypes.c_uint64, 2)
 
     @property
-    def seeds(self) -> tuple[int, int]:
-        """The seed that all workers share, and the one that this set of workers derives its own from."""
-        return self._slots[0], self._slots[1]
+    def turn(self) -> int:
+        """The number of the order that holds: work on any other is in vain."""
+        return self._slots[0]
 
-    @seeds.setter
-    def seeds(self, seeds: tuple[int, int]) -> None:
-        self._slots[0], self._slots[1] = seeds
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self._slots[0] = turn
 
     @property
     def closing(self) -> bool:
         """Whether the main process has begun to shut its workers down."""
-        return bool(self._slots[2])
+        return bool(self._slots[1])
 
     def close(self) -> None:
         """Says that the workers' work is over."""
-        self._slots[2] = 1
+        self._slots[1] = 1

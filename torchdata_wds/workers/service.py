@@ -1,4 +1,4 @@
-"""The reading service that runs a graph in the worker processes of torch's DataLoader.
+"""The reading service that runs a graph in worker processes.
 
 This is the only file of the package that imports torchdata.
 """
@@ -57,7 +57,12 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
     what passes ``.sharding_filter()``; the rest runs in the main process. Streams of different length are fine.
     Several branches, each with its own ``.join_workers()``, get ``num_workers`` processes each. Items come in turns
     from worker 0, 1, ..., so their order depends on seeds and the number of workers only. The workers live until
-    ``DataLoader2.shutdown()``.
+    ``DataLoader2.shutdown()``; torch has one thread in each.
+
+    Small items cross to the main process several at once, without waiting for one another for more than milliseconds.
+    Tensors and arrays of 64 KB and more cross in shared memory. It is theirs as long as anything in the main process
+    refers to it, and is then used for other items: a process forked from the main process that goes on reading an item
+    when the main process has dropped it should take a copy. What ``wds_collate`` stacks in a worker is stacked there.
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
     DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
@@ -69,7 +74,8 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
 
     Args:
         num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
-        prefetch_factor: How many items each worker makes ahead.
+        prefetch_factor: How many batches each worker makes ahead. Small items count by groups of up to 256 items or
+            32 KB.
         multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
             Python's default.
         timeout: How many seconds to wait for an item before that is an error; 0 waits for ever.
@@ -144,8 +150,6 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
                 _seed_graph(branch, seeds, 0)
             else:
                 self._pools[number].begin(seeds)
-        for pool in self._pools:
-            pool.watch()
         return iter_reset_fn
 
     def finalize(self) -> None:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.queues
 import os
 import random
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from multiprocessing.connection import wait
-from typing import Any
-from weakref import WeakSet
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
+from torchdata_wds.pipes.collate import stack_in
 from torchdata_wds.workers.failures import Failure
+from torchdata_wds.workers.messages import Sender
 from torchdata_wds.workers.seeds import NoticeBoard, mix
+from torchdata_wds.workers.segments import Limits, SegmentPool
 
-__all__ = ["WorkerGraph", "close_after_fork", "start_worker"]
+__all__ = ["Order", "WorkerGraph", "run_worker"]
 
 #: How often, in seconds, a worker looks whether it should be gone; the death of its parent it learns at once.
 CHECK_INTERVAL = 0.5
@@ -34,28 +37,33 @@ CHECK_INTERVAL = 0.5
 #: How long, in seconds, a worker that is to close may still finish the item it is at.
 GRACE = 1.5
 
-#: The writing ends of other pools' pipes. A forked worker inherits them and must let go of them: a pipe ends for its
-#: reader, which is how a dead pool is noticed, only when nobody holds its writing end any more.
-close_after_fork: WeakSet[Any] = WeakSet()
-
-SeedGraph = Callable[[DataPipe, tuple[int, int], int], object]
+Seeds = tuple[int, int]
+SeedGraph = Callable[[DataPipe, Seeds, int], object]
 
 
-class WorkerGraph(IterableDataset[Any]):
-    """The part of a graph that one set of workers runs, as a dataset of torch's DataLoader.
+class Order(NamedTuple):
+    """What the main process asks of a worker: the stream of one pass over the graph.
 
-    It is no DataPipe, so that the DataLoader neither shards nor seeds it in its own way.
+    Attributes:
+        turn: Its number, which stands on the notice board as long as the order holds.
+        seeds: The seed that all workers share, and the one that this set of workers derives its own from.
+    """
+
+    turn: int
+    seeds: Seeds
+
+
+class WorkerGraph:
+    """The part of a graph that one set of workers runs.
 
     Args:
         seed_graph: Seeds a graph for a worker's number. It comes first, because unpickling it in a spawned worker
             silences torchdata before the pipes import it.
-        board: Where the seeds of the epoch are read.
         datapipe: The last pipe of the part.
     """
 
-    def __init__(self, seed_graph: SeedGraph, board: NoticeBoard, datapipe: DataPipe) -> None:
+    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe) -> None:
         self.seed_graph = seed_graph
-        self.board = board
         self.datapipe: Any = datapipe
         self._is_sharded = False
 
@@ -67,41 +75,84 @@ class WorkerGraph(IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
-    def __iter__(self) -> Iterator[Any]:
+    def items(self, seeds: Seeds, worker: int, workers: int) -> Generator[Any, None, None]:
+        """Yields the items of one worker; an exception ends them, and is the last of them."""
         try:
-            self._prepare()
+            if not self._is_sharded:
+                apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+                self._is_sharded = True
+            self.seed_graph(self.datapipe, seeds, worker)
             yield from self.datapipe
         except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
             yield Failure(error, _where())
 
-    def _prepare(self) -> None:
-        worker = get_worker_info()
-        assert worker is not None
-        if not self._is_sharded:
-            apply_sharding(self.datapipe, worker.num_workers, worker.id, SHARDING_PRIORITIES.MULTIPROCESSING)
-            self._is_sharded = True
-        seeds = self.board.seeds
-        _seed_globals(seeds[1], worker.id)
-        self.seed_graph(self.datapipe, seeds, worker.id)
+
+def run_worker(
+    graph: WorkerGraph,
+    worker: int,
+    workers: int,
+    connection: Connection,
+    credits: Any,
+    limits: Limits,
+    board: NoticeBoard,
+) -> None:
+    """Answers the orders of the main process until it hangs up: what a worker process runs.
+
+    Args:
+        graph: The stages to run.
+        worker: The number of this worker.
+        workers: How many there are.
+        connection: Where orders come from and items go to.
+        credits: A semaphore that counts the messages that may still be sent.
+        limits: How many segments of shared memory there may be.
+        board: Says which order holds, and when to close.
+    """
+    # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_guard, args=(board,), name="wds-guard", daemon=True).start()
+    torch.set_num_threads(1)  # as in torch's own workers: they share the cores among them
+    segments = SegmentPool(limits)
+    stack_in(segments.lend)
+    sender = Sender(connection, credits, segments)
+    # Interrupted at the terminal, or hung up on: the main process knows.
+    with suppress(KeyboardInterrupt, EOFError, ConnectionError):
+        while not board.closing:
+            order: Order = connection.recv()
+            _set_worker_info(graph, order.seeds, worker, workers)
+            with closing(graph.items(order.seeds, worker, workers)) as items:
+                _answer(order, items, sender, board)
 
 
-def start_worker(worker_id: int) -> None:
-    """Sets up a worker process; the DataLoader calls it there before anything else."""
-    del worker_id
-    worker = get_worker_info()
-    assert worker is not None
-    for pipe in close_after_fork:
-        with suppress(OSError):  # it is closed already
-            pipe.close()
-    multiprocessing.queues.Queue._on_queue_feeder_error = _send_failure  # type: ignore[attr-defined]
-    threading.Thread(target=_guard, args=(worker.dataset.board,), name="wds-guard", daemon=True).start()  # type: ignore[attr-defined]
+def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard) -> None:
+    """Sends the items of an order as long as it holds, and their end: someone may still wait for it."""
+    sender.begin(order.turn)
+    while True:
+        sender.wait_for_room()
+        if board.turn != order.turn:
+            break
+        try:
+            item = next(items)
+        except StopIteration:
+            break
+        try:
+            sender.add(item)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever pickling may raise
+            sender.add(_unsendable(item, error))
+            break
+    sender.finish()
 
 
-def _seed_globals(seed: int, worker_id: int) -> None:
-    """Seeds the generators that augmentations draw from."""
-    random.seed(mix(seed, worker_id, "random"))
-    np.random.seed(mix(seed, worker_id, "numpy") >> 32)
-    torch.manual_seed(mix(seed, worker_id, "torch"))
+def _set_worker_info(graph: WorkerGraph, seeds: Seeds, worker: int, workers: int) -> None:
+    """Seeds the generators that augmentations draw from, and lets ``get_worker_info`` say who this is."""
+    random.seed(mix(seeds[1], worker, "random"))
+    np.random.seed(mix(seeds[1], worker, "numpy") >> 32)
+    seed = mix(seeds[1], worker, "torch")
+    torch.manual_seed(seed)
+    # There is no public way to say so.
+    info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=graph.datapipe)
+    torch_worker._worker_info = info
 
 
 def _where() -> str:
@@ -109,20 +160,14 @@ def _where() -> str:
     return f"worker {worker.id if worker else 0} (pid {os.getpid()})"
 
 
-def _send_failure(queue: Any, error: Exception, unsent: Any) -> None:
-    """Sends word of an item that could not be pickled, from the thread that would otherwise just print a traceback.
-
-    The main process would wait for that item for ever. This hook of multiprocessing's queues exists for such a use
-    (concurrent.futures overrides it); pickling each item beforehand would cost as much again.
-    """
-    index, item = unsent if isinstance(unsent, tuple) and len(unsent) == 2 else (None, unsent)
+def _unsendable(item: Any, error: Exception) -> Failure:
     explained = RuntimeError(
         f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
         f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the stage "
         "that makes it behind .join_workers()"
     )
     explained.__cause__ = error
-    queue.put((index, Failure(explained, _where())))
+    return Failure(explained, _where())
 
 
 def _guard(board: NoticeBoard) -> None:

@@ -1,0 +1,157 @@
+"""One worker process, seen from the main process: given orders, asked for items, and ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from torchdata_wds.workers.messages import Message, Receiver
+from torchdata_wds.workers.seeds import NoticeBoard
+from torchdata_wds.workers.segments import CAN_SHARE, Limits
+from torchdata_wds.workers.worker import CHECK_INTERVAL, GRACE, Order, WorkerGraph, run_worker
+
+__all__ = ["END", "WorkerLink"]
+
+#: Stands for the end of a worker's stream.
+END: Final = object()
+
+#: How many segments of shared memory, and so open files, all workers of a set may have in the main process if most
+#: of their batches are held there; and how many more than are ahead each worker may have anyway, and keeps.
+_MOST_SEGMENTS = 128
+_SPARE_SEGMENTS = 6
+
+#: How many seconds a worker may take to end; its own guard sees to it sooner.
+_PATIENCE = GRACE + CHECK_INTERVAL + 1
+
+
+class WorkerLink:
+    """A worker process and the connection to it.
+
+    Args:
+        context: The multiprocessing context to start it in.
+        graph: The stages that it runs.
+        board: Says which order holds, and when to close.
+        number: The worker's number.
+        workers: How many there are.
+        ahead: How many messages it may be ahead.
+    """
+
+    def __init__(
+        self, context: Any, graph: WorkerGraph, board: NoticeBoard, number: int, workers: int, ahead: int
+    ) -> None:
+        self._number = number
+        self._workers = workers
+        self._message: Message | None = None
+        self._credits = context.Semaphore(ahead)
+        kept = ahead + _SPARE_SEGMENTS
+        limits = Limits(max(_MOST_SEGMENTS // workers, kept), kept)
+        self._connection, theirs = context.Pipe()
+        arguments = (graph, number, workers, theirs, self._credits, limits, board)
+        self._process: BaseProcess = context.Process(
+            target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
+        )
+        try:
+            self._process.start()
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()  # a connection ends only when nobody has its other end any more
+        self._receiver = Receiver(self._connection, self._process.sentinel, self._credits, limits)
+
+    def order(self, order: Order) -> None:
+        """Asks for a stream in place of any that was asked for before.
+
+        Raises:
+            RuntimeError: if the worker has died.
+        """
+        self._drop_message()
+        try:
+            # What comes of an earlier order is in the way: the worker may wait for it to be taken in.
+            while self._connection.poll():
+                self._message = self._receiver.receive(0)
+                self._drop_message()
+            self._connection.send(order)
+        except (OSError, EOFError) as error:
+            raise self._explained(error) from error
+
+    def take(self, turn: int, timeout: float | None) -> Any:
+        """Returns the next item, or ``END``.
+
+        Args:
+            turn: The number of the order.
+            timeout: How many seconds to wait, or None for ever.
+
+        Raises:
+            RuntimeError: if the worker has died, or sends nothing in time.
+            Exception: whatever unpickling the item raises.
+        """
+        while self._message is None or self._message.turn != turn or self._message.is_empty:
+            if self._message is not None and self._message.turn == turn and self._message.is_last:
+                return END
+            self._drop_message()
+            self._message = self._receive(timeout)
+        return self._message.take()
+
+    def _drop_message(self) -> None:
+        message, self._message = self._message, None
+        if message is not None:
+            message.discard()
+
+    def hang_up(self) -> None:
+        """Ends the connection: the worker ends at its next word, and a thread that waits for it here waits no more."""
+        if not CAN_SHARE:
+            self._connection.close()
+        else:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as channel, suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+        self._credits.release()
+
+    def join(self) -> None:
+        """Waits for the process to end, and makes it end if it is stuck."""
+        self._process.join(_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def close(self) -> None:
+        """Lets go of what the system holds for the connection and the ended process."""
+        self._message = None
+        self._connection.close()
+        self._process.close()
+
+    def _receive(self, timeout: float | None) -> Message:
+        try:
+            message = self._receiver.receive(timeout)
+        except (OSError, EOFError) as error:
+            raise self._explained(error) from error
+        if message is None:
+            raise RuntimeError(
+                f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "
+                "source is slow or stuck. A larger timeout waits longer, timeout=0 for ever"
+            )
+        return message
+
+    def _explained(self, error: Exception) -> Exception:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return error
+        return RuntimeError(self._death_notice())
+
+    def _death_notice(self) -> str:
+        process = self._process
+        process.join(timeout=1)  # its exit code may take a moment
+        code = process.exitcode
+        if code is None or code >= 0:
+            how = f"ended by itself with exit code {code}"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}"
+            how += " (the system does so when memory runs out)" if -code == signal.SIGKILL else ""
+        return (
+            f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "
+            "num_workers=0 runs the same stages in the main process, where a crash shows its place"
+        )

@@ -9,7 +9,7 @@ import pytest
 
 from torchdata_wds.format import lookahead
 
-READERS = {"one by one": (0, 0), "small windows": (1536, 4096), "large windows": (1 << 16, 1 << 20)}
+READERS = {"one by one": (0, 0), "small windows": (1536, 4096), "large windows": (1 << 16, 1 << 21)}
 """The smallest and the largest window in bytes."""
 
 

@@ -214,13 +214,13 @@ class Counting(io.BytesIO):
 
 
 def test_windows_begin_small_and_grow() -> None:
-    """The first sample waits for 64 KiB only; then windows double up to 1 MiB."""
-    stream = Counting(build([(f"{number}.txt", 500) for number in range(5000)], ["file"], tarfile.USTAR_FORMAT))
+    """The first sample waits for 64 KiB only; then windows double up to 2 MiB."""
+    stream = Counting(build([(f"{number}.txt", 500) for number in range(9000)], ["file"], tarfile.USTAR_FORMAT))
     members = read_members(stream, "x.tar")
     next(members)
     assert stream.sizes == [1 << 16]
     list(members)
-    assert [size for size in stream.sizes if size > 512][:6] == [1 << power for power in (16, 17, 18, 19, 20, 20)]
+    assert [size for size in stream.sizes if size > 512][:7] == [1 << power for power in (16, 17, 18, 19, 20, 21, 21)]
 
 
 def test_windows_do_not_wait_when_a_source_is_slow() -> None:

@@ -20,7 +20,7 @@ from torchdata_wds.format.windows import find_members, without_members
 __all__ = ["LookAhead"]
 
 #: The sizes of a window in bytes: the first one is small so that the first sample comes soon. 0 turns windows off.
-SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 20
+SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 21
 #: A window is worth its price while members take at most so many bytes on average.
 LARGE_MEMBER = 1 << 16
 #: After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.

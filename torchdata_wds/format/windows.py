@@ -104,10 +104,10 @@ def find_members(data: bytes) -> Window:
     sound &= nexts <= blocks * BLOCK
     kinds = heads[:, 156]
     files = np.flatnonzero(sound & (kinds == _PLAIN_FILE))
-    extended = sound & ((kinds == headers.LONG_NAME) | np.isin(kinds, list(headers.PAX)))
+    extended = sound & (kinds > _PLAIN_FILE)
     tails = [column[extended].tolist() for column in (begins, starts, ends, nexts, kinds)]
     begins, starts, ends, nexts = (column[files].tolist() for column in (begins, starts, ends, nexts))
-    names = _names(heads if len(files) == len(heads) else heads[files])
+    names = _names(heads[files])
     _extend(data, begins, names, zip(*tails, strict=True))
     return Window(data, begins, starts, ends, nexts, names)
 
@@ -156,9 +156,11 @@ def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable
 
 
 def _read_records(kind: int, data: bytes) -> dict[str, bytes] | None:
-    """Reads what an extended header says; None where it is damaged or says more than a name or dates."""
+    """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
     if kind == headers.LONG_NAME:
         return {"path": data.partition(b"\0")[0]}
+    if kind not in headers.PAX:
+        return None
     try:
         records = pax.parse_records(data)
     except HeaderError:

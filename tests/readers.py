@@ -15,8 +15,9 @@ READERS = {"one by one": (0, 0), "small windows": (1536, 4096), "large windows":
 
 @contextmanager
 def reading_with(sizes: tuple[int, int]) -> Iterator[None]:
-    """Reads archives in windows of these sizes, however large the members are."""
+    """Reads archives in windows of these sizes, from the first member on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookahead, "SMALLEST_WINDOW", sizes[0])
         patch.setattr(lookahead, "LARGEST_WINDOW", sizes[1])
+        patch.setattr(lookahead, "FIRST_MEMBERS", 0)
         yield

@@ -23,6 +23,8 @@ __all__ = ["LookAhead"]
 SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 21
 #: A window is worth its price while members take at most so many bytes on average.
 LARGE_MEMBER = 1 << 16
+#: So many members are read one by one at first: they show what follows.
+FIRST_MEMBERS = 2
 #: After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.
 FIRST_PAUSE, LONGEST_PAUSE = 128, 1024
 #: A header may lie about a size: larger members are read in pieces, as bytes arrive.
@@ -47,10 +49,10 @@ class LookAhead:
         self._visit = visit
         self._window = without_members(b"")
         self._position = 0  # in the window
-        self._held = 0  # bytes of the last window
-        self._taken = 0  # members of it
+        self._held = 0  # bytes of the last window, or of members read one by one
+        self._taken = 0  # their number
         self._size = SMALLEST_WINDOW
-        self._pause = 0  # entries to come that are read one by one
+        self._pause = FIRST_MEMBERS if self._read1 is not None else 0  # members to come that are read one by one
         self._next_pause = FIRST_PAUSE
         self._failure: Exception | None = None
 
@@ -80,10 +82,15 @@ class LookAhead:
         """
         if self._position < len(self._window.data):
             return self._take_run()
+        if self._read1 is None:
+            return None
+        if not self._pause:
+            self._judge()
         if self._pause:
             self._pause -= 1
             return self._read_member()
-        return self._take_run() if self._read1 is not None and self._look() else None
+        self._look()
+        return self._take_run()
 
     def _take_run(self) -> tuple[MemberRun, int] | None:
         """Gives the members that lie whole in the window from here on."""
@@ -111,37 +118,37 @@ class LookAhead:
                 if fill and len(parts[1]) == size:
                     parts.append(self._stream.read(fill))
                 if sum(map(len, parts)) == BLOCK + size + fill:
+                    self._held += size
+                    self._taken += 1
                     return ShardMember(self._url, name, parts[1], self._visit), BLOCK + size + fill
         except Exception as error:
             if not parts:
                 raise
             self._failure = error.with_traceback(None)
-        self._window, self._position, self._held = without_members(b"".join(parts)), 0, 0
+        self._window, self._position = without_members(b"".join(parts)), 0
         return None
 
-    def _look(self) -> bool:
-        """Reads the next window, if that is worth while."""
-        self._judge()
+    def _look(self) -> None:
+        """Reads the next window."""
         pieces: list[bytes] = []
-        if not self._pause:
-            try:
-                self._gather(pieces, self._size, PATIENCE)
-            except Exception as error:
-                if not pieces:
-                    raise
-                self._failure = error.with_traceback(None)
-        self._window, self._position, self._taken = find_members(_join(pieces)), 0, 0
+        try:
+            self._gather(pieces, self._size, PATIENCE)
+        except Exception as error:
+            if not pieces:
+                raise
+            self._failure = error.with_traceback(None)
+        self._window, self._position = find_members(_join(pieces)), 0
         self._held = len(self._window.data)
-        return bool(pieces)
 
     def _judge(self) -> None:
-        """Chooses the size of the next window, or a pause, by what the last one gave."""
+        """Chooses the size of the next window, or a pause, by the members seen since the last choice."""
         if self._taken * LARGE_MEMBER < self._held:
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             self._size = SMALLEST_WINDOW
-        elif self._held:
+        elif self._window.data:
             self._next_pause = FIRST_PAUSE
             self._size = min(2 * self._size, LARGEST_WINDOW)
+        self._held = self._taken = 0
 
     def _gather(self, pieces: list[bytes], missing: int, patience: float = math.inf) -> None:
         """Reads into `pieces` what the source gives, which leaves nothing behind in the stream's own buffer."""

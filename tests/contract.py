@@ -17,6 +17,8 @@ SAMPLES = [
     {"__key__": f"k{number}", "__url__": "x.tar", "txt": b"text", "cls": str(number).encode(), "jpg": b"\xff\xd8"}
     for number in range(12)
 ]
+VALUES = [{"__key__": f"k{number}", "__url__": "x.tar", "txt": "text", "cls": number} for number in range(12)]
+NO_VALUE = [{"__key__": "a", "__url__": "x.tar", "cls": None}, VALUES[0]]
 TUPLES = [(number, str(number)) for number in range(12)]
 
 
@@ -140,6 +142,19 @@ ROWS: dict[str, Row] = {
         lambda folder: items(SAMPLES).wds_map(number_of),
         12,
         bad=lambda folder, handler: items(BAD_FIELD).wds_map(number_of, handler=handler),
+        error=ValueError,
+    ),
+    "wds_encode": Row(
+        lambda folder: items(VALUES).wds_encode(),
+        12,
+        bad=lambda folder, handler: items(NO_VALUE).wds_encode(handler=handler),
+        error=ValueError,
+    ),
+    "save_wds_shards": Row(
+        lambda folder: items(VALUES).save_wds_shards(f"{folder}/saved-%d.tar", max_count=5, overwrite=True),
+        3,
+        opens=True,
+        bad=lambda folder, handler: items(NO_VALUE).save_wds_shards(f"{folder}/bad-%d.tar", handler=handler),
         error=ValueError,
     ),
     "wds_compose": Row(lambda folder: items(SAMPLES).wds_compose(twice, times=3), 36),

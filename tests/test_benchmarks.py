@@ -108,3 +108,19 @@ def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
     assert scripts == {"read", "decode", "workers", "memory", "startup", "shards"}
+
+
+def test_write_compares_with_webdataset(shards: Path, tmp_path: Path) -> None:
+    """Ours, webdataset and tarfile write each kind, next to the limit; nothing is left behind."""
+    printed, content = run("write.py", shards, tmp_path)
+    check_table(printed, content)
+    for kind in ("text", "images"):
+        assert {contender for row_kind, contender in rows(content) if row_kind == kind} == {
+            "ours",
+            "ours, ShardWriter",
+            "tarfile",
+            "webdataset",
+            "webdataset, mtime=0",
+            "plain write",
+        }
+    assert not [path for path in shards.iterdir() if path.name.startswith("tmp")]

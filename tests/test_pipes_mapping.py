@@ -157,6 +157,8 @@ PIPES: dict[str, IterDataPipe[Any]] = {
     "wds_map_tuple": SOURCE.wds_map_tuple(int),
     "wds_map": SOURCE.wds_map(int),
     "wds_compose": SOURCE.wds_compose(list),
+    "wds_encode": SOURCE.wds_encode(),
+    "save_wds_shards": SOURCE.save_wds_shards("x-%d.tar"),
     "wds_unbatch": SOURCE.wds_unbatch(),
     "join_workers": SOURCE.join_workers(),
 }

@@ -125,6 +125,7 @@ def test_package_says_so_when_a_name_is_unknown() -> None:
         torchdata_wds.WorkerReadingService  # noqa: B018
 
 
+@pytest.mark.slow
 def test_import_is_silent_and_leaves_torchdata_alone() -> None:
     """Under -W error the import prints nothing; torchdata comes with WorkersReadingService, without its banner."""
     script = (

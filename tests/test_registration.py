@@ -109,6 +109,7 @@ def spare_name() -> Iterator[str]:
     functional_forms.pop("wds_spare_name", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

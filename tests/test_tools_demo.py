@@ -35,6 +35,7 @@ def run(*arguments: str | Path) -> int:
 # ------------------------------------------------------------------------------------------------------ good shards
 
 
+@pytest.mark.slow
 def test_demo_reports_every_sample_once_when_run_as_a_user_does() -> None:
     """The whole command: exit status 0, figures on stdout, progress on stderr, no banner."""
     done = subprocess.run(

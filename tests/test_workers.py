@@ -95,7 +95,14 @@ RUNNERS: dict[str, tuple[Callable[..., Iterator[list[str]]], str | None]] = {
     "3 workers, spawn": (workers(3), "spawn"),
     "9 workers, spawn": (workers(9), "spawn"),
 }
-SLOW = {"1 worker, spawn", "3 workers, spawn", "9 workers, spawn", "stock service, spawn", "torch DataLoader, spawn"}
+SLOW = {
+    "1 worker, spawn",
+    "2 workers, spawn",
+    "3 workers, spawn",
+    "9 workers, spawn",
+    "stock service, spawn",
+    "torch DataLoader, spawn",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNNERS])
@@ -134,7 +141,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_epochs_give_each_key_once_when_two_ranks_have_two_workers(
     context: str, shards: list[str], tmp_path: Path
 ) -> None:

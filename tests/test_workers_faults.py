@@ -255,8 +255,9 @@ def _bytes(file: Path) -> bytes:
 
 @pytest.mark.parametrize(
     "context",
-    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+    ["fork", "spawn", "forkserver"],
 )
+@pytest.mark.slow
 def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: str) -> None:
     """No worker outlives a killed main process, stuck before a full pipe or in a command, nor the command."""
     script = tmp_path / "orphans.py"

@@ -49,7 +49,8 @@ def assert_whole(batch: Any) -> None:
         assert texts[row] == bytes([fill]) * 24_000
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_batches_stay_as_they_are_when_they_are_kept(context: str) -> None:
     """Batches that the main process keeps, some of them and some only in part, do not change as others come."""
     with loader_of(image_batches(1600), multiprocessing_context=context) as loader:

@@ -24,7 +24,7 @@ from torchdata_wds.errors import (
     UnsafeDataError,
     WdsError,
 )
-from torchdata_wds.format import ShardMember
+from torchdata_wds.format import ShardIndex, ShardInfo, ShardMember, dali_index, index_shard, wids_index
 from torchdata_wds.handlers import (
     ignore_and_continue,
     ignore_and_stop,
@@ -38,6 +38,7 @@ from torchdata_wds.pipes.collate import wds_collate
 from torchdata_wds.pipes.compose import StageComposerIterDataPipe as StageComposer
 from torchdata_wds.pipes.dataset import WebDataset
 from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe as SampleDecoder
+from torchdata_wds.pipes.encode import SampleEncoderIterDataPipe as SampleEncoder
 from torchdata_wds.pipes.fields import FieldMapperIterDataPipe as FieldMapper
 from torchdata_wds.pipes.fields import FieldRenamerIterDataPipe as FieldRenamer
 from torchdata_wds.pipes.fields import KeyRenamerIterDataPipe as KeyRenamer
@@ -45,7 +46,10 @@ from torchdata_wds.pipes.group import KeyGrouperIterDataPipe as KeyGrouper
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe as ShardLister
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe as ShardLoader
 from torchdata_wds.pipes.mapping import WdsMapperIterDataPipe as WdsMapper
+from torchdata_wds.pipes.save_shards import ShardSaverIterDataPipe as ShardSaver
+from torchdata_wds.pipes.shard_writer import ShardWriter
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe as SampleShuffler
+from torchdata_wds.pipes.tar_writer import TarWriter
 from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe as FieldTupler
 from torchdata_wds.pipes.tuples import KeyExtractorIterDataPipe as KeyExtractor
 from torchdata_wds.pipes.tuples import TupleMapperIterDataPipe as TupleMapper
@@ -63,6 +67,14 @@ __all__ = [
     "handle_extension",
     "image_decoder",
     "ShardMember",
+    # writing
+    "TarWriter",
+    "ShardWriter",
+    "ShardInfo",
+    "ShardIndex",
+    "index_shard",
+    "dali_index",
+    "wids_index",
     # pipes, in the order of the functional forms' table in the README
     "ShardLister",
     "ShardLoader",
@@ -79,6 +91,8 @@ __all__ = [
     "StageComposer",
     "SampleUnbatcher",
     "JoinWorkers",
+    "SampleEncoder",
+    "ShardSaver",
     "WdsPipe",
     # handlers
     "reraise_exception",

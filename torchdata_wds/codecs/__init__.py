@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchdata_wds.codecs.decoding import Decoder, DecoderLike, decode_sample
+from torchdata_wds.codecs.encoding import Encoder, EncoderLike, encode_sample
 from torchdata_wds.codecs.image_specs import IMAGE_FIELDS, IMAGE_SPECS
 from torchdata_wds.codecs.images import image_decoder
 from torchdata_wds.codecs.matching import handle_extension
@@ -12,7 +13,10 @@ from torchdata_wds.codecs.table import CODECS, Codec
 __all__ = [
     "Decoder",
     "DecoderLike",
+    "Encoder",
+    "EncoderLike",
     "decode_sample",
+    "encode_sample",
     "handle_extension",
     "image_decoder",
     "CODECS",

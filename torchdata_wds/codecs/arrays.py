@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from torchdata_wds.codecs.options import DecodeOptions
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
-__all__ = ["decode_npy", "decode_npz"]
+__all__ = ["decode_npy", "decode_npz", "encode_npy", "encode_npz"]
 
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_SIZE = 22
+# The first moment that a zip archive can name: its bytes must not depend on the time of day.
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+_ZIP_UNIX = 3
+_MAX_NAME = 60_000
+
+# Kinds of types whose names say all about them; what else NumPy writes may read back as another type.
+_PLAIN_KINDS = "biufcmMSU"
 
 
 def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # noqa: ARG001
@@ -56,3 +64,83 @@ def _decode_entry(archive: zipfile.ZipFile, name: str, options: DecodeOptions) -
     if not name.endswith(".npy"):
         return name, data
     return name.removesuffix(".npy"), decode_npy(data, options)
+
+
+def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Encodes an array, or a NumPy scalar as an array without dimensions, never with pickle.
+
+    Raises:
+        TypeError: if it is something else, or a masked array.
+        ValueError: if its type would need pickle, or does not read back.
+
+    Example:
+        >>> decode_npy(encode_npy(np.arange(3), EncodeOptions()), DecodeOptions())
+        array([0, 1, 2])
+    """
+    if not isinstance(value, np.ndarray | np.generic):
+        raise TypeError("expected a NumPy array; convert it with numpy.asarray(), a tensor with .numpy()")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; convert it with .filled()")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise ValueError("arrays of Python objects need pickle; give the array a type with .astype(), or name it .pkl")
+    data = _write_npy(array)
+    if array.dtype.kind not in _PLAIN_KINDS:
+        found = decode_npy(data, DecodeOptions()).dtype
+        if found != array.dtype:
+            raise ValueError(f"its dtype would read back as {found}; convert it with .astype() or .view()")
+    return data
+
+
+def _write_npy(array: np.ndarray[Any, Any]) -> bytes:
+    # with the version left to it, NumPy warns about every one but the first
+    for version in ((1, 0), (2, 0)):
+        stream = io.BytesIO()
+        try:
+            np.lib.format.write_array(stream, array, version, allow_pickle=False)
+        except ValueError:
+            continue
+        return stream.getvalue()
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, (3, 0), allow_pickle=False)
+    return stream.getvalue()
+
+
+def encode_npz(value: Any, options: EncodeOptions) -> bytes:
+    """Encodes a dict of arrays as an npz archive, or one array, which is stored as ``arr_0``.
+
+    Raises:
+        TypeError: if it is something else, or a name is no str.
+        ValueError: if a name does not read back, or an array cannot be written as npy.
+
+    Example:
+        >>> decode_npz(encode_npz({"a": np.arange(3)}, EncodeOptions()), DecodeOptions())
+        {'a': array([0, 1, 2])}
+    """
+    arrays = value if isinstance(value, Mapping) else {"arr_0": value}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            entry = zipfile.ZipInfo(_check_name(name) + ".npy", _ZIP_TIME)
+            entry.create_system = _ZIP_UNIX
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, _encode_named(name, array, options))
+    return out.getvalue()
+
+
+def _encode_named(name: str, array: Any, options: EncodeOptions) -> bytes:
+    try:
+        return encode_npy(array, options)
+    except (TypeError, ValueError) as cause:
+        raise type(cause)(f"array {name!r} of type {type(array).__name__}: {cause}") from cause
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the names of arrays must be str, found {name!r}")
+    # the archive would end the first at the NUL, and read the second as a path on Windows
+    if "\0" in name or "\\" in name:
+        raise ValueError(f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename the array")
+    if len(name.encode("utf-8", "replace")) > _MAX_NAME:
+        raise ValueError(f"the name {name[:20]!r}... is too long for an archive; rename the array")
+    return name

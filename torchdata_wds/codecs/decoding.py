@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from torchdata_wds.codecs.caching import Planner
 from torchdata_wds.codecs.failures import StepFailedError, describe_failure
 from torchdata_wds.codecs.image_specs import IMAGE_SPECS
 from torchdata_wds.codecs.images import ImageDecoder
 from torchdata_wds.codecs.matching import matches, parse_extensions
-from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, DecodeOptions
+from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions
 from torchdata_wds.codecs.plans import Plan, UserDecoder, make_plan, split_suffix
+from torchdata_wds.format.names import is_metadata
 
 __all__ = ["Decoder", "DecoderLike", "decode_sample"]
 
 DecoderLike = str | Callable[[str, bytes], Any]
-
-_BYTES = (bytes, bytearray, memoryview)
-
-# Field names come from the shards: a data set with ever new ones must not fill the memory.
-_MAX_PLANS = 1000
 
 _DEFAULTS: dict[str, Any] = {
     "only": None,
@@ -30,7 +27,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class Decoder:
+class Decoder(Planner[Plan | None]):
     """Turns a sample of bytes into a new sample of values.
 
     A field is offered to the user's decoders in their order; then a compression suffix (``gz bz2 xz zst``) is taken
@@ -93,13 +90,13 @@ class Decoder:
         for field, value in sample.items():
             kind = type(value)
             if kind is not bytes:
-                if kind is str or not isinstance(value, _BYTES):
+                if kind is str or not isinstance(value, BYTES_TYPES):
                     continue
                 value = bytes(value)
             try:
                 plan = plans[field]
             except KeyError:
-                plan = self._plan(field)
+                plan = self._add_plan(field)
             if plan is None:
                 continue
             try:
@@ -113,29 +110,18 @@ class Decoder:
         shown += [f"{name}={getattr(self, name)!r}" for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]]
         return f"Decoder({', '.join(shown)})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._prepare()
-
     def _prepare(self) -> None:
         if not isinstance(self.exif_transpose, bool):
             raise TypeError(f"exif_transpose must be True or False, not {self.exif_transpose!r}")
         self._options = DecodeOptions(self.errors, self.allow_pickle, self.max_bytes)
         self._image, self._users = _sort_decoders(self.decoders, self.exif_transpose)
-        self._plans: dict[str, Plan | None] = {}
+        super()._prepare()
 
-    def _plan(self, field: str) -> Plan | None:
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        plan = make_plan(field, self._users, self._image, self._options) if self._is_selected(field) else None
-        self._plans[field] = plan
-        return plan
+    def _make_plan(self, field: str) -> Plan | None:
+        return make_plan(field, self._users, self._image, self._options) if self._is_selected(field) else None
 
     def _is_selected(self, field: str) -> bool:
-        if field.startswith("__") and field.endswith("__"):
+        if is_metadata(field):
             return False
         return self.only is None or matches(field, self.only) or matches(split_suffix(field)[0], self.only)
 

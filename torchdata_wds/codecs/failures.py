@@ -1,32 +1,50 @@
-"""What is raised when a field does not decode."""
+"""What is raised when a field does not decode or a value does not encode."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from torchdata_wds.errors import DecodingError, UnsafeDataError
+from torchdata_wds.errors import DecodingError, EncodingError, UnsafeDataError
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = ["StepFailedError", "describe_failure"]
+__all__ = [
+    "NoValueError",
+    "StepFailedError",
+    "describe_encoder_failure",
+    "describe_encoding_failure",
+    "describe_failure",
+    "describe_value",
+]
 
 _SHOWN_BYTES = 16
-_SHOWN_CAUSE = 300
+_SHOWN_CAUSE = 600
+_SHOWN_VALUE = 60
 
 
 class StepFailedError(Exception):
-    """One step of decoding a field failed: raised inside this package only, to carry what failed and on what."""
+    """One step of decoding or encoding a field failed: raised inside this package only, to carry what failed on what.
 
-    def __init__(self, step: str, data: bytes, cause: Exception) -> None:
+    Args:
+        step: The step, in words for the message.
+        data: What it was given: the bytes, or the value.
+        cause: What it raised.
+    """
+
+    def __init__(self, step: str, data: Any, cause: Exception) -> None:
         super().__init__(step)
         self.step = step
         self.data = data
         self.cause = cause
 
 
+class NoValueError(ValueError):
+    """A field is None: no field can be, because a field that is not there has no bytes at all."""
+
+
 def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> DecodingError | UnsafeDataError:
     """Makes the exception that names shard, key, field, decoder and cause."""
-    key = str(sample.get("__key__", "?"))
+    key = _key(sample)
     shard = mask_url(str(sample["__url__"])) if sample.get("__url__") is not None else None
     where = f"field {field!r} of sample {key!r}" + (f" in shard {shard}" if shard else "")
     if isinstance(failed.cause, UnsafeDataError):
@@ -36,6 +54,48 @@ def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: 
         "Repair the sample, leave the field out with only=, or skip such samples with handler=warn_and_continue."
     )
     return DecodingError(message, shard=shard, key=key, field=field)
+
+
+def describe_encoding_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> EncodingError:
+    """Makes the exception that names key, field, what was expected, what was found, and what to do."""
+    key = _key(sample)
+    where = f"field {field!r} of sample {key!r}"
+    if isinstance(failed.cause, NoValueError):
+        message = f"{where} is None, which has no bytes: leave the field out of the sample, or give bytes (b'' is fine)"
+    else:
+        is_deep = isinstance(failed.cause, RecursionError)
+        cause = "it is nested too deeply, or contains itself" if is_deep else _describe_cause(failed.cause)
+        message = (
+            f"{where} cannot be written {failed.step}: {cause}. It is "
+            f"{describe_value(failed.data)}. Otherwise, give bytes, or a function that makes them: "
+            f"encoder={{{field!r}: function}}."
+        )
+    return EncodingError(message, key=key, field=field)
+
+
+def describe_encoder_failure(name: str, sample: Mapping[str, Any], cause: Exception) -> EncodingError:
+    """Makes the exception for a user's function that has encoded no whole sample."""
+    key = _key(sample)
+    return EncodingError(f"sample {key!r} cannot be encoded by function {name}: {_describe_cause(cause)}.", key=key)
+
+
+def describe_value(value: object) -> str:
+    """Says what a value is, in a few words however large it is."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__.startswith("PIL."):
+        return f"a PIL image of mode {getattr(value, 'mode', '?')!r} and size {getattr(value, 'size', '?')}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"of type {name}, shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, str):
+        return f"of type {name}: {value[:_SHOWN_VALUE]!r}{'...' if len(value) > _SHOWN_VALUE else ''}"
+    if kind in (bool, float, complex) or (kind is int and abs(value) < 10**_SHOWN_VALUE):  # type: ignore[arg-type]
+        return f"of type {name}: {value!r}"
+    return f"of type {name}"
+
+
+def _key(sample: Mapping[str, Any]) -> str:
+    return str(sample.get("__key__", "?"))
 
 
 def _describe_cause(cause: Exception) -> str:

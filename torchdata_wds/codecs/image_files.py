@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import io
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["open_image", "read_orientation"]
+__all__ = ["open_image", "parse_orientation", "read_orientation"]
 
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF")
@@ -31,8 +32,23 @@ def _pillow() -> Any:
 
 def read_orientation(image: ImageFile) -> int:
     """Reads the EXIF orientation, 1 to 8; damaged EXIF data says nothing and counts as 1."""
+    return _find_orientation(image.getexif)
+
+
+def parse_orientation(exif: bytes) -> int:
+    """Reads the orientation of EXIF data, as ``read_orientation`` does of a file."""
+
+    def parse() -> Any:
+        parsed = _pillow().Exif()
+        parsed.load(exif)
+        return parsed
+
+    return _find_orientation(parse)
+
+
+def _find_orientation(read: Callable[[], Any]) -> int:
     try:
-        value = image.getexif().get(_ORIENTATION, 1)
+        value = read().get(_ORIENTATION, 1)
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
         return 1
     return value if value in range(1, 9) else 1

@@ -1,10 +1,13 @@
-"""What a decoder of fields is told besides the bytes."""
+"""What the codecs are told besides the bytes or the value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_MAX_BYTES", "DecodeOptions", "check_text_errors"]
+__all__ = ["BYTES_TYPES", "DEFAULT_MAX_BYTES", "DecodeOptions", "EncodeOptions", "check_text_errors"]
+
+#: The types of values that are data of a field already.
+BYTES_TYPES = (bytes, bytearray, memoryview)
 
 #: What a field may decompress to, unless ``max_bytes=`` says otherwise: 1 GiB.
 DEFAULT_MAX_BYTES = 2**30
@@ -33,6 +36,25 @@ class DecodeOptions:
             raise ValueError(f"max_bytes must be at least 1, not {self.max_bytes}")
 
 
+@dataclass(frozen=True)
+class EncodeOptions:
+    """The options of ``Encoder`` that single codecs look at.
+
+    Args:
+        jpeg_quality: Quality of JPEG files, 1 to 100.
+        png_compression: How hard PNG files are compressed, 0 to 9.
+        channels_first: Whether tensors of images are CHW, instead of HWC.
+    """
+
+    jpeg_quality: int = 95
+    png_compression: int = 6
+    channels_first: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("jpeg_quality", self.jpeg_quality, 1, 100)
+        _check_range("png_compression", self.png_compression, 0, 9)
+
+
 def check_text_errors(errors: str) -> None:
     """Checks that ``errors`` names a way to decode damaged UTF-8.
 
@@ -51,6 +73,13 @@ def check_text_errors(errors: str) -> None:
             f"errors={errors!r} is no way to decode text: use 'strict', 'replace', 'ignore', 'backslashreplace' "
             "or 'surrogateescape'"
         ) from cause
+
+
+def _check_range(name: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{name} must be {lowest} to {highest}, not {value}")
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from torchdata_wds.codecs.options import DecodeOptions
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
 
-__all__ = ["decode_pickle"]
+__all__ = ["decode_pickle", "encode_pickle"]
+
+# Fixed, so that the bytes do not depend on the Python that writes them.
+_PROTOCOL = 4
 
 
 def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
@@ -26,3 +29,18 @@ def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
     if is_secure():
         raise UnsafeDataError("is a pickle, and WDS_SECURE=1 refuses pickles also where allow_pickle=True")
     return pickle.loads(data)
+
+
+def encode_pickle(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Pickles a value; readers need ``allow_pickle=True``.
+
+    Sets of str have another order in each process, unless PYTHONHASHSEED is set, and so have their pickles.
+
+    Raises:
+        Exception: whatever the value raises when it cannot be pickled.
+
+    Example:
+        >>> decode_pickle(encode_pickle({1, 2}, EncodeOptions()), DecodeOptions(allow_pickle=True))
+        {1, 2}
+    """
+    return pickle.dumps(value, _PROTOCOL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata_wds.codecs.failures import StepFailedError
 from torchdata_wds.codecs.image_specs import IMAGE_FIELDS
@@ -14,11 +14,15 @@ from torchdata_wds.codecs.options import DecodeOptions
 from torchdata_wds.codecs.suffixes import SUFFIXES, decompress
 from torchdata_wds.codecs.table import find_codec
 
-__all__ = ["Plan", "make_plan", "split_suffix"]
+__all__ = ["Plan", "guard", "make_plan", "split_suffix"]
 
 #: Bytes -> value; raises StepFailedError.
 Plan = Callable[[bytes], Any]
 UserDecoder = Callable[[str, bytes], Any]
+
+T = TypeVar("T")
+Options = TypeVar("Options")
+R = TypeVar("R")
 
 
 def make_plan(
@@ -77,9 +81,10 @@ def _plan_users(key: str, decoders: Iterable[UserDecoder], last: Plan | None) ->
 
 
 def _plan_suffix(suffix: str, inner: Plan | None, options: DecodeOptions) -> Plan:
-    unpack = _guard(
-        f"compressed data (.{suffix})", lambda data, options: decompress(suffix, data, options.max_bytes), options
-    )
+    def read(data: bytes, options: DecodeOptions) -> bytes:
+        return decompress(suffix, data, options.max_bytes)
+
+    unpack = guard(f"compressed data (.{suffix})", read, options)
     if inner is None:
         return unpack
     return lambda data: inner(unpack(data))
@@ -90,22 +95,24 @@ def _plan_type(field: str, image: ImageDecoder | None, options: DecodeOptions) -
     if codec is None:
         return None
     if codec.decode is not None:
-        return _guard(codec.name, codec.decode, options)
+        return guard(codec.name, codec.decode, options)
     if image is not None and matches(field, IMAGE_FIELDS):
-        return _guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), options)
+        return guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), options)
     return None
 
 
-def _guard(step: str, function: Callable[[bytes, DecodeOptions], Any], options: DecodeOptions) -> Plan:
-    def decode(data: bytes) -> Any:
+def guard(step: str, function: Callable[[T, Options], R], options: Options) -> Callable[[T], R]:
+    """Makes a function raise StepFailedError for everything but a package that is not installed."""
+
+    def guarded(given: T) -> R:
         try:
-            return function(data, options)
+            return function(given, options)
         except MissingPackageError:
             raise
         except Exception as cause:
-            raise StepFailedError(step, data, cause) from cause
+            raise StepFailedError(step, given, cause) from cause
 
-    return decode
+    return guarded
 
 
 def _name_decoder(decoder: UserDecoder) -> str:

@@ -1,17 +1,24 @@
-"""Compressed members: the suffixes that are peeled off a field's name before its type is looked up."""
+"""Compressed members: the suffixes of field names, and how such fields are read and written."""
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchdata_wds.codecs.optional import import_optional
+from torchdata_wds.codecs.optional import MissingPackageError, import_optional
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 
-__all__ = ["SUFFIXES", "decompress"]
+__all__ = ["SUFFIXES", "Compression", "compress", "decompress", "is_compressed"]
 
 # A zstd block of a few bytes can hold 128 KiB, and zstandard has no limit on what one call gives: small pieces do.
 _ZSTD_PIECE = 4096
+
+# No time, no name, and no word about the system: the bytes depend on the data only.
+_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+_GZIP_LEVEL = 6
+_ZSTD_LEVEL = 3
 
 
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
@@ -37,14 +44,64 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     rest, total = data, 0
     while rest or not parts:
-        part, rest = SUFFIXES[suffix](rest, max_bytes - total)
+        part, rest = SUFFIXES[suffix].read(rest, max_bytes - total)
         total += len(part)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def compress(suffix: str, data: bytes) -> bytes:
+    r"""Compresses a whole field; the same data gives the same bytes at any time.
+
+    Args:
+        suffix: One of ``SUFFIXES``.
+        data: The bytes to compress.
+
+    Returns:
+        One stream.
+
+    Raises:
+        MissingPackageError: for ``zst`` without the zstandard package.
+
+    Example:
+        >>> compress("gz", b"7")[:10]
+        b'\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff'
+    """
+    return SUFFIXES[suffix].write(data)
+
+
+def is_compressed(suffix: str, data: bytes) -> bool:
+    """Tells whether data is whole in a suffix's compression, so that a field of it reads back.
+
+    Args:
+        suffix: One of ``SUFFIXES``.
+        data: Any bytes.
+
+    Raises:
+        ValueError: if it seems so, but decompresses to more than readers accept by themselves.
+        MissingPackageError: for ``zst`` without the zstandard package.
+
+    Example:
+        >>> is_compressed("gz", b"7"), is_compressed("gz", compress("gz", b"7"))
+        (False, True)
+    """
+    if not data.startswith(SUFFIXES[suffix].magic):
+        return False
+    try:
+        decompress(suffix, data, DEFAULT_MAX_BYTES)
+    except (MissingPackageError, _TooLargeError):
+        raise
+    except Exception:  # noqa: BLE001 - each library has its own for damage
+        return False
+    return True
+
+
+class _TooLargeError(ValueError):
+    """Data decompresses to more than the limit."""
+
+
 def _too_large(limit: int) -> ValueError:
-    return ValueError(f"it decompresses to more than the {limit:,} bytes that max_bytes leaves")
+    return _TooLargeError(f"it decompresses to more than the {limit:,} bytes that max_bytes leaves")
 
 
 def _cut() -> ValueError:
@@ -95,10 +152,48 @@ def _read_zstd(data: bytes, limit: int) -> tuple[bytes, bytes]:
     return bytes(out), machine.unused_data + data[used:]
 
 
-#: Suffix -> a function of (data, limit) that reads one stream and gives (content, what follows).
-SUFFIXES: dict[str, Callable[[bytes, int], tuple[bytes, bytes]]] = {
-    "gz": _read_gzip,
-    "bz2": _read_bzip2,
-    "xz": _read_xz,
-    "zst": _read_zstd,
+def _write_gzip(data: bytes) -> bytes:
+    machine = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = machine.compress(data) + machine.flush()
+    return _GZIP_HEADER + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+
+
+def _write_bzip2(data: bytes) -> bytes:
+    import bz2
+
+    return bz2.compress(data)
+
+
+def _write_xz(data: bytes) -> bytes:
+    import lzma
+
+    return lzma.compress(data, format=lzma.FORMAT_XZ)
+
+
+def _write_zstd(data: bytes) -> bytes:
+    zstandard = import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
+    packed: bytes = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
+    return packed
+
+
+class Compression(NamedTuple):
+    """One compression.
+
+    Attributes:
+        magic: What a stream begins with.
+        read: A function of (data, limit) that reads one stream and gives (content, what follows).
+        write: A function of data that gives one stream.
+    """
+
+    magic: bytes
+    read: Callable[[bytes, int], tuple[bytes, bytes]]
+    write: Callable[[bytes], bytes]
+
+
+#: Suffix -> its compression.
+SUFFIXES: dict[str, Compression] = {
+    "gz": Compression(b"\x1f\x8b", _read_gzip, _write_gzip),
+    "bz2": Compression(b"BZh", _read_bzip2, _write_bzip2),
+    "xz": Compression(b"\xfd7zXZ\0", _read_xz, _write_xz),
+    "zst": Compression(b"\x28\xb5\x2f\xfd", _read_zstd, _write_zstd),
 }

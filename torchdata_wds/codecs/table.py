@@ -1,4 +1,4 @@
-"""The table of field types: what each extension holds and how it is decoded."""
+"""The table of field types: what each extension holds, and how it is decoded and encoded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata_wds.codecs.arrays import decode_npy, decode_npz
-from torchdata_wds.codecs.image_specs import IMAGE_FIELDS
-from torchdata_wds.codecs.options import DecodeOptions
-from torchdata_wds.codecs.pickles import decode_pickle
-from torchdata_wds.codecs.records import decode_cbor, decode_json, decode_msgpack
-from torchdata_wds.codecs.tenbin import decode_tenbin
-from torchdata_wds.codecs.tensors import decode_torch
-from torchdata_wds.codecs.text import decode_int, decode_text
+from torchdata_wds.codecs.arrays import decode_npy, decode_npz, encode_npy, encode_npz
+from torchdata_wds.codecs.image_encoding import IMAGE_ENCODERS
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.codecs.pickles import decode_pickle, encode_pickle
+from torchdata_wds.codecs.records import (
+    decode_cbor,
+    decode_json,
+    decode_msgpack,
+    encode_cbor,
+    encode_json,
+    encode_msgpack,
+)
+from torchdata_wds.codecs.tenbin import decode_tenbin, encode_tenbin
+from torchdata_wds.codecs.tensors import decode_torch, encode_torch
+from torchdata_wds.codecs.text import decode_int, decode_text, encode_int, encode_text
 
 __all__ = ["CODECS", "Codec", "find_codec"]
 
@@ -26,25 +33,27 @@ class Codec:
         name: What it is called in messages.
         extensions: The extensions that have it, space separated.
         decode: Bytes and options -> value; None where the bytes stay as they are unless a decoder is given.
+        encode: Value and options -> bytes; None where only bytes can be written.
     """
 
     name: str
     extensions: str
     decode: Callable[[bytes, DecodeOptions], Any] | None = None
+    encode: Callable[[Any, EncodeOptions], bytes] | None = None
 
 
 _ROWS = (
-    Codec("text", "txt text transcript", decode_text),
-    Codec("an integer", "cls cls2 class count index inx id", decode_int),
-    Codec("json", "json jsn", decode_json),
-    Codec("npy", "npy", decode_npy),
-    Codec("npz", "npz", decode_npz),
-    Codec("torch", "pth pt", decode_torch),
-    Codec("tenbin", "ten tenbin tb", decode_tenbin),
-    Codec("msgpack", "mp msg msgpack", decode_msgpack),
-    Codec("cbor", "cbor", decode_cbor),
-    Codec("pickle", "pyd pkl pickle", decode_pickle),
-    Codec("image", " ".join(IMAGE_FIELDS)),
+    Codec("text", "txt text transcript", decode_text, encode_text),
+    Codec("an integer", "cls cls2 class count index inx id", decode_int, encode_int),
+    Codec("json", "json jsn", decode_json, encode_json),
+    Codec("npy", "npy", decode_npy, encode_npy),
+    Codec("npz", "npz", decode_npz, encode_npz),
+    Codec("torch", "pth pt", decode_torch, encode_torch),
+    Codec("tenbin", "ten tenbin tb", decode_tenbin, encode_tenbin),
+    Codec("msgpack", "mp msg msgpack", decode_msgpack, encode_msgpack),
+    Codec("cbor", "cbor", decode_cbor, encode_cbor),
+    Codec("pickle", "pyd pkl pickle", decode_pickle, encode_pickle),
+    *(Codec("an image", field, encode=encode) for field, encode in IMAGE_ENCODERS.items()),
 )
 
 #: Extension -> its codec.

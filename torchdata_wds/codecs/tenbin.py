@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from torchdata_wds.codecs.options import DecodeOptions
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
-__all__ = ["decode_tenbin"]
+__all__ = ["decode_tenbin", "encode_tenbin"]
 
 _MAGIC = b"~TenBin~"
 _PREFIX = struct.Struct("<8sq")
@@ -69,3 +69,43 @@ def _parse_header(header: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if rank != len(shape) or rank > _MAX_RANK or min(shape, default=0) < 0:
         raise ValueError(f"an array's header declares rank {rank} and dimensions {shape}")
     return np.dtype("<" + code), tuple(shape)
+
+
+def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Encodes a list or tuple of arrays, or one array, which reads back as a list of one.
+
+    The bytes are those of ``webdataset.tenbin``, where that can do the arrays: it has no uint32, and writes arrays
+    without dimensions but cannot read them.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if an array has a type or a rank that tenbin does not have.
+
+    Example:
+        >>> decode_tenbin(encode_tenbin([np.arange(3)], EncodeOptions()), DecodeOptions())
+        [array([0, 1, 2])]
+    """
+    arrays = list(value) if isinstance(value, list | tuple) else [value]
+    return b"".join(_pack_array(array, number) for number, array in enumerate(arrays))
+
+
+def _pack_array(array: Any, number: int) -> bytes:
+    if not isinstance(array, np.ndarray | np.generic) or isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"expected NumPy arrays, item {number} is a {type(array).__name__}; convert it with numpy.asarray(), a "
+            "tensor with .numpy(), a masked array with .filled()"
+        )
+    code = f"{array.dtype.kind}{array.dtype.itemsize}"
+    if code not in _DTYPES:
+        raise ValueError(
+            f"item {number} has dtype {array.dtype}, tenbin has only {' '.join(sorted(_DTYPES))}; convert it with "
+            ".astype(), or name the field npy or npz"
+        )
+    if array.ndim > _MAX_RANK:
+        raise ValueError(f"item {number} has {array.ndim} dimensions, tenbin has at most {_MAX_RANK}; reshape it")
+    header = struct.pack(f"<8s8sq{array.ndim}q", code.encode(), b"", array.ndim, *array.shape)
+    return _pack_chunk(header) + _pack_chunk(array.astype("<" + code, copy=False).tobytes())
+
+
+def _pack_chunk(payload: bytes) -> bytes:
+    return _PREFIX.pack(_MAGIC, len(payload)) + payload + bytes(-len(payload) % 64)

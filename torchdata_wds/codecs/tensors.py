@@ -1,4 +1,4 @@
-"""Torch fields, loaded without running code from them."""
+"""Torch fields, which load without running code from them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 import zipfile
 from typing import Any
 
-from torchdata_wds.codecs.options import DecodeOptions
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.codecs.torch_values import compact_views, is_plain
 
-__all__ = ["decode_torch"]
+__all__ = ["decode_torch", "encode_torch"]
 
 
 def decode_torch(data: bytes, options: DecodeOptions) -> Any:
@@ -43,3 +44,32 @@ def _check_size(data: bytes, max_bytes: int) -> None:
 
 def _first_sentence(cause: Exception) -> str:
     return str(cause).split("\n", 1)[0].split(". ", 1)[0][:200]
+
+
+def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory.
+
+    Raises:
+        ValueError: if it would not load with ``weights_only=True``.
+        Exception: whatever a value raises when it cannot be pickled.
+
+    Example:
+        >>> import torch
+        >>> decode_torch(encode_torch(torch.zeros(1000)[:2], EncodeOptions()), DecodeOptions())
+        tensor([0., 0.])
+    """
+    import torch
+
+    stream = io.BytesIO()
+    torch.save(compact_views(value), stream)
+    data = stream.getvalue()
+    if not is_plain(value):
+        _check_loads(data)
+    return data
+
+
+def _check_loads(data: bytes) -> None:
+    try:
+        decode_torch(data, DecodeOptions())
+    except ValueError as cause:
+        raise ValueError(f"it could not be read back: {cause}; keep to those, or name the field pkl") from cause

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import Any
 
-from torchdata_wds.codecs.options import DecodeOptions
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
-__all__ = ["decode_int", "decode_text", "without_bom"]
+__all__ = ["decode_int", "decode_text", "encode_int", "encode_text", "without_bom"]
 
 _BOM = b"\xef\xbb\xbf"
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
@@ -34,3 +36,55 @@ def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
     if not _INTEGER.fullmatch(digits):
         raise ValueError("expected a decimal integer, such as 7 or -1")
     return int(digits)
+
+
+def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    r"""Encodes ``str`` as UTF-8; one that begins with a byte order mark gets another, which reading drops.
+
+    Raises:
+        TypeError: if it is no str.
+        ValueError: if it holds lone surrogates, which UTF-8 has no bytes for.
+
+    Example:
+        >>> encode_text("größer", EncodeOptions())
+        b'gr\xc3\xb6\xc3\x9fer'
+    """
+    if not isinstance(value, str):
+        raise TypeError("expected a str; convert it with str()")
+    try:
+        data = value.encode("utf-8")
+    except UnicodeEncodeError as cause:
+        raise ValueError(
+            f"it holds the lone surrogate {cause.object[cause.start]!r} at character {cause.start}, which UTF-8 has no "
+            "bytes for; give bytes, as value.encode('utf-8', 'surrogateescape')"
+        ) from cause
+    return _BOM + data if data.startswith(_BOM) else data
+
+
+def encode_int(value: Any, options: EncodeOptions) -> bytes:
+    """Encodes an integer of any sort (also bool, NumPy's, tensors of one element), or a str that reads as one.
+
+    Raises:
+        TypeError: if it is no integer; 7.0 is none.
+        ValueError: if it is a str that does not read as an integer.
+
+    Example:
+        >>> encode_int(True, EncodeOptions()), encode_int("-7", EncodeOptions())
+        (b'1', b'-7')
+    """
+    if type(value) is int:
+        return b"%d" % value
+    if isinstance(value, str):
+        data = encode_text(value, options)
+        decode_int(data, DecodeOptions())
+        return data
+    return b"%d" % _to_index(value)
+
+
+def _to_index(value: Any) -> int:
+    if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
+        return int(value)  # NumPy's truth values are integers nowhere else
+    try:
+        return operator.index(value)
+    except TypeError as cause:
+        raise TypeError("expected an int, or a str such as '7'; convert it with int()") from cause

@@ -18,6 +18,7 @@ __all__ = [
     "LONG_NAME",
     "MULTI_VOLUME",
     "PAX",
+    "PAX_HEADER",
     "SPARSE",
     "Header",
     "HeaderError",
@@ -38,6 +39,7 @@ MULTI_VOLUME = ord("M")
 LONG_NAME = ord("L")
 LONG_LINK = ord("K")
 GLOBAL_PAX = ord("g")
+PAX_HEADER = b"x"
 PAX = frozenset(b"xX")
 
 _DIRECTORY = ord("5")

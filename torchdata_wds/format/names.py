@@ -9,13 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
-__all__ = ["KeyRule", "RESERVED_FIELDS", "SplitName", "key_splitter", "skip_reason", "split_name", "split_names"]
+__all__ = [
+    "KeyRule",
+    "RESERVED_FIELDS",
+    "SplitName",
+    "is_metadata",
+    "key_splitter",
+    "skip_reason",
+    "split_name",
+    "split_names",
+]
 
 SplitName = Callable[[str], "tuple[str, str] | None"]
 KeyRule = Literal["first_dot", "last_dot"] | SplitName
 
 #: Fields that the library itself puts into samples: a member that would become one is an error.
 RESERVED_FIELDS = frozenset({"__key__", "__url__", "__local_path__", "__dataset__", "__pad__"})
+
+
+def is_metadata(field: str) -> bool:
+    """Tells whether a field is about the sample, as ``__key__`` is, and no data of it."""
+    return field.startswith("__") and field.endswith("__")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -35,7 +49,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     name = name.removeprefix("./")
     start = name.rfind("/") + 1
     dot = name.find(".", start)
-    if dot <= start or dot + 1 == len(name) or (name.startswith("__") and _is_metadata(name)):
+    if dot <= start or dot + 1 == len(name) or (name.startswith("__") and _is_metadata_name(name)):
         return None
     return name[:dot], name[dot + 1 :]
 
@@ -88,7 +102,7 @@ def _split_last_dot(name: str) -> tuple[str, str] | None:
     return (name[:dot], name[dot + 1 :]) if dot + 1 < len(name) else None
 
 
-def _is_metadata(name: str) -> bool:
+def _is_metadata_name(name: str) -> bool:
     top = name.partition("/")[0]
     return top == "__MACOSX" or (len(top) >= 4 and top.endswith("__"))
 
@@ -105,7 +119,7 @@ def skip_reason(name: str) -> str:
     top = name.partition("/")[0]
     if base.startswith("._") or base == ".DS_Store" or top == "__MACOSX":
         return "macOS metadata"
-    if top.startswith("__") and _is_metadata(name):
+    if top.startswith("__") and _is_metadata_name(name):
         return "metadata"
     if base.startswith("."):
         return "hidden file"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 from torch.utils.data import IterDataPipe
 
 if TYPE_CHECKING:
     from torch.utils.data import DataChunk
 
+    from torchdata_wds.codecs import EncoderLike
     from torchdata_wds.format.members import ShardMember
     from torchdata_wds.format.names import KeyRule
     from torchdata_wds.format.rules import OnDuplicate, OnReappearing
+    from torchdata_wds.format.shard_file import ShardInfo
     from torchdata_wds.handlers import Handler
+    from torchdata_wds.pipes.shard_writer import StartShard
+    from torchdata_wds.pipes.tar_writer import TarOptions
 
     Spec = str | Sequence[str]
     StorageOptions = Mapping[str, Mapping[str, Any]] | None
@@ -114,6 +118,28 @@ class WdsPipe(IterDataPipe[T_co]):
         def wds_compose(self, fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any) -> WdsPipe[Any]: ...
 
         def wds_unbatch(self) -> WdsPipe[Any]: ...
+
+        def wds_encode(
+            self,
+            encoder: EncoderLike = True,
+            *,
+            jpeg_quality: int = 95,
+            png_compression: int = 6,
+            handler: Handler = ...,
+        ) -> WdsPipe[dict[str, Any]]: ...
+
+        def save_wds_shards(
+            self,
+            pattern: str,
+            *,
+            max_count: int = 100_000,
+            max_bytes: float = 3e9,
+            start_shard: StartShard = 0,
+            post: Callable[[ShardInfo], Any] | None = None,
+            overwrite: bool = False,
+            handler: Handler = ...,
+            **options: Unpack[TarOptions],
+        ) -> WdsPipe[ShardInfo]: ...
 
         def join_workers(self) -> WdsPipe[T_co]: ...
 

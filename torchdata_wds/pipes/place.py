@@ -12,9 +12,10 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 from torch.utils.data.graph import traverse_dps
 
+from torchdata_wds.environment import launched_place
 from torchdata_wds.pipes import stock_workers
 
-__all__ = ["Place", "Seed", "place_of", "upstream", "warn_about_workers", "warn_once"]
+__all__ = ["Place", "Seed", "place_of", "process_place", "process_rank", "upstream", "warn_about_workers", "warn_once"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,27 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
         if isinstance(found, ShardingFilterIterDataPipe):
             return Place(found.num_of_instances, found.instance_id)
     return Place()
+
+
+def process_place() -> Place:
+    """Tells which of how many consumers this process is, over all ranks and workers, whatever graph it runs."""
+    ranks, rank = _rank_place()
+    worker = get_worker_info()
+    if worker is None:
+        return Place(ranks, rank)
+    return Place(ranks * worker.num_workers, rank * worker.num_workers + worker.id)
+
+
+def process_rank() -> int:
+    """Tells which rank this process belongs to."""
+    return _rank_place().number
+
+
+def _rank_place() -> Place:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return Place(distributed.get_world_size(), distributed.get_rank())
+    return Place(*launched_place())
 
 
 class Seed:

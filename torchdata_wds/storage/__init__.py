@@ -1,25 +1,36 @@
-"""URL -> byte stream: where shards come from.
+"""URL -> byte stream: where shards come from, and where they go.
 
-One backend per file, and one table (`opening.OPENERS`) from scheme to backend. Nothing here knows what is inside a
-shard, and nothing here imports torch.
+One backend per file, and a table from scheme to backend for each direction (`opening.OPENERS`, `targets.TARGETS`).
+Nothing here knows what is inside a shard, and nothing here imports torch.
 """
 
 from __future__ import annotations
 
 from torchdata_wds.storage.command import kill_commands
+from torchdata_wds.storage.compressing import Compressor, compression_for, open_compressor
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import ByteStream, wrap_stream
+from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target, target_exists
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = [
+    "TARGETS",
     "ByteStream",
+    "Compressor",
     "StorageOptions",
+    "Target",
     "can_reopen",
+    "compression_for",
     "kill_commands",
+    "list_targets",
     "list_urls",
     "mask_url",
+    "open_compressor",
     "open_shard",
+    "open_target",
+    "remove_target",
+    "target_exists",
     "wrap_stream",
 ]

@@ -76,19 +76,20 @@ def local_path(url: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- masking
 
-_SECRET_NAME = re.compile(
+# Compiled when they are first used, by re and kept there: together they would take a tenth of the package's import.
+_SECRET_NAME = (
     r"(?i)sig$|signature|token|secret|passw|pwd|credential|auth|jwt|cookie|session|private"
     r"|access_?-?key|api_?-?key|account_?-?key|accessid|key-pair|^key$|[_.-]key$|^policy$|^code$"
 )
-_USER_AND_PASSWORD = re.compile(r"((?<![\w+.-])\w[\w+.-]{0,30}://[^\s/@:'\"]*):[^\s/@'\"]*@")
-_LONE_USER = re.compile(r"(?i)(https?://)[^\s/@:'\"]+@")
-_QUERY_PARAMETER = re.compile(r"([?&;])([^=&;?\s'\"]+)=([^&;#\s'\"]*)")
+_USER_AND_PASSWORD = r"((?<![\w+.-])\w[\w+.-]{0,30}://[^\s/@:'\"]*):[^\s/@'\"]*@"
+_LONE_USER = r"(?i)(https?://)[^\s/@:'\"]+@"
+_QUERY_PARAMETER = r"([?&;])([^=&;?\s'\"]+)=([^&;#\s'\"]*)"
 _VALUE = r"('[^']*'|\"[^\"]*\"|[^\s'\"]+)"
-_ASSIGNMENT = re.compile(rf"(?<![\w?&;/.-])(-{{0,2}}[A-Za-z_][\w-]*)(=){_VALUE}")
-_OPTION = re.compile(rf"(?<!\S)(--[A-Za-z][\w-]*)(\s+){_VALUE}")
-_HEADER = re.compile(r"(?i)((?:authorization|token|secret|cookie|api-?key|password)[\w-]{0,30}\s*:\s*)[^'\"\n]+")
-_BEARER = re.compile(r"(?i)\b(bearer\s+)[^\s'\"]+")
-_USER_OPTION = re.compile(r"((?:^|\s)(?:--user|--proxy-user|-u|-U)(?:=|\s*)['\"]?[^\s:'\"/]+):[^\s'\"]+")
+_ASSIGNMENT = rf"(?<![\w?&;/.-])(-{{0,2}}[A-Za-z_][\w-]*)(=){_VALUE}"
+_OPTION = rf"(?<!\S)(--[A-Za-z][\w-]*)(\s+){_VALUE}"
+_HEADER = r"(?i)((?:authorization|token|secret|cookie|api-?key|password)[\w-]{0,30}\s*:\s*)[^'\"\n]+"
+_BEARER = r"(?i)\b(bearer\s+)[^\s'\"]+"
+_USER_OPTION = r"((?:^|\s)(?:--user|--proxy-user|-u|-U)(?:=|\s*)['\"]?[^\s:'\"/]+):[^\s'\"]+"
 
 
 def mask_url(url: str | os.PathLike[str]) -> str:
@@ -110,13 +111,13 @@ def mask_url(url: str | os.PathLike[str]) -> str:
 
 def mask_text(text: str) -> str:
     """Masks whatever looks secret in any text: commands, and messages of libraries that quote URLs."""
-    text = _USER_AND_PASSWORD.sub(rf"\1:{MASK}@", text)
-    text = _LONE_USER.sub(rf"\1{MASK}@", text)
-    text = _QUERY_PARAMETER.sub(_mask_parameter, text)
-    text = _HEADER.sub(rf"\1{MASK}", text)
-    text = _BEARER.sub(rf"\1{MASK}", text)
-    text = _USER_OPTION.sub(rf"\1:{MASK}", text)
-    return _OPTION.sub(_mask_value, _ASSIGNMENT.sub(_mask_value, text))
+    text = re.sub(_USER_AND_PASSWORD, rf"\1:{MASK}@", text)
+    text = re.sub(_LONE_USER, rf"\1{MASK}@", text)
+    text = re.sub(_QUERY_PARAMETER, _mask_parameter, text)
+    text = re.sub(_HEADER, rf"\1{MASK}", text)
+    text = re.sub(_BEARER, rf"\1{MASK}", text)
+    text = re.sub(_USER_OPTION, rf"\1:{MASK}", text)
+    return re.sub(_OPTION, _mask_value, re.sub(_ASSIGNMENT, _mask_value, text))
 
 
 def masked_cause(error: Exception) -> Exception:
@@ -128,10 +129,10 @@ def masked_cause(error: Exception) -> Exception:
 
 def _mask_parameter(found: re.Match[str]) -> str:
     mark, name, _ = found.groups()
-    return f"{mark}{name}={MASK}" if _SECRET_NAME.search(unquote(name)) else found[0]
+    return f"{mark}{name}={MASK}" if re.search(_SECRET_NAME, unquote(name)) else found[0]
 
 
 def _mask_value(found: re.Match[str]) -> str:
     """``AWS_SECRET_ACCESS_KEY=x``, ``--token=x`` and ``--token x``."""
     name, between, _ = found.groups()
-    return f"{name}{between}{MASK}" if _SECRET_NAME.search(name) else found[0]
+    return f"{name}{between}{MASK}" if re.search(_SECRET_NAME, name) else found[0]

@@ -1,0 +1,232 @@
+"""Images to files: which format holds what, and what would not read back equal is refused.
+
+What a format holds was found by writing each of Pillow's modes and reading it back with our own decoder.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchdata_wds.codecs.image_files import parse_orientation
+from torchdata_wds.codecs.image_values import to_pixels
+from torchdata_wds.codecs.options import EncodeOptions
+from torchdata_wds.codecs.pixels import Pixels
+from torchdata_wds.codecs.raw_files import write_bitmap, write_deep_png, write_pnm
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["IMAGE_ENCODERS", "encode_image"]
+
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """What an image format holds.
+
+    Args:
+        name: Its name.
+        modes: The modes of 8 bits a channel (or less) that read back equal, space separated; Pillow's names.
+        deep_modes: The modes of 16 bits a channel that do.
+        keyed_modes: The modes that keep a transparent colour, or the transparency of a palette.
+        keeps_exif: Whether EXIF data, with the orientation in it, is kept.
+    """
+
+    name: str
+    modes: str
+    deep_modes: str = ""
+    keyed_modes: str = ""
+    keeps_exif: bool = False
+
+
+_FORMATS = {
+    "jpg jpeg": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True),
+    "png img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", keeps_exif=True),
+    "webp": FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", keeps_exif=True),
+    "bmp": FileFormat("BMP", "1 L P RGB"),
+    "tif tiff": FileFormat("TIFF", "1 L LA P PA RGB RGBA CMYK LAB", "L"),
+    "ppm": FileFormat("PPM", "1 L RGB", "L RGB"),
+    "pgm": FileFormat("PGM", "1 L", "L"),
+    "pbm": FileFormat("PBM", "1 L"),
+    "pnm": FileFormat("PNM", "1 L RGB", "L RGB"),
+}
+
+
+def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat) -> bytes:
+    r"""Encodes an image as a file.
+
+    Args:
+        value: A PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8
+            bits.
+        options: Says how tensors lie, and how hard to compress.
+        file_format: The format of the file.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        TypeError: if it is no image.
+        ValueError: if the format does not hold such images, so that reading would give another.
+        OSError: if Pillow cannot write it.
+
+    Example:
+        >>> encode_image(np.zeros((1, 2), np.uint8), EncodeOptions(), file_format=_FORMATS["pgm"])
+        b'P5\n2 1\n255\n\x00\x00'
+    """
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        value.load()
+        _check_size(value.size)
+        deep = _to_deep(value)
+        _check_info(value, "L" if deep is not None else value.mode, file_format, deep is not None)
+        exif = _exif(value)
+    else:
+        pixels = to_pixels(value, channels_first=options.channels_first)
+        _check_size(pixels.shape[:2])
+        deep = pixels if pixels.itemsize > 1 else None
+        exif = b""
+    if deep is not None:
+        _check_deep(deep, file_format)
+        return _write_deep(deep, exif, file_format, options)
+    image = value if isinstance(value, Image.Image) else Image.fromarray(pixels)
+    _check_mode(image.mode, file_format)
+    return _write(image, exif, file_format, options)
+
+
+#: Extension -> the encoder of its images.
+IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
+    extension: functools.partial(encode_image, file_format=file_format)
+    for extensions, file_format in _FORMATS.items()
+    for extension in extensions.split()
+}
+
+
+def _check_size(size: tuple[int, ...]) -> None:
+    from PIL import Image
+
+    if 0 in size:
+        raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS:
+        raise ValueError(
+            f"it has {size[0] * size[1]:,} pixels, which Pillow refuses to read as a decompression bomb; cut it into "
+            "parts, name the field npy, or raise PIL.Image.MAX_IMAGE_PIXELS wherever it is written and read"
+        )
+
+
+def _to_deep(image: Image) -> Pixels | None:
+    """Gives the pixels of an image with a mode of 16 or 32 bits; None for other modes."""
+    if not image.mode.startswith("I"):
+        return None
+    pixels = np.asarray(image)
+    lowest, highest = int(pixels.min()), int(pixels.max())
+    if lowest < 0 or highest > 65535:
+        raise ValueError(
+            f"its 32-bit pixels go from {lowest} to {highest}, but only 0..65535 is kept; scale them, or name "
+            "the field npy"
+        )
+    return pixels.astype(np.uint16)
+
+
+def _check_info(image: Image, mode: str, file_format: FileFormat, is_deep: bool) -> None:
+    """Refuses images with a transparent colour or an orientation that the file would not keep."""
+    if "transparency" in image.info and (is_deep or mode not in file_format.keyed_modes.split()):
+        raise ValueError(
+            f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
+            "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
+        )
+    orientation = 1 if file_format.keeps_exif else parse_orientation(_exif(image))
+    if orientation != 1:
+        raise ValueError(
+            f"a {file_format.name} file does not keep the EXIF orientation, here {orientation}; turn the image with "
+            "PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
+        )
+
+
+def _exif(image: Image) -> bytes:
+    exif = image.info.get("exif")
+    return exif if isinstance(exif, bytes) else b""
+
+
+def _check_mode(mode: str, file_format: FileFormat) -> None:
+    modes = file_format.modes.split()
+    if mode in modes:
+        return
+    if mode == "F":
+        cure = "make it an array of 0..1: numpy.asarray(image) / highest"
+    elif mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes:
+        cure = (
+            f"drop the alpha with image.convert({_nearest(mode[:-1], modes)!r}) or array[..., :-1], or name the field "
+            "png, which keeps it"
+        )
+    else:
+        cure = f"use image.convert({_nearest(mode, modes)!r})"
+    raise ValueError(f"a {file_format.name} file holds images of mode {', '.join(modes)}, but not {mode}; {cure}")
+
+
+def _nearest(mode: str, modes: list[str]) -> str:
+    wanted = "RGBA" if mode.endswith(("A", "a")) else "RGB"
+    return wanted if wanted in modes else modes[-1]
+
+
+def _check_deep(pixels: Pixels, file_format: FileFormat) -> None:
+    mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
+    if mode in file_format.deep_modes.split():
+        return
+    held = f"16 bits a channel as {file_format.deep_modes} only" if file_format.deep_modes else "8 bits a channel only"
+    raise ValueError(
+        f"a {file_format.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
+        "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
+    )
+
+
+def _write_deep(pixels: Pixels, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    if file_format.name == "PNG":
+        return write_deep_png(pixels, options.png_compression, exif)
+    if file_format.name == "TIFF":
+        from PIL import Image
+
+        return _save(Image.fromarray(pixels), b"", file_format, options)
+    if file_format.name == "PPM" and pixels.ndim == 2:
+        pixels = np.repeat(pixels[:, :, np.newaxis], 3, axis=2)
+    return write_pnm(pixels)
+
+
+def _write(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    if file_format.name == "PBM" or (file_format.name == "PNM" and image.mode == "1"):
+        return write_bitmap(_to_bits(image))
+    if file_format.name in ("PGM", "PNM"):
+        return write_pnm(np.asarray(image.convert("L") if image.mode == "1" else image))
+    if file_format.name == "PPM":
+        return write_pnm(np.asarray(image.convert("RGB")))
+    return _save(image, exif, file_format, options)
+
+
+def _to_bits(image: Image) -> Pixels:
+    pixels = np.asarray(image)
+    if image.mode == "L" and np.any((pixels != 0) & (pixels != 255)):
+        raise ValueError("a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png")
+    return pixels.astype(bool)
+
+
+def _save(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    by_format: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": options.jpeg_quality, "icc_profile": image.info.get("icc_profile")},
+        "PNG": {"compress_level": options.png_compression},
+        # without exact=True, colours under full transparency are lost
+        "WEBP": {"lossless": True, "exact": True},
+        "TIFF": {"compression": "tiff_adobe_deflate"},
+    }
+    chosen = by_format.get(file_format.name, {})
+    if exif and file_format.keeps_exif:
+        chosen["exif"] = exif
+    out = io.BytesIO()
+    image.save(out, file_format.name, **chosen)
+    return out.getvalue()

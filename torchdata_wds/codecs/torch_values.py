@@ -1,0 +1,130 @@
+"""What torch fields may hold, and tensors that are small views of large memory."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["compact_views", "is_plain"]
+
+# Not bytes and complex: torch.save writes some of them as calls of functions that weights_only refuses.
+_PLAIN_TYPES = frozenset([float, bool, str, type(None)])
+# What pickle writes in one way up to here, and in others beyond.
+_MAX_INT = 2**31
+_MAPPINGS = (dict, collections.OrderedDict)
+_SEQUENCES = (list, tuple)
+# Storages begin at addresses that suit every type; the parts that are cut out of them must, too.
+_ALIGNMENT = 64
+
+
+def is_plain(value: Any) -> bool:
+    """Tells whether a value is tensors, numbers and text in plain containers, which always load with ``weights_only``.
+
+    False means: not known by its types alone.
+    """
+    import torch
+
+    tensors = (torch.Tensor, torch.nn.Parameter)
+    for leaf in _leaves(value, set()):
+        kind = type(leaf)
+        if kind is int:
+            if not -_MAX_INT <= leaf < _MAX_INT:
+                return False
+        elif kind not in _PLAIN_TYPES and kind not in tensors:
+            return False
+    return True
+
+
+def compact_views(value: Any) -> Any:
+    """Gives tensors memory of their own where ``torch.save`` would write much more than they show.
+
+    Tensors that share memory with each other still do. Looks into dicts, lists and tuples, and changes nothing of
+    what it is given: where something is replaced, the containers around it are new ones.
+    """
+    import torch
+
+    tensors = {id(leaf): leaf for leaf in _leaves(value, set()) if type(leaf) is torch.Tensor and _can_move(leaf)}
+    sharing: dict[int, list[torch.Tensor]] = collections.defaultdict(list)
+    for tensor in tensors.values():
+        sharing[tensor.untyped_storage()._cdata].append(tensor)
+    moved: dict[int, Any] = {}
+    for group in sharing.values():
+        moved.update(_move(group))
+    return _rebuild(value, moved) if moved else value
+
+
+def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Gives what is in the containers, and a container itself where it comes again: it may hold itself."""
+    kind = type(value)
+    if (kind not in _MAPPINGS and kind not in _SEQUENCES) or id(value) in seen:
+        yield value
+        return
+    seen.add(id(value))
+    for item in value if kind in _SEQUENCES else [*value.keys(), *value.values()]:
+        yield from _leaves(item, seen)
+
+
+def _can_move(tensor: torch.Tensor) -> bool:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return False
+    return not (tensor.is_conj() or tensor.is_neg() or tensor.numel() == 0)
+
+
+def _move(group: list[torch.Tensor]) -> dict[int, Any]:
+    """Copies the part of a storage that tensors show; gives id -> its new tensor, or nothing where they show it all."""
+    import torch
+
+    first = group[0]
+    size = first.untyped_storage().nbytes()
+    if len(group) == 1:
+        if size <= first.numel() * first.element_size():
+            return {}
+        copy = first.detach().clone(memory_format=torch.contiguous_format)
+        return {id(first): copy.requires_grad_(first.requires_grad)}
+    spans = [_span(tensor) for tensor in group]
+    begin, end = min(span[0] for span in spans) // _ALIGNMENT * _ALIGNMENT, max(span[1] for span in spans)
+    if end - begin >= size:
+        return {}
+    storage = first.untyped_storage()[begin:end].clone()
+    return {id(tensor): _show_in(storage, tensor, begin) for tensor in group}
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return begin, begin + int(last + 1) * tensor.element_size()
+
+
+def _show_in(storage: Any, tensor: torch.Tensor, begin: int) -> torch.Tensor:
+    import torch
+
+    offset = tensor.storage_offset() - begin // tensor.element_size()
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, offset, tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
+
+
+def _rebuild(value: Any, done: dict[int, Any]) -> Any:
+    """Copies the containers around replaced tensors; what is in several places stays one object."""
+    kind = type(value)
+    if id(value) in done:
+        return done[id(value)]
+    if kind in _MAPPINGS:
+        mapping = done[id(value)] = kind()
+        if kind is collections.OrderedDict:  # a module's state has its versions there
+            vars(mapping).update(vars(value))
+        for key, item in value.items():
+            mapping[key] = _rebuild(item, done)
+        return mapping
+    if kind is list:
+        items = done[id(value)] = []
+        items.extend(_rebuild(item, done) for item in value)
+        return items
+    if kind is tuple:
+        return done.setdefault(id(value), tuple(_rebuild(item, done) for item in value))
+    return value

@@ -1,0 +1,83 @@
+"""Indexes as other programs have them: DALI's ``wds2idx`` text, and the shard list of ``wids``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.index import IndexedSample, ShardIndex
+from torchdata_wds.format.names import SplitName, key_splitter
+
+__all__ = ["dali_index", "wids_index"]
+
+
+def dali_index(index: ShardIndex) -> str:
+    """Makes the text that NVIDIA DALI's ``fn.readers.webdataset`` takes as an index file (``index_paths=``).
+
+    The layout is that of DALI's own ``wds2idx``, version 1.2: a line ``v1.2 N``, then a line a sample with
+    ``extension offset size name`` for each member, all separated by blanks.
+
+    Raises:
+        ShardFormatError: if DALI could not read the shard with it: it is compressed, has no sample, a name with
+            blanks, or a sparse member.
+
+    Example:
+        >>> from torchdata_wds.format.index import IndexHeader, pack_row
+        >>> row = pack_row("a", 0, 2048, [("a.cls", 512, 1), ("a.jpg", 1536, 3)])
+        >>> print(dali_index(ShardIndex(IndexHeader("x.tar", "first_dot", 1, 10240), [row])), end="")
+        v1.2 1
+        cls 512 1 a.cls jpg 1536 3 a.jpg
+    """
+    header = index.header
+    if header.bytes is not None and header.bytes != header.tar_bytes:
+        raise _unfit(header.shard, "is compressed")
+    if not len(index):
+        raise _unfit(header.shard, "has no sample")
+    split = key_splitter("last_dot" if header.keys == "last_dot" else "first_dot")
+    lines = [_dali_line(sample, split, header.shard) for sample in index]
+    return "\n".join((f"v1.2 {len(index)}", *lines, ""))
+
+
+def _dali_line(sample: IndexedSample, split: SplitName, shard: str) -> str:
+    words = []
+    for name, offset, size in sample.members:
+        parts = split(name)
+        if parts is None or offset is None:
+            raise _unfit(shard, f"has a sparse member {name}")
+        if len(name.split()) != 1 or name != name.strip():
+            raise _unfit(shard, f"has blanks in the name {name!r}")
+        words.append(f"{parts[1]} {offset} {size} {name}")
+    return " ".join(words)
+
+
+def _unfit(shard: str, why: str) -> ShardFormatError:
+    return ShardFormatError(f"DALI cannot read shard {shard} by an index: it {why}", shard=shard)
+
+
+def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardIndex]], *, name: str = "") -> str:
+    """Makes the JSON shard list that ``wids`` of WebDataset 0.2 reads (``wids-shard-index-v1``).
+
+    Args:
+        indexes: The shards' URLs, as `wids` shall open them, and their indexes.
+        name: The data set's name.
+
+    Raises:
+        ShardFormatError: for a compressed shard, which `wids` cannot read.
+
+    Example:
+        >>> from torchdata_wds.format.index import IndexHeader
+        >>> empty = ShardIndex(IndexHeader("x.tar", "first_dot", 0, 10240, 10240), [])
+        >>> import json
+        >>> json.loads(wids_index({"x.tar": empty}))["shardlist"]
+        [{'url': 'x.tar', 'nsamples': 0, 'filesize': 10240}]
+    """
+    pairs = indexes.items() if isinstance(indexes, Mapping) else indexes
+    shards = []
+    for url, index in pairs:
+        header = index.header
+        if header.bytes is not None and header.bytes != header.tar_bytes:
+            raise ShardFormatError(f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard)
+        shards.append({"url": url, "nsamples": len(index), "filesize": header.tar_bytes})
+    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}
+    return json.dumps(content, indent=1) + "\n"

@@ -1,0 +1,219 @@
+"""Samples into numbered shards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self, Unpack
+
+from torchdata_wds.format.packing import PackedSample
+from torchdata_wds.format.shard_file import ShardFile, ShardInfo, archive_size
+from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.pipes.base import check_flags
+from torchdata_wds.pipes.place import process_place, process_rank
+from torchdata_wds.pipes.tar_writer import TarOptions, sample_packer
+from torchdata_wds.storage import compression_for, mask_url
+
+__all__ = ["ShardWriter", "StartShard"]
+
+logger = logging.getLogger(__name__)
+
+_FILE_OPTIONS = ("compress", "index", "storage_options")
+
+StartShard = int | Literal["next"]
+
+
+class ShardWriter:
+    """Writes samples into numbered shards, each no larger than asked for.
+
+    A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
+    finished shards and one ``.partial``, and no hook is called for that. Nothing is created before the first sample.
+
+    Args:
+        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
+            among the ranks, ``{worker}`` that among all workers of all ranks.
+        max_count: The most samples in a shard.
+        max_bytes: The most bytes of a shard before compression, with headers and end marker. A sample that is larger
+            gets a shard of its own, and a warning.
+        start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
+        post: Called with the `ShardInfo` of each shard as soon as it has its name.
+        overwrite: Whether shards that exist are replaced; otherwise they are an error.
+        opener: ``callable(name)`` that opens a binary file for each shard. It is closed when the shard is whole, and
+            after an exception without an end marker.
+        **options: Those of `TarWriter`: ``encoder``, ``compress``, ``mtime``, ``user``, ``group``, ``mode``,
+            ``lowercase``, ``index``, ``jpeg_quality``, ``png_compression`` and ``storage_options``.
+
+    Attributes:
+        shards: The `ShardInfo` of each finished shard.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is none of those that are valid.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> with ShardWriter(f"{folder}/x-%06d.tar", max_count=2) as writer:
+        ...     for number in range(5):
+        ...         _ = writer.write({"__key__": f"{number:06d}", "cls": number})
+        >>> [(pathlib.Path(shard.path).name, shard.count) for shard in writer.shards]
+        [('x-000000.tar', 2), ('x-000001.tar', 2), ('x-000002.tar', 1)]
+    """
+
+    def __init__(
+        self,
+        pattern: str | ShardNames,
+        *,
+        max_count: int = 100_000,
+        max_bytes: float = 3e9,
+        start_shard: StartShard = 0,
+        post: Callable[[ShardInfo], Any] | None = None,
+        overwrite: bool = False,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **options: Unpack[TarOptions],
+    ) -> None:
+        check_flags(overwrite=overwrite)
+        _check_limits(max_count=max_count, max_bytes=max_bytes)
+        _check_start(start_shard)
+        _check_functions(post=post, opener=opener)
+        if isinstance(pattern, str):
+            pattern = ShardNames(pattern, rank=process_rank(), worker=process_place().number)
+        elif not isinstance(pattern, ShardNames):
+            raise TypeError(f"a pattern of shards is a str such as 'train-%06d.tar', not {pattern!r}")
+        self.max_count = max_count
+        self.max_bytes = max_bytes
+        self.start_shard = start_shard
+        self.post = post
+        self.opener = opener
+        self.shards: list[ShardInfo] = []
+        packing: dict[str, Any] = dict(options)
+        self._options = {name: packing.pop(name) for name in _FILE_OPTIONS if name in packing}
+        self._options["overwrite"] = overwrite
+        self.pack = sample_packer(**packing)
+        self._names = pattern
+        compression_for(pattern.name(0), options.get("compress"))
+        if opener is not None and options.get("index"):
+            raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
+        self._numbers: Iterator[int] | None = None
+        self._number = 0
+        self._shard: ShardFile | None = None
+        self._file: BinaryIO | None = None
+        self._closed = False
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Adds a sample: whole, or not at all.
+
+        Args:
+            sample: ``__key__`` and values by field; names like ``__url__`` are not written.
+
+        Returns:
+            The bytes that it takes in the archive, before compression.
+
+        Raises:
+            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
+            ShardOpenError: if a shard cannot be written, or exists.
+            ValueError: if the writer is closed.
+        """
+        packed = self.pack(sample)
+        self.add(packed)
+        return packed.size
+
+    def add(self, packed: PackedSample) -> None:
+        """Adds a sample that `pack` has packed; `write` does both."""
+        if self._closed:
+            raise ValueError("the writer is closed; open another one")
+        if self._shard is not None and not self._has_room(self._shard, packed):
+            self._finish()
+        if self._shard is None:
+            self._shard = self._open(packed)
+        self._shard.append(packed)
+
+    def close(self) -> None:
+        """Finishes the last shard. A second time does nothing."""
+        self._closed = True
+        self._finish()
+
+    def abort(self) -> None:
+        """Gives the open shard up: finished ones stay, the open one is left as ``.partial``."""
+        self._closed = True
+        if self._shard is not None:
+            self._shard.abort()
+            self._shard = None
+        self._close_file()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _has_room(self, shard: ShardFile, packed: PackedSample) -> bool:
+        return shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes
+
+    def _open(self, packed: PackedSample) -> ShardFile:
+        if archive_size(packed.size) > self.max_bytes:
+            logger.warning(
+                "sample %r alone makes a shard of %s bytes, more than max_bytes=%s",
+                packed.key,
+                f"{archive_size(packed.size):,}",
+                f"{self.max_bytes:,.0f}",
+            )
+        if self._numbers is None:
+            self._numbers = self._names.numbers(self.start_shard, self._options.get("storage_options"))
+            self._number = next(self._numbers)
+        name = self._names.name(self._number)
+        if self.opener is None:
+            shard = ShardFile(name, **self._options)
+        else:
+            self._file = self.opener(name)
+            shard = ShardFile(self._file, name=name, **self._options)
+        # only now: a shard that cannot be written must not be passed over
+        self._number = next(self._numbers)
+        logger.info("writing shard %s", mask_url(name))
+        return shard
+
+    def _finish(self) -> None:
+        shard, self._shard = self._shard, None
+        if shard is None:
+            return
+        try:
+            info = shard.close()
+        finally:
+            self._close_file()
+        self.shards.append(info)
+        if self.post is not None:
+            self.post(info)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _check_limits(**limits: object) -> None:
+    for name, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+            raise TypeError(f"{name} must be a number, not {limit!r}")
+        if not limit >= 1:
+            raise ValueError(f"{name} must be at least 1, not {limit!r}")
+
+
+def _check_start(start: object) -> None:
+    if start == "next":
+        return
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise TypeError(f"start_shard must be a number or 'next', not {start!r}")
+    if start < 0:
+        raise ValueError(f"start_shard must not be negative, found {start}")
+
+
+def _check_functions(**functions: object) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, not {function!r}")

@@ -107,7 +107,7 @@ def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path
 def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
-    assert scripts == {"read", "decode", "workers", "memory", "startup", "shards"}
+    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "shards"}
 
 
 def test_write_compares_with_webdataset(shards: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_value_reads_back_equal_when_encoded(extension: str, data: st.DataObject
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extension", sorted(STRATEGIES))
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @CASES
 def test_many_values_read_back_equal_when_encoded(extension: str, data: st.DataObject, suffix: str) -> None:
     """The same, with more values."""

@@ -64,7 +64,7 @@ def test_index_shard_finds_what_the_loader_reads(tmp_path: Path) -> None:
     index = index_shard(shard)
     check(index, shard)
     assert ShardIndex.load(tmp_path / "x.tar.index") == index
-    assert index.header == IndexHeader("x.tar", "first_dot", 3, shard.stat().st_size, shard.stat().st_size)
+    assert index.header == IndexHeader("x.tar", "first_dot", 3, shard.stat().st_size, False, shard.stat().st_size)
     assert [[member.name for member in sample.members] for sample in index[:2]] == [
         ["d/a.CLS", "d/a.seg.png"],
         ["d/b.bin"],
@@ -192,6 +192,10 @@ def test_load_refuses_what_is_no_index_or_not_whole(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ShardFormatError, match=message):
             ShardIndex.load(path)
+    for row in (b'{"a":1,"b":2,"c":3,"d":[]}\n', b"\xff\n", b"7\n"):
+        path.write_bytes(lines[0] + row + b"".join(lines[2:]))
+        with pytest.raises(ShardFormatError, match="damaged line"):
+            ShardIndex.load(path)[0]
     path.write_bytes(lines[0] + b'["a",0]\n' + b"".join(lines[2:]))
     index = ShardIndex.load(path)
     assert index[1].key == "s00001"
@@ -253,6 +257,18 @@ def test_dali_index_refuses_shards_that_dali_cannot_read(
         dali_index(index_shard(shard, to=False))
 
 
+def test_exports_refuse_compressed_shards_wherever_they_are(tmp_path: Path) -> None:
+    """Also where the size of what is stored is not known."""
+    with TarWriter("memory://packed/x.tar.gz", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+    for index in (index_shard("memory://packed/x.tar.gz", to=False), ShardIndex.load("memory://packed/x.tar.gz.index")):
+        assert index.header.compressed
+        with pytest.raises(ShardFormatError, match="compressed"):
+            dali_index(index)
+        with pytest.raises(ShardFormatError, match="compressed"):
+            wids_index([("x", index)])
+
+
 def test_wids_index_lists_shards_as_wids_reads_them(tmp_path: Path) -> None:
     """The documented keys, counts and sizes."""
     indexes = {}
@@ -279,6 +295,9 @@ def test_index_url_keeps_queries_behind_the_name() -> None:
     assert index_url("https://h/x.tar?a=1") == "https://h/x.tar.index?a=1"
     assert index_url(Path("a?b/x.tar")) == "a?b/x.tar.index"
     assert index_url("s3://b/x.tar") == "s3://b/x.tar.index"
+    assert index_url("s3://b/x.tar?versionId=3") == "s3://b/x.tar.index?versionId=3"
+    assert index_url("simplecache::s3://b/x.tar") == "simplecache::s3://b/x.tar.index"
+    assert index_url("zip://x.tar::s3://b/a.zip") == "zip://x.tar.index::s3://b/a.zip"
     for url in ("-", "pipe:cat x.tar"):
         with pytest.raises(ValueError, match="no place"):
             index_url(url)

@@ -149,9 +149,9 @@ def test_pack_refuses_keys_that_are_missing_or_no_str() -> None:
     for sample in ({"txt": b""}, {"__key__": None, "txt": b""}):
         with pytest.raises(MissingFieldError, match="no __key__"):
             SamplePacker().pack(sample)
-    with pytest.raises(SampleError, match=r"17, a int.*str"):
+    with pytest.raises(SampleError, match=r"17, of type int.*str"):
         SamplePacker().pack({"__key__": 17, "txt": b""})
-    with pytest.raises(SampleError, match=r"b'a', a bytes.*str"):
+    with pytest.raises(SampleError, match=r"b.a., of type bytes.*str"):
         SamplePacker().pack({"__key__": b"a", "txt": b""})
 
 
@@ -170,7 +170,7 @@ def test_pack_refuses_fields_that_could_not_be_read_back(field: str, reason: str
 
 def test_pack_refuses_fields_that_are_no_str() -> None:
     """A number is no name of a field."""
-    with pytest.raises(SampleError, match="field 3 of sample 'k' is a int"):
+    with pytest.raises(SampleError, match="field 3 of sample 'k' is of type int"):
         SamplePacker().pack({"__key__": "k", 3: b""})  # type: ignore[dict-item]
 
 
@@ -186,7 +186,9 @@ def test_pack_refuses_samples_without_a_field() -> None:
             SamplePacker().pack(sample)
 
 
-@pytest.mark.parametrize(("value", "found"), [(None, "found None"), ("text", "a str"), (7, "a int"), ([b""], "a list")])
+@pytest.mark.parametrize(
+    ("value", "found"), [(None, "found None"), ("text", "type str"), (7, "type int"), ([b""], "type list")]
+)
 def test_pack_refuses_values_that_are_not_bytes(value: Any, found: str) -> None:
     """The message names sample and field, and says what there is."""
     with pytest.raises(EncodingError, match=f"field 'txt' of sample 'k1' .*{found}"):

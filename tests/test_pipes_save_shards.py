@@ -13,6 +13,8 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from tests.shards import write_text_shards
 from torchdata_wds import (
     EncodingError,
+    SampleError,
+    ShardInfo,
     ShardOpenError,
     WebDataset,
     WorkersReadingService,
@@ -217,3 +219,38 @@ def test_encode_asks_the_handler(tmp_path: Path) -> None:
         list(IterableWrapper(["text"]).wds_encode())
     with pytest.raises(ValueError, match="rgb9"):
         IterableWrapper([]).wds_encode("rgb9")
+
+
+def test_save_raises_what_post_raises_whatever_the_handler_says(tmp_path: Path) -> None:
+    """It is no fault of the sample that comes next."""
+
+    def post(shard: ShardInfo) -> None:
+        raise SampleError(shard.path)
+
+    samples = [{"__key__": f"{number}", "cls": number} for number in range(6)]
+    pipe = IterableWrapper(samples).save_wds_shards(
+        f"{tmp_path}/x-%d.tar", max_count=2, post=post, handler=ignore_and_continue
+    )
+    with pytest.raises(SampleError, match=r"x-0\.tar"):
+        list(pipe)
+
+
+@pytest.mark.parametrize("pattern", ["x-%d.tar", "w{worker}-%d.tar", "r{rank}-%d.tar"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_of_a_launcher_write_shards_of_their_own(
+    pattern: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the filter does not divide the work among ranks, the environment still tells them apart."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        samples = IterableWrapper([{"__key__": f"{rank}-{number}", "cls": number} for number in range(6)])
+        pipe = samples.sharding_filter().save_wds_shards(f"{tmp_path}/{pattern}", max_count=2)
+        list(DataLoader(pipe, batch_size=None, num_workers=workers))
+    assert len(read(f"{tmp_path}/*.tar")) == 12
+
+
+def test_save_takes_no_opener(tmp_path: Path) -> None:
+    """It is the writer's alone."""
+    with pytest.raises(TypeError, match="unknown option 'opener'"):
+        IterableWrapper([]).save_wds_shards(f"{tmp_path}/x-%d.tar", opener=open)

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.processes import open_files
@@ -252,7 +253,12 @@ def test_shard_names_refuse_patterns_without_one_place(pattern: str, message: st
         ({"max_bytes": 0}, ValueError),
         ({"max_bytes": float("nan")}, ValueError),
         ({"start_shard": -1}, ValueError),
-        ({"start_shard": "last"}, TypeError),
+        ({"start_shard": "last"}, ValueError),
+        ({"max_count": 2.5}, TypeError),
+        ({"lowercase": "no"}, TypeError),
+        ({"index": "yes"}, TypeError),
+        ({"storage_options": 5}, TypeError),
+        ({"verbose": 1}, TypeError),
         ({"post": 1}, TypeError),
         ({"opener": "open"}, TypeError),
         ({"overwrite": 1}, TypeError),
@@ -268,3 +274,70 @@ def test_writer_refuses_wrong_options_before_any_work(options: dict[str, Any], e
         ShardWriter("x-%d.tar", **options)
     with pytest.raises(TypeError, match="pattern"):
         ShardWriter(7)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'maxcount': did you mean 'max_count'"):
+        ShardWriter("x-%d.tar", maxcount=7)  # type: ignore[call-arg]
+    for options in ({"start_shard": "next"}, {"index": True}):
+        with pytest.raises(ValueError, match=r"folder|no place"):
+            ShardWriter("pipe:cat > %d.tar", **options)
+
+
+def test_pattern_and_numbers_may_be_of_related_types(tmp_path: Path) -> None:
+    """A Path, and numbers of numpy."""
+    with ShardWriter(tmp_path / "x-%d.tar", max_count=np.int64(2), start_shard=np.int32(3)) as writer:
+        for sample in samples(3):
+            writer.write(sample)
+    assert [Path(shard.path).name for shard in writer.shards] == ["x-3.tar", "x-4.tar"]
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("place", ["memory://faster", "local"])
+def test_slower_writer_leaves_the_faster_ones_shard_and_index_alone(index: bool, place: str, tmp_path: Path) -> None:
+    """Who comes second is refused, and touches nothing."""
+    folder = str(tmp_path) if place == "local" else f"{place}-{index}"
+    (tmp_path / "other").mkdir()
+    slow = ShardWriter(f"{folder}/x-%d.tar", index=index)
+    slow.write({"__key__": "slow", "txt": "x"})
+    if place == "local":
+        with ShardWriter(f"{tmp_path}/other/x-%d.tar", index=True) as fast:
+            fast.write({"__key__": "fast", "txt": "x"})
+        for path in (tmp_path / "other").iterdir():
+            path.rename(tmp_path / path.name)
+    else:
+        with ShardWriter(f"{folder}/x-%d.tar", index=True) as fast:
+            fast.write({"__key__": "fast", "txt": "x"})
+    for _ in range(2):
+        with pytest.raises(ShardOpenError, match=r"meanwhile|not whole"):
+            slow.close()
+    assert slow.shards == []
+    assert keys(f"{folder}/x-0.tar") == [row.key for row in ShardIndex.load(f"{folder}/x-0.tar.index")] == ["fast"]
+
+
+def test_failed_shard_is_told_again_to_whoever_goes_on(tmp_path: Path) -> None:
+    """After a shard could not be finished neither writing nor closing works as if nothing had been."""
+    writer = ShardWriter(f"{tmp_path}/x-%d.tar", max_count=2)
+    for sample in samples(2):
+        writer.write(sample)
+    (tmp_path / "x-0.tar").touch()
+    with pytest.raises(ShardOpenError, match="meanwhile"):
+        writer.write(samples(1, 5)[0])
+    with pytest.raises(ShardOpenError, match="not whole"):
+        writer.write(samples(1, 5)[0])
+    with pytest.raises(ShardOpenError, match="not whole"):
+        writer.close()
+
+
+def test_opener_must_return_a_binary_file_and_loses_none(tmp_path: Path) -> None:
+    """Names are refused; a file is closed where its shard cannot be begun."""
+    for wrong in (str(tmp_path / "y.tar"), tmp_path / "y.tar"):
+        writer = ShardWriter("x-%d.tar", opener=lambda _, wrong=wrong: wrong)
+        with pytest.raises(TypeError, match="opener must return"):
+            writer.write(samples(1)[0])
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine"), ShardWriter("x-%d.tar", opener=lambda _: open("/dev/full", "wb")):  # noqa: PTH123
+        raise error
+
+
+def test_storage_options_are_out_of_sight() -> None:
+    """What may be secret does not show."""
+    writer = ShardWriter("x-%d.tar", storage_options={"s3": {"secret": "hidden"}})
+    assert "hidden" not in str(vars(writer))

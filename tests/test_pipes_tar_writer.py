@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
 import gzip
 import hashlib
 import io
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,7 @@ from torchdata_wds import (
     ReappearingKeyError,
     SampleError,
     ShardFormatError,
+    ShardIndex,
     ShardOpenError,
     TarWriter,
     UnsafeDataError,
@@ -373,3 +381,159 @@ def test_options_of_images_are_passed_on(tmp_path: Path) -> None:
         TarWriter(tmp_path / "x.tar", jpeg_quality=101)
     with pytest.raises(TypeError):
         TarWriter(tmp_path / "x.tar", unknown=1)  # type: ignore[call-arg]
+
+
+# -------------------------------------------------------------------------------------------------- interrupted, copied
+
+
+def interrupt_at(line: int, function: Callable[[], Any]) -> bool:
+    """Calls a function and raises KeyboardInterrupt before the n-th line that runs in shard_file.py."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.endswith("shard_file.py"):
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_interrupt_anywhere_leaves_a_whole_shard_or_none(suffix: str, tmp_path: Path) -> None:
+    """Who catches Ctrl-C and closes gets all samples that write took, or an error."""
+    path = tmp_path / f"x.{suffix}"
+    sample = {"__key__": "b", "bin": os.urandom(300_000)}
+    for line in range(1, 1000):
+        path.unlink(missing_ok=True)
+        writer = TarWriter(path, index=True)
+        writer.write({"__key__": "a", "bin": b"1"})
+        interrupted = interrupt_at(line, partial(writer.write, sample))
+        try:
+            writer.close()
+        except ShardOpenError as error:
+            assert "not whole" in str(error)
+            assert not path.exists()
+            continue
+        found = [found["__key__"] for found in read(path)]
+        assert found in (["a"], ["a", "b"]) if interrupted else found == ["a", "b"]
+        assert [row.key for row in ShardIndex.load(f"{path}.index")] == found
+        if not interrupted:
+            break
+    assert line > 10
+
+
+def test_interrupt_while_closing_leaves_a_whole_shard_or_none(tmp_path: Path) -> None:
+    """Nothing half written gets the name."""
+    path = tmp_path / "x.tar.gz"
+    for line in range(1, 1000):
+        path.unlink(missing_ok=True)
+        writer = TarWriter(path)
+        writer.write(SAMPLES[0])
+        if not interrupt_at(line, writer.close):
+            break
+        with contextlib.suppress(ShardOpenError):
+            writer.close()
+        assert not path.exists() or stripped(read(path)) == SAMPLES[:1]
+    assert stripped(read(path)) == SAMPLES[:1]
+
+
+def test_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shard and index come to where they were opened, and nothing elsewhere is touched."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two" / "x.tar.index").write_text("precious")
+    monkeypatch.chdir(tmp_path / "one")
+    writers = [TarWriter("x.tar"), TarWriter("y.tar", index=True)]
+    for writer in writers:
+        writer.write(SAMPLES[0])
+    monkeypatch.chdir(tmp_path / "two")
+    for writer in writers:
+        writer.close()
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["x.tar", "y.tar", "y.tar.index"]
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["x.tar.index"]
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_forked_child_leaves_the_parents_open_file_alone(buffering: int, tmp_path: Path) -> None:
+    """A child that ends in its own way writes nothing of the parent's."""
+    path = tmp_path / "x.tar"
+    with path.open("wb", buffering) as file, TarWriter(file) as writer:
+        for sample in SAMPLES[:3]:
+            writer.write(sample)
+        child = os.fork()
+        if child == 0:
+            del writer
+            gc.collect()
+            with contextlib.suppress(OSError):
+                file.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        writer.write(SAMPLES[3])
+    assert stripped(read(path)) == SAMPLES[:4]
+
+
+def test_writers_are_neither_copied_nor_pickled(tmp_path: Path) -> None:
+    """A copy would close what is the original's."""
+    with TarWriter(tmp_path / "x.tar", encoder=False) as writer:
+        for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="TarWriter cannot be pickled or copied"):
+                copies(writer)
+        writer.write({"__key__": "a", "cls": b"1"})
+
+
+def test_threads_may_share_a_writer(tmp_path: Path) -> None:
+    """Nothing is lost or doubled."""
+    with TarWriter(tmp_path / "x.tar", encoder=False) as writer, ThreadPoolExecutor(4) as pool:
+        samples = [{"__key__": f"{number}", "bin": bytes(40_000)} for number in range(300)]
+        list(pool.map(writer.write, samples))
+    assert {sample["__key__"] for sample in read(tmp_path / "x.tar")} == {sample["__key__"] for sample in samples}
+
+
+def test_writer_that_is_never_closed_says_so(tmp_path: Path) -> None:
+    """What was written is in .partial, and a warning tells that there is no shard."""
+    writer = TarWriter(tmp_path / "x.tar")
+    for sample in SAMPLES:
+        writer.write(sample)
+    with pytest.warns(ResourceWarning, match=r"x\.tar was never closed"):
+        del writer
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar.partial"]
+    assert (tmp_path / "x.tar.partial").stat().st_size > 30 * 1024
+
+
+@pytest.mark.parametrize("sample", [[1, 2], None, "text", 7])
+@pytest.mark.parametrize("encoder", [True, False])
+def test_what_is_no_sample_is_refused(sample: Any, encoder: bool, tmp_path: Path) -> None:
+    """By its type."""
+    with (
+        TarWriter(tmp_path / "x.tar", encoder=encoder) as writer,
+        pytest.raises(SampleError, match="a sample is a dict"),
+    ):
+        writer.write(sample)
+
+
+def test_names_that_leave_no_room_are_refused_at_once(tmp_path: Path) -> None:
+    """Not after all the work."""
+    for length, index in ((248, False), (242, True)):
+        with pytest.raises(ShardOpenError, match="shorter"):
+            TarWriter(tmp_path / ("n" * (length - 4) + ".tar"), index=index)
+
+
+@pytest.mark.parametrize("mode", ["w", "rb"])
+def test_file_of_the_wrong_mode_is_an_error_that_says_so(mode: str, tmp_path: Path) -> None:
+    """Text files and files for reading."""
+    (tmp_path / "x.tar").touch()
+    with (tmp_path / "x.tar").open(mode) as file, pytest.raises(ShardOpenError, match="mode='wb'"):
+        write(file)

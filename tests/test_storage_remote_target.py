@@ -196,6 +196,20 @@ def test_remote_target_raises_when_the_store_has_another_size(flaky: type[Flaky]
         write("flaky://b/x.tar", DATA)
     assert flaky.puts == 4
     assert len(list(temporary.iterdir())) == 1
+    assert not list_targets("flaky://b")  # half a shard would pass for a whole one
+
+
+def test_remote_target_keeps_the_file_when_the_upload_is_interrupted(
+    flaky: type[Flaky], temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C loses nothing: the log names the file, whose name has no query in it."""
+    flaky.failures = [KeyboardInterrupt()]  # type: ignore[list-item]
+    with pytest.raises(KeyboardInterrupt):
+        write("flaky://b/x.tar?signature=secret", DATA)
+    (file,) = temporary.iterdir()
+    assert file.read_bytes() == DATA
+    assert str(file) in caplog.text
+    assert "secret" not in file.name
 
 
 @pytest.mark.parametrize(("answer", "stored"), [(PermissionError, True), (FileNotFoundError, False)])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import signal
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import RawArray
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
+from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.processes import open_files
@@ -262,57 +261,3 @@ def test_workers_end_when_the_program_handles_signals() -> None:
             assert process.exitcode == -signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-class Kind(IterDataPipe):
-    """Yields many items of a kind, as fast as it can."""
-
-    def __init__(self, make: Callable[[int], Any], count: int) -> None:
-        self.make, self.count = make, count
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        for number in range(self.count // (worker.num_workers if worker else 1)):
-            yield self.make(number)
-
-
-def text(number: int) -> dict[str, Any]:
-    return {"__key__": str(number), "__url__": "0.tar", "txt": b"x" * 200, "json": b"y" * 100}
-
-
-def pair(number: int) -> tuple[torch.Tensor, int]:
-    return torch.full((8,), float(number)), number
-
-
-def array(number: int) -> np.ndarray[Any, Any]:
-    return np.full((3, 128, 128), number % 256, np.uint8)
-
-
-KINDS = {
-    "text": Kind(text, 4000),
-    "small tensors": Kind(pair, 1500),
-    "arrays": Kind(array, 1500),
-    "stacked tensors": Kind(image, 4000).batch(64).collate(wds_collate),
-}
-
-
-def seconds(loader: Any) -> float:
-    stream = iter(loader)
-    next(stream)  # not the start of the epoch
-    begin = time.perf_counter()
-    for _ in stream:
-        pass
-    return time.perf_counter() - begin
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_transport_is_no_slower_than_torchs_own(kind: str, workers: int) -> None:
-    """The same graph comes at least as fast from this service as from torch's DataLoader."""
-    options: dict[str, Any] = {"num_workers": workers, "batch_size": None, "persistent_workers": True}
-    theirs = DataLoader(KINDS[kind], **options)
-    with loader_of(KINDS[kind], workers) as ours:
-        rounds = [(seconds(ours), seconds(theirs)) for _ in range(8)][1:]
-    mine, other = (statistics.median(times) for times in zip(*rounds, strict=True))
-    assert mine <= other

@@ -10,7 +10,8 @@ The file is UTF-8 text, one JSON value a line. The first line is an object:
 | ``keys`` | by which rule names are split into key and field: ``"first_dot"`` or ``"last_dot"`` |
 | ``samples`` | how many samples follow, one a line |
 | ``tar_bytes`` | size of the archive in bytes, decompressed |
-| ``bytes`` | size of the shard as it is stored; null where that is not known. It differs in compressed shards |
+| ``compressed`` | whether the shard is stored compressed |
+| ``bytes`` | size of the shard as it is stored; null where that is not known |
 | ``sha256`` | its digest in hexadecimal digits; null where nobody has read the shard whole |
 
 Each further line is a sample in the shard's order: ``[key, start, stop, [[name, offset, size], ...]]``. ``start`` is
@@ -28,9 +29,18 @@ from typing import Any, NamedTuple, overload
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.storage import mask_url, open_shard, open_target
-from torchdata_wds.storage.urls import STDIN, scheme_of, url_text
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
-__all__ = ["INDEX_SUFFIX", "IndexHeader", "IndexedMember", "IndexedSample", "ShardIndex", "index_url", "pack_row"]
+__all__ = [
+    "INDEX_SUFFIX",
+    "IndexHeader",
+    "IndexedMember",
+    "IndexedSample",
+    "ShardIndex",
+    "index_url",
+    "pack_row",
+    "shard_name",
+]
 
 INDEX_SUFFIX = ".index"
 
@@ -45,6 +55,7 @@ class IndexHeader(NamedTuple):
     keys: str
     samples: int
     tar_bytes: int
+    compressed: bool = False
     bytes: int | None = None
     sha256: str | None = None
 
@@ -178,7 +189,8 @@ class ShardIndex(Sequence[IndexedSample]):
         header = _parse_header(head, shown)
         if not rows or rows.pop():
             raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown)
-        return cls(header, [row.decode() for row in rows])
+        # names with other bytes stand in it escaped, so that this can only meet damage, which shows in the row
+        return cls(header, [row.decode("utf-8", "backslashreplace") for row in rows])
 
 
 def index_url(shard: str | os.PathLike[str]) -> str:
@@ -195,10 +207,26 @@ def index_url(shard: str | os.PathLike[str]) -> str:
     scheme = scheme_of(url)
     if scheme in (STDIN, "pipe"):
         raise ValueError(f"there is no place beside {mask_url(url)} for an index: name one, or write to a path")
-    if scheme in ("http", "https"):
-        path, mark, query = url.partition("?")
-        return path + INDEX_SUFFIX + mark + query
-    return url + INDEX_SUFFIX
+    if scheme in ("", "file"):
+        return url + INDEX_SUFFIX
+    # of a chain such as simplecache::s3://b/x.tar the first part that names a file
+    parts = url.split("::")
+    number = next((number for number, part in enumerate(parts) if "://" in part), 0)
+    path, mark, query = parts[number].partition("?")
+    parts[number] = path + INDEX_SUFFIX + mark + query
+    return "::".join(parts)
+
+
+def shard_name(url: str) -> str:
+    """The last part of a shard's name, as its index has it.
+
+    Example:
+        >>> shard_name("a/x?1.tar"), shard_name("file:///a/x%20y.tar"), shard_name("https://host/x.tar?token=1")
+        ('x?1.tar', 'x y.tar', 'x.tar')
+    """
+    if scheme_of(url) in ("", "file"):
+        return os.path.basename(local_path(url))  # noqa: PTH119 - a str
+    return mask_url(url).partition("?")[0].rpartition("/")[2]
 
 
 def pack_row(key: str, start: int, stop: int, members: Iterable[tuple[str, int | None, int | None]]) -> str:
@@ -213,7 +241,10 @@ def pack_row(key: str, start: int, stop: int, members: Iterable[tuple[str, int |
 
 def _parse_row(row: str) -> IndexedSample:
     try:
-        key, start, stop, members = json.loads(row)
+        values = json.loads(row)
+        if not isinstance(values, list):
+            raise TypeError(f"it is a {type(values).__name__}")
+        key, start, stop, members = values
         return IndexedSample(key, start, stop, tuple(IndexedMember(*member) for member in members))
     except (ValueError, TypeError) as error:
         raise ShardFormatError(f"an index has a damaged line, {row[:80]!r}: {error}. Make it again") from error

@@ -30,7 +30,7 @@ def dali_index(index: ShardIndex) -> str:
         cls 512 1 a.cls jpg 1536 3 a.jpg
     """
     header = index.header
-    if header.bytes is not None and header.bytes != header.tar_bytes:
+    if header.compressed:
         raise _unfit(header.shard, "is compressed")
     if not len(index):
         raise _unfit(header.shard, "has no sample")
@@ -67,7 +67,7 @@ def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardInde
 
     Example:
         >>> from torchdata_wds.format.index import IndexHeader
-        >>> empty = ShardIndex(IndexHeader("x.tar", "first_dot", 0, 10240, 10240), [])
+        >>> empty = ShardIndex(IndexHeader("x.tar", "first_dot", 0, 10240), [])
         >>> import json
         >>> json.loads(wids_index({"x.tar": empty}))["shardlist"]
         [{'url': 'x.tar', 'nsamples': 0, 'filesize': 10240}]
@@ -76,7 +76,7 @@ def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardInde
     shards = []
     for url, index in pairs:
         header = index.header
-        if header.bytes is not None and header.bytes != header.tar_bytes:
+        if header.compressed:
             raise ShardFormatError(f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard)
         shards.append({"url": url, "nsamples": len(index), "filesize": header.tar_bytes})
     content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}

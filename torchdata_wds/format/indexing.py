@@ -12,9 +12,9 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.entries import TarEntries, TarEntry
 from torchdata_wds.format.grouping import group_members
 from torchdata_wds.format.headers import HARD_LINK, REGULAR, SPARSE, has_payload, padding
-from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row
+from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.members import Mark, ShardMember, Unit
-from torchdata_wds.storage import ByteStream, mask_url, open_shard
+from torchdata_wds.storage import ByteStream, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import local_path, scheme_of, url_text
 
 __all__ = ["index_shard"]
@@ -79,7 +79,8 @@ def index_shard(
             extents = cast("list[_Extent]", fields)
             members = [(extent.name, extent.offset, extent.size) for extent in extents]
             rows.append(pack_row(key, extents[0].start, extents[-1].stop, members))
-    header = IndexHeader(_last_part(text), keys, len(rows), entries.offset, _stored_size(text))
+        compressed = is_decompressed(stream)
+    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, _stored_size(text))
     index = ShardIndex(header, rows)
     if to is not False:
         index.save(index_url(text) if to is None else to, storage_options=storage_options)
@@ -139,10 +140,6 @@ def _dangling(entry: TarEntry, shard: str) -> ShardFormatError:
         shard=shard,
         member=entry.name,
     )
-
-
-def _last_part(url: str) -> str:
-    return mask_url(url).partition("?")[0].rpartition("/")[2]
 
 
 def _stored_size(url: str) -> int | None:

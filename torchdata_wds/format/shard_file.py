@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
 from torchdata_wds.format.headers import BLOCK
-from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row
+from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.packing import PackedSample
-from torchdata_wds.storage import compression_for, mask_url, open_compressor, open_target, remove_target
-from torchdata_wds.storage.urls import STDIN, scheme_of, url_text
+from torchdata_wds.storage import (
+    StorageOptions,
+    Target,
+    Unique,
+    compression_for,
+    mask_url,
+    open_compressor,
+    open_target,
+    remove_target,
+)
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 __all__ = ["Destination", "ShardFile", "ShardInfo", "archive_size"]
+
+logger = logging.getLogger(__name__)
 
 Destination = str | os.PathLike[str] | BinaryIO
 
@@ -55,36 +68,52 @@ def archive_size(content: int) -> int:
 class OpenFile:
     """A file that somebody else has opened: it is written to, and neither closed nor renamed."""
 
-    def __init__(self, file: BinaryIO, shard: str) -> None:
+    def __init__(self, file: BinaryIO, url: str) -> None:
+        self.url = url
         self._file = file
-        self._shard = shard
+        self._shard = mask_url(url)
 
-    def write(self, data: bytes, /) -> None:
-        """Writes all of it."""
+    def write(self, data: bytes | bytearray | memoryview, /) -> None:
+        """Writes all of it, and hands it over to the system: a process that is forked must not write it once more."""
         view = memoryview(data)
         while view:
+            view = view[self._write(view) :]
+        self.commit()
+
+    def _write(self, view: memoryview) -> int:
+        try:
             written = self._file.write(view)
-            # text files, and files that do not block, would lose what they do not take
-            if not isinstance(written, int) or not 0 < written <= len(view):
-                raise ShardOpenError(
-                    f"the file of shard {self._shard!r} took {written!r} of {len(view):,} bytes; a shard needs a "
-                    "binary, blocking file (mode='wb')",
-                    shard=self._shard,
-                )
-            view = view[written:]
+        except BrokenPipeError:
+            raise
+        except (OSError, TypeError, ValueError) as error:
+            raise self._failure(f"failed: {error}") from error
+        if not isinstance(written, int) or not 0 < written <= len(view):
+            raise self._failure(f"took {written!r} of {len(view):,} bytes")
+        return written
 
     def commit(self) -> None:
         """Hands everything over to the system."""
         flush = getattr(self._file, "flush", None)
-        if callable(flush):
-            flush()
+        try:
+            if callable(flush):
+                flush()
+        except BrokenPipeError:
+            raise
+        except (OSError, ValueError) as error:
+            raise self._failure(f"failed: {error}") from error
 
     def abort(self) -> None:
         """Leaves the file as it is: without an end marker, so that every reader sees that it is no whole shard."""
 
+    def _failure(self, what: str) -> ShardOpenError:
+        return ShardOpenError(
+            f"the file of shard {self._shard!r} {what}. A shard needs a binary file (mode='wb') with room",
+            shard=self._shard,
+        )
 
-class ShardFile:
-    """A shard that is being written.
+
+class ShardFile(Unique):
+    """A shard that is being written, by one thread.
 
     Whatever happens before `close` has returned, nothing with the shard's name is there that is not whole.
 
@@ -99,8 +128,12 @@ class ShardFile:
 
     Raises:
         ShardOpenError: if it cannot be written there.
+        TypeError: if the destination is none.
         ValueError: for an unknown compression, or an index that there is no place for.
+        ImportError: if the compression needs a package that is not installed.
     """
+
+    _is_open = False
 
     def __init__(
         self,
@@ -113,25 +146,31 @@ class ShardFile:
         digest: bool = True,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self._options = storage_options
+        self._options = StorageOptions(storage_options)
         self._overwrite = overwrite
-        if isinstance(destination, (str, os.PathLike)):
-            self.url = url_text(destination)
+        self._owner = os.getpid()
+        is_url = isinstance(destination, (str, os.PathLike))
+        self.url = url_text(destination) if is_url else name  # type: ignore[arg-type]
+        kind = compression_for(self.url, compress)
+        self._compressor = open_compressor(kind) if kind else None
+        self._rows: list[str] | None = [] if index else None
+        self._index: Target | None = None
+        self._old_index: str | None = None
+        if is_url:
             self._old_index = _old_index(self.url, index, overwrite)
-            self._target: Any = open_target(self.url, overwrite=overwrite, storage_options=storage_options)
+            self._target: Target = open_target(self.url, overwrite=overwrite, storage_options=self._options)
+            if index:
+                self._index = open_target(index_url(self.url), overwrite=True, storage_options=self._options)
         else:
-            self.url = name
-            self._old_index = None
-            self._target = _take_file(destination, mask_url(name), index)
-        self._compression = compression_for(self.url, compress)
-        self._compressor = open_compressor(self._compression) if self._compression else None
+            self._target = _take_file(destination, name, index)
         self._digest = hashlib.sha256() if digest or index else None
         self._stored = 0
         self._keys: set[str] = set()
-        self._rows: list[str] | None = [] if index else None
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._size = 0
+        self._is_whole = True
+        self._is_open = True
 
     @property
     def count(self) -> int:
@@ -148,8 +187,9 @@ class ShardFile:
 
         Raises:
             ReappearingKeyError: if a sample before it has the same key; nothing is written then.
-            ShardOpenError: if the destination fails.
+            ShardOpenError: if the destination fails, or has before.
         """
+        self._check_whole()
         key = packed.key
         if key in self._keys:
             raise ReappearingKeyError(
@@ -158,6 +198,8 @@ class ShardFile:
                 shard=mask_url(self.url),
                 key=key,
             )
+        # an interrupt may come between any two of these lines
+        self._is_whole = False
         if self._rows is not None:
             start = self._size
             places = [(name, start + offset, size) for name, offset, size in packed.members()]
@@ -169,6 +211,7 @@ class ShardFile:
         # the first sample at once: a destination that cannot be written shows before much work is done
         if self._pending_size >= _FLUSH_AT or len(self._keys) == 1:
             self._flush()
+        self._is_whole = True
 
     def close(self) -> ShardInfo:
         """Finishes the shard and lets it appear under its name.
@@ -177,9 +220,11 @@ class ShardFile:
             What was written.
 
         Raises:
-            ShardOpenError: if the destination fails.
+            ShardOpenError: if the destination fails or has before, or a sample was interrupted half-way.
         """
         try:
+            self._check_whole()
+            self._is_whole = False
             end = archive_size(self._size)
             self._pending.append(bytes(end - self._size))
             self._size = end
@@ -191,20 +236,37 @@ class ShardFile:
         except BaseException:
             self.abort()
             raise
+        self._is_open = False
         return info
 
     def abort(self) -> None:
-        """Gives the shard up: it never appears under its name. A local one stays as ``.partial``, with all samples."""
-        with contextlib.suppress(Exception):
-            self._flush()
+        """Gives the shard up: it never appears under its name. A local one stays as ``.partial``, with its samples."""
+        if self._is_open and self._is_whole and self._owner == os.getpid():
+            with contextlib.suppress(Exception):
+                self._flush()
+        self._is_open = self._is_whole = False
         self._pending = []
         self._target.abort()
+        if self._index is not None:
+            self._index.abort()
+
+    def __del__(self) -> None:
+        if self._is_open and self._owner == os.getpid():
+            self.abort()
+            message = f"the writer of shard {mask_url(self.url)} was never closed: the shard is not there"
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+    def _check_whole(self) -> None:
+        if not self._is_whole:
+            raise ShardOpenError(
+                f"shard {mask_url(self.url)} is not whole, because writing it failed or was interrupted before, and "
+                "will not appear under its name. Write it again",
+                shard=mask_url(self.url),
+            )
 
     def _flush(self) -> None:
-        if self._compressor is not None:
-            self._store(self._compressor.compress(b"".join(self._pending)))
-        else:
-            self._store(b"".join(self._pending))
+        data = b"".join(self._pending)
+        self._store(data if self._compressor is None else self._compressor.compress(data))
         self._pending = []
         self._pending_size = 0
 
@@ -216,23 +278,30 @@ class ShardFile:
             self._stored += len(data)
 
     def _commit(self, info: ShardInfo) -> None:
-        """Lets shard and index appear, in an order in which a kill leaves no index beside a shard that is not its own.
+        """Lets the shard appear, then its index.
 
-        A new shard has its index before it; one that is replaced has none for a moment.
+        An index that is there belongs to another shard. It goes first where that shard is replaced; otherwise only when
+        this shard has the name, for it may be that of a writer that was faster.
         """
-        if self._old_index is not None:
-            remove_target(self._old_index, storage_options=self._options)
-        if self._rows is None or self._overwrite:
-            self._target.commit()
-        if self._rows is not None:
-            self._save_index(info, self._rows)
-        if self._rows is not None and not self._overwrite:
-            self._target.commit()
+        if self._overwrite:
+            self._remove_old_index()
+        self._target.commit()
+        if self._index is not None and self._rows is not None:
+            compressed = self._compressor is not None
+            header = IndexHeader(
+                shard_name(self.url), "first_dot", len(self._rows), self._size, compressed, info.bytes, info.sha256
+            )
+            self._index.write(ShardIndex(header, self._rows).dump())
+            self._index.commit()
+        elif not self._overwrite:
+            self._remove_old_index()
 
-    def _save_index(self, info: ShardInfo, rows: list[str]) -> None:
-        name = mask_url(self.url).partition("?")[0].rpartition("/")[2]
-        header = IndexHeader(name, "first_dot", len(rows), self._size, info.bytes, info.sha256)
-        ShardIndex(header, rows).save(index_url(self.url), storage_options=self._options)
+    def _remove_old_index(self) -> None:
+        if self._old_index is not None:
+            try:
+                remove_target(self._old_index, storage_options=self._options)
+            except ShardOpenError as error:
+                logger.warning("the index of another shard may stay beside this one: %s", error)
 
 
 def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
@@ -242,15 +311,16 @@ def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
         ValueError: if an index is asked for where nothing lies beside the shard.
     """
     scheme = scheme_of(url)
-    is_local = scheme in ("", "file")
-    if index or is_local or (overwrite and scheme not in (STDIN, "pipe")):
+    if scheme in ("", "file"):
+        return index_url(os.path.abspath(local_path(url)))  # noqa: PTH100 - a str, and links stay
+    if index or (overwrite and scheme not in (STDIN, "pipe")):
         return index_url(url)
     return None
 
 
-def _take_file(file: Any, shard: str, index: bool) -> OpenFile:
+def _take_file(file: Any, name: str, index: bool) -> OpenFile:
     if index:
         raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
     if not callable(getattr(file, "write", None)):
         raise TypeError(f"a shard is written to a path, a URL or a binary file, not to {file!r}")
-    return OpenFile(file, shard)
+    return OpenFile(file, name)

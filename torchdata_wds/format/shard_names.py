@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -37,7 +38,10 @@ class ShardNames:
         '1/train-000007.tar'
     """
 
-    def __init__(self, pattern: str, *, rank: int = 0, worker: int = 0, writers: int = 1, turn: int = 0) -> None:
+    def __init__(
+        self, pattern: str | os.PathLike[str], *, rank: int = 0, worker: int = 0, writers: int = 1, turn: int = 0
+    ) -> None:
+        pattern = os.fspath(pattern) if isinstance(pattern, os.PathLike) else pattern
         if not isinstance(pattern, str):
             raise TypeError(f"a pattern of shards is a str with {_PLACES}, not {pattern!r}")
         self.pattern = pattern
@@ -76,19 +80,26 @@ class ShardNames:
         # each writer may see another highest number, but keeps to its own turn
         return itertools.count(number + (self._turn - number) % self._writers, self._writers)
 
+    def check_listable(self) -> None:
+        """Checks that there is a folder to look for existing shards in.
+
+        Raises:
+            ValueError: if the pattern is a command, or has the number in the name of a folder.
+        """
+        if scheme_of(self.pattern) == "pipe" or _has_number(self.pattern.rpartition("/")[0]):
+            raise ValueError(
+                f"start_shard='next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} has not"
+            )
+
     def next_number(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> int:
         """The number behind the highest that a shard of this pattern has.
 
         Raises:
-            ValueError: if there is nothing to look through: the pattern is a command, standard output, or has the
-                number in the name of a folder.
+            ValueError: as `check_listable` does.
             ShardOpenError: if the store cannot be asked.
         """
+        self.check_listable()
         folder, slash, last = self.pattern.rpartition("/")
-        if scheme_of(self.pattern) in ("-", "pipe") or _has_number(folder):
-            raise ValueError(
-                f"start_shard='next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} has not"
-            )
         folder = _PLACE.sub(lambda match: self._fill(match, 0), folder)
         matcher = re.compile(self._as_regex(last))
         existing = list_targets(folder + slash or ".", storage_options=storage_options)

@@ -23,8 +23,8 @@ def is_written(field: object, key: object = None) -> bool:
     """
     if not isinstance(field, str):
         raise SampleError(
-            f"field {field!r} of sample {key!r} is a {type(field).__name__}: the name of a field must be a str, such "
-            "as 'jpg'",
+            f"field {field!r} of sample {key!r} is of type {type(field).__name__}: the name of a field must be a str, "
+            "such as 'jpg'",
             key=key if isinstance(key, str) else None,
         )
     return not is_metadata(field)
@@ -109,7 +109,7 @@ def as_bytes(value: Any, key: object, field: str) -> bytes:
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    found = "None" if value is None else f"a {type(value).__name__}"
+    found = "None" if value is None else f"a value of type {type(value).__name__}"
     raise EncodingError(
         f"field {field!r} of sample {key!r} is not encoded: expected bytes, found {found}. Encode it first, or let "
         "encoder=True do it",
@@ -123,7 +123,7 @@ def _refuse_type(key: object) -> NoReturn:
         raise MissingFieldError(
             "the sample has no __key__: each needs one, a str that no other sample of its shard has", field="__key__"
         )
-    message = f"__key__ is {key!r}, a {type(key).__name__}: it must be a str. Write str(key), say"
+    message = f"__key__ is {key!r}, of type {type(key).__name__}: it must be a str. Write str(key), say"
     raise SampleError(message, field="__key__")
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 from torch.utils.data import IterDataPipe
 
 if TYPE_CHECKING:
+    import os
+
     from torch.utils.data import DataChunk
 
     from torchdata_wds.codecs import EncoderLike
@@ -130,7 +132,7 @@ class WdsPipe(IterDataPipe[T_co]):
 
         def save_wds_shards(
             self,
-            pattern: str,
+            pattern: str | os.PathLike[str],
             *,
             max_count: int = 100_000,
             max_bytes: float = 3e9,

@@ -15,7 +15,7 @@ from torch.utils.data.graph import traverse_dps
 from torchdata_wds.environment import launched_place
 from torchdata_wds.pipes import stock_workers
 
-__all__ = ["Place", "Seed", "place_of", "process_place", "process_rank", "upstream", "warn_about_workers", "warn_once"]
+__all__ = ["Place", "Seed", "place_of", "process_place", "rank_place", "upstream", "warn_about_workers", "warn_once"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +57,15 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
 
 def process_place() -> Place:
     """Tells which of how many consumers this process is, over all ranks and workers, whatever graph it runs."""
-    ranks, rank = _rank_place()
+    ranks, rank = rank_place()
     worker = get_worker_info()
     if worker is None:
         return Place(ranks, rank)
     return Place(ranks * worker.num_workers, rank * worker.num_workers + worker.id)
 
 
-def process_rank() -> int:
-    """Tells which rank this process belongs to."""
-    return _rank_place().number
-
-
-def _rank_place() -> Place:
+def rank_place() -> Place:
+    """Tells how many ranks there are, and to which of them this process belongs."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_world_size(), distributed.get_rank())

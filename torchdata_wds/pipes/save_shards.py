@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
@@ -9,16 +10,16 @@ from typing import Any, Unpack
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
-from torchdata_wds.errors import SampleError
+from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe, register
 from torchdata_wds.pipes.field_specs import expect_sample
-from torchdata_wds.pipes.place import Place, place_of, process_place, process_rank, upstream
+from torchdata_wds.pipes.place import Place, place_of, process_place, rank_place, upstream
 from torchdata_wds.pipes.shard_writer import ShardWriter, StartShard
 from torchdata_wds.pipes.stock_workers import in_stock_worker
-from torchdata_wds.pipes.tar_writer import TarOptions
+from torchdata_wds.pipes.tar_writer import TarOptions, check_options
 from torchdata_wds.storage import StorageOptions
 
 __all__ = ["ShardSaverIterDataPipe"]
@@ -67,7 +68,7 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
-        pattern: str,
+        pattern: str | os.PathLike[str],
         *,
         max_count: int = 100_000,
         max_bytes: float = 3e9,
@@ -77,8 +78,9 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         handler: Handler = reraise_exception,
         **options: Unpack[TarOptions],
     ) -> None:
+        check_options(options, "max_count", "max_bytes", "start_shard", "post", "overwrite", "handler")
         self.source_datapipe = source_datapipe
-        self.pattern = pattern
+        self.pattern = os.fspath(pattern) if isinstance(pattern, os.PathLike) else pattern
         self.max_count = max_count
         self.max_bytes = max_bytes
         self.start_shard = start_shard
@@ -107,17 +109,19 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
             packed = writer.pack(expect_sample(sample, "save_wds_shards"))
         except Exception as error:  # noqa: BLE001  (the handler decides)
             return keep_going(self.handler, error, self.skipped)
+        # finishes the shard before, if it is full, and calls post: what that raises is no fault of the sample
+        shard = writer.shard_for(packed)
         try:
-            writer.add(packed)
-        except SampleError as error:
+            shard.append(packed)
+        except ReappearingKeyError as error:
             return keep_going(self.handler, error, self.skipped)
         return True
 
     def _writer(self, place: Place) -> ShardWriter:
         if isinstance(self.pattern, str) and "{worker" in self.pattern:
-            names = ShardNames(self.pattern, rank=process_rank(), worker=place.number)
+            names = ShardNames(self.pattern, rank=rank_place().number, worker=place.number)
         else:
-            names = ShardNames(self.pattern, rank=process_rank(), writers=place.consumers, turn=place.number)
+            names = ShardNames(self.pattern, rank=rank_place().number, writers=place.consumers, turn=place.number)
         return ShardWriter(
             names,
             max_count=self.max_count,
@@ -130,11 +134,17 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
 
     def _place(self) -> Place:
         """Which of how many writers this is: as the work is divided, or else as processes are."""
-        if any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(self)):
-            return place_of(self)
-        if in_stock_worker():
-            raise ValueError(
-                "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart without "
-                ".sharding_filter() before it, and each would write the same shards; put one behind the list of shards"
-            )
-        return process_place()
+        processes = process_place()
+        if not any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(self)):
+            if in_stock_worker():
+                raise ValueError(
+                    "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart "
+                    "without .sharding_filter() before it, and each would write the same shards; put one behind the "
+                    "list of shards"
+                )
+            return processes
+        place, ranks, rank = place_of(self), *rank_place()
+        if ranks == 1 or (place.consumers == processes.consumers and not in_stock_worker()):
+            return place
+        # the filter does not divide the work among the ranks, or may not: the rank tells them apart in any case
+        return Place(ranks * place.consumers, rank * place.consumers + place.number)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self, Unpack
 
+from torchdata_wds.format.index import index_url
 from torchdata_wds.format.packing import PackedSample
 from torchdata_wds.format.shard_file import ShardFile, ShardInfo, archive_size
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.pipes.base import check_flags
-from torchdata_wds.pipes.place import process_place, process_rank
-from torchdata_wds.pipes.tar_writer import TarOptions, sample_packer
-from torchdata_wds.storage import compression_for, mask_url
+from torchdata_wds.pipes.place import process_place, rank_place
+from torchdata_wds.pipes.tar_writer import TarOptions, check_options, sample_packer
+from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_url, open_compressor
 
 __all__ = ["ShardWriter", "StartShard"]
 
@@ -24,7 +29,7 @@ _FILE_OPTIONS = ("compress", "index", "storage_options")
 StartShard = int | Literal["next"]
 
 
-class ShardWriter:
+class ShardWriter(Unique):
     """Writes samples into numbered shards, each no larger than asked for.
 
     A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
@@ -34,8 +39,8 @@ class ShardWriter:
         pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
             among the ranks, ``{worker}`` that among all workers of all ranks.
         max_count: The most samples in a shard.
-        max_bytes: The most bytes of a shard before compression, with headers and end marker. A sample that is larger
-            gets a shard of its own, and a warning.
+        max_bytes: The most bytes of a shard before compression, with headers and end marker, which fill it up to a
+            multiple of 10,240. A sample that is larger gets a shard of its own, and a warning.
         start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
         post: Called with the `ShardInfo` of each shard as soon as it has its name.
         overwrite: Whether shards that exist are replaced; otherwise they are an error.
@@ -63,7 +68,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        pattern: str | ShardNames,
+        pattern: str | os.PathLike[str] | ShardNames,
         *,
         max_count: int = 100_000,
         max_bytes: float = 3e9,
@@ -73,32 +78,29 @@ class ShardWriter:
         opener: Callable[[str], BinaryIO] | None = None,
         **options: Unpack[TarOptions],
     ) -> None:
-        check_flags(overwrite=overwrite)
-        _check_limits(max_count=max_count, max_bytes=max_bytes)
-        _check_start(start_shard)
+        check_options(options, "max_count", "max_bytes", "start_shard", "post", "overwrite", "opener")
+        check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
         _check_functions(post=post, opener=opener)
-        if isinstance(pattern, str):
-            pattern = ShardNames(pattern, rank=process_rank(), worker=process_place().number)
-        elif not isinstance(pattern, ShardNames):
-            raise TypeError(f"a pattern of shards is a str such as 'train-%06d.tar', not {pattern!r}")
-        self.max_count = max_count
-        self.max_bytes = max_bytes
-        self.start_shard = start_shard
+        if not isinstance(pattern, ShardNames):
+            pattern = ShardNames(pattern, rank=rank_place().number, worker=process_place().number)
+        self.max_count = _checked_limit("max_count", max_count, Integral)
+        self.max_bytes = _checked_limit("max_bytes", max_bytes, Real)
+        self.start_shard = _checked_start(start_shard, pattern)
         self.post = post
         self.opener = opener
         self.shards: list[ShardInfo] = []
         packing: dict[str, Any] = dict(options)
         self._options = {name: packing.pop(name) for name in _FILE_OPTIONS if name in packing}
         self._options["overwrite"] = overwrite
+        self._options["storage_options"] = StorageOptions(options.get("storage_options"))
         self.pack = sample_packer(**packing)
         self._names = pattern
-        compression_for(pattern.name(0), options.get("compress"))
-        if opener is not None and options.get("index"):
-            raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
+        _check_destination(pattern.name(0), opener, options)
         self._numbers: Iterator[int] | None = None
         self._number = 0
         self._shard: ShardFile | None = None
         self._file: BinaryIO | None = None
+        self._lock = threading.RLock()
         self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> int:
@@ -115,24 +117,30 @@ class ShardWriter:
             ShardOpenError: if a shard cannot be written, or exists.
             ValueError: if the writer is closed.
         """
+        self._check_open()
         packed = self.pack(sample)
-        self.add(packed)
+        with self._lock:
+            self.shard_for(packed).append(packed)
         return packed.size
 
-    def add(self, packed: PackedSample) -> None:
-        """Adds a sample that `pack` has packed; `write` does both."""
-        if self._closed:
-            raise ValueError("the writer is closed; open another one")
+    def shard_for(self, packed: PackedSample) -> ShardFile:
+        """Gives the shard that a packed sample goes into: the open one, or if that is full a new one."""
+        self._check_open()
         if self._shard is not None and not self._has_room(self._shard, packed):
             self._finish()
         if self._shard is None:
             self._shard = self._open(packed)
-        self._shard.append(packed)
+        return self._shard
 
     def close(self) -> None:
-        """Finishes the last shard. A second time does nothing."""
+        """Finishes the last shard. A second time does nothing.
+
+        Raises:
+            ShardOpenError: if the destination fails, or a sample before was interrupted half-way.
+        """
         self._closed = True
-        self._finish()
+        with self._lock:
+            self._finish()
 
     def abort(self) -> None:
         """Gives the open shard up: finished ones stay, the open one is left as ``.partial``."""
@@ -140,7 +148,8 @@ class ShardWriter:
         if self._shard is not None:
             self._shard.abort()
             self._shard = None
-        self._close_file()
+        with contextlib.suppress(Exception):
+            self._close_file()
 
     def __enter__(self) -> Self:
         return self
@@ -153,8 +162,12 @@ class ShardWriter:
         else:
             self.abort()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the writer is closed; open another one")
+
     def _has_room(self, shard: ShardFile, packed: PackedSample) -> bool:
-        return shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes
+        return bool(shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes)
 
     def _open(self, packed: PackedSample) -> ShardFile:
         if archive_size(packed.size) > self.max_bytes:
@@ -168,25 +181,31 @@ class ShardWriter:
             self._numbers = self._names.numbers(self.start_shard, self._options.get("storage_options"))
             self._number = next(self._numbers)
         name = self._names.name(self._number)
-        if self.opener is None:
-            shard = ShardFile(name, **self._options)
-        else:
-            self._file = self.opener(name)
-            shard = ShardFile(self._file, name=name, **self._options)
+        shard = ShardFile(name, **self._options) if self.opener is None else self._open_file(name, self.opener)
         # only now: a shard that cannot be written must not be passed over
         self._number = next(self._numbers)
         logger.info("writing shard %s", mask_url(name))
         return shard
 
-    def _finish(self) -> None:
-        shard, self._shard = self._shard, None
-        if shard is None:
-            return
+    def _open_file(self, name: str, opener: Callable[[str], BinaryIO]) -> ShardFile:
+        file = opener(name)
+        if not callable(getattr(file, "write", None)):
+            raise TypeError(f"opener must return a binary file, not {file!r}")
+        self._file = file
         try:
-            info = shard.close()
-        finally:
+            return ShardFile(file, name=name, **self._options)
+        except BaseException:
             self._close_file()
+            raise
+
+    def _finish(self) -> None:
+        if self._shard is None:
+            return
+        # it stays until it is whole: whoever goes on after an error is told again
+        info = self._shard.close()
+        self._shard = None
         self.shards.append(info)
+        self._close_file()
         if self.post is not None:
             self.post(info)
 
@@ -196,21 +215,36 @@ class ShardWriter:
             file.close()
 
 
-def _check_limits(**limits: object) -> None:
-    for name, limit in limits.items():
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)):
-            raise TypeError(f"{name} must be a number, not {limit!r}")
-        if not limit >= 1:
-            raise ValueError(f"{name} must be at least 1, not {limit!r}")
+def _checked_limit(name: str, limit: Any, kind: type[Any]) -> Any:
+    if isinstance(limit, bool) or not isinstance(limit, kind):
+        raise TypeError(f"{name} must be {'a whole number' if kind is Integral else 'a number'}, not {limit!r}")
+    if not limit >= 1:
+        raise ValueError(f"{name} must be at least 1, not {limit!r}")
+    return limit
 
 
-def _check_start(start: object) -> None:
-    if start == "next":
-        return
-    if isinstance(start, bool) or not isinstance(start, int):
+def _checked_start(start: Any, names: ShardNames) -> Any:
+    if isinstance(start, str):
+        if start != "next":
+            raise ValueError(f"start_shard must be a number or 'next', not {start!r}")
+        names.check_listable()
+        return start
+    if isinstance(start, bool) or not isinstance(start, Integral):
         raise TypeError(f"start_shard must be a number or 'next', not {start!r}")
     if start < 0:
         raise ValueError(f"start_shard must not be negative, found {start}")
+    return int(start)
+
+
+def _check_destination(name: str, opener: object, options: TarOptions) -> None:
+    """Finds out what is wrong about all shards before the first one is opened."""
+    kind = compression_for(name, options.get("compress"))
+    if kind is not None:
+        open_compressor(kind)
+    if options.get("index"):
+        if opener is not None:
+            raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
+        index_url(name)
 
 
 def _check_functions(**functions: object) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypedDict
 
 from torchdata_wds.codecs import Encoder, EncoderLike
+from torchdata_wds.errors import SampleError
 from torchdata_wds.format.packing import PackedSample, SamplePacker
 from torchdata_wds.format.shard_file import Destination, ShardFile
+from torchdata_wds.pipes.base import check_flags
+from torchdata_wds.storage import Unique
 
-__all__ = ["TarOptions", "TarWriter", "sample_packer"]
+__all__ = ["TarOptions", "TarWriter", "check_options", "sample_packer"]
 
 
 class TarOptions(TypedDict, total=False):
@@ -29,23 +34,43 @@ class TarOptions(TypedDict, total=False):
     storage_options: Mapping[str, Mapping[str, Any]] | None
 
 
+def check_options(options: Mapping[str, Any], *others: str) -> None:
+    """Checks that options are those of `TarWriter`, or others that are known.
+
+    Raises:
+        TypeError: names the one that is not, and the nearest that is.
+    """
+    known = [*TarOptions.__annotations__, *others]
+    for name in options:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise TypeError(f"unknown option {name!r}: {hint}The options are {', '.join(known)}")
+
+
 def sample_packer(
     *, encoder: EncoderLike = True, jpeg_quality: int = 95, png_compression: int = 6, **headers: Any
 ) -> Callable[[Mapping[str, Any]], PackedSample]:
     """Makes the function that turns a sample into what stands in an archive, from options of `TarWriter`."""
     encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
     pack = SamplePacker(**headers).pack
-    if encoder is False:
-        return pack  # which takes bytes only
-    return lambda sample: pack(encode(sample))
+
+    def prepare(sample: Mapping[str, Any]) -> PackedSample:
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
+        # the packer takes bytes only, and says so
+        return pack(sample if encoder is False else encode(sample))
+
+    return prepare
 
 
-class TarWriter:
+class TarWriter(Unique):
     """Writes samples into one tar archive.
 
     The same samples give the same bytes. A path (or a URL of a store) gets its new content on `close`, all at once:
     an exception inside ``with``, or a process that is killed, leaves what was there before, and beside a local path
-    the unfinished ``.partial``. An open file is written as it comes, without an end marker after an exception.
+    the unfinished ``.partial``. An open file is written as it comes, without an end marker after an exception. A
+    symbolic link is replaced, not followed.
 
     Args:
         file: A local path, ``-`` (standard output), ``pipe:command``, a URL that fsspec can write, or an open binary
@@ -96,6 +121,7 @@ class TarWriter:
         png_compression: int = 6,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        check_flags(lowercase=lowercase, index=index)
         self._pack = sample_packer(
             encoder=encoder,
             jpeg_quality=jpeg_quality,
@@ -109,6 +135,7 @@ class TarWriter:
         self._shard = ShardFile(
             file, compress=compress, overwrite=True, index=index, digest=False, storage_options=storage_options
         )
+        self._lock = threading.RLock()
         self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> int:
@@ -128,14 +155,20 @@ class TarWriter:
         if self._closed:
             raise ValueError("the writer is closed; open another one")
         packed = self._pack(sample)
-        self._shard.append(packed)
+        with self._lock:
+            self._shard.append(packed)
         return packed.size
 
     def close(self) -> None:
-        """Ends the archive, and lets a path have its new content. A second time does nothing."""
+        """Ends the archive, and lets a path have its new content. A second time does nothing.
+
+        Raises:
+            ShardOpenError: if the file fails, or a sample before was interrupted half-way: then nothing appears.
+        """
         if not self._closed:
+            with self._lock:
+                self._shard.close()
             self._closed = True
-            self._shard.close()
 
     def __enter__(self) -> Self:
         return self

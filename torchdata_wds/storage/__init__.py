@@ -11,9 +11,10 @@ from torchdata_wds.storage.compressing import Compressor, compression_for, open_
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.streams import ByteStream, wrap_stream
+from torchdata_wds.storage.streams import ByteStream, is_decompressed, wrap_stream
 from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target, target_exists
 from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.writing import Unique
 
 __all__ = [
     "TARGETS",
@@ -21,8 +22,10 @@ __all__ = [
     "Compressor",
     "StorageOptions",
     "Target",
+    "Unique",
     "can_reopen",
     "compression_for",
+    "is_decompressed",
     "kill_commands",
     "list_targets",
     "list_urls",

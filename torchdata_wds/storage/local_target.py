@@ -154,10 +154,11 @@ def open_local_target(url: str, overwrite: bool, options: StorageOptions) -> Loc
         raise cannot_write(shard, "this names no file")
     try:
         # The working directory may change before the shard is finished.
-        path = Path.cwd() / text
+        path = Path(text) if os.path.isabs(text) else Path.cwd() / text  # noqa: PTH117 - a str
     except OSError as error:
         raise cannot_write(shard, f"the working directory is gone: {error.strerror}") from error
     _check_folder(path.parent, shard)
+    _check_name(path, shard)
     _check_file(path, overwrite, shard)
     return LocalTarget(url, path, overwrite)
 
@@ -202,6 +203,16 @@ def _check_folder(folder: Path, shard: str) -> None:
         raise cannot_write(shard, f"{folder} is no folder")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise cannot_write(shard, f"no permission to write in the folder {folder}")
+
+
+def _check_name(path: Path, shard: str) -> None:
+    longest = os.pathconf(path.parent, "PC_NAME_MAX")
+    size = len(os.fsencode(path.name + PARTIAL))
+    if size > longest:
+        raise cannot_write(
+            shard,
+            f"its name with {PARTIAL} has {size} bytes, and the file system takes {longest}; give it a shorter one",
+        )
 
 
 def _check_file(path: Path, overwrite: bool, shard: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -55,7 +56,8 @@ class RemoteTarget(FileTarget):
         return f"it is collected in {self._local} first; free some space there or set TMPDIR to a folder with more"
 
     def _create(self) -> int:
-        name = self._path.rpartition("/")[2][-_SHOWN_NAME:]
+        # a query in the path may be a secret
+        name = re.sub(r"[^\w.-]", "_", self._path.partition("?")[0].rpartition("/")[2])[-_SHOWN_NAME:]
         try:
             file, self._local = tempfile.mkstemp(prefix="wds-", suffix=f"-{name}")
         except OSError as error:
@@ -74,9 +76,12 @@ class RemoteTarget(FileTarget):
                     "it has come into existence meanwhile, by another writer; pass overwrite=True to replace it"
                 )
             self._upload(local)
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        except BaseException as error:
             # Nothing is lost: the file is forgotten here, so that nobody deletes it.
             self._local = None
+            if not isinstance(error, Exception):
+                logger.warning("the upload of shard %s was interrupted; it is kept whole in %s", self._shard, local)
+                raise
             raise ShardOpenError(
                 f"shard {self._shard} could not be uploaded: {_words(error)}. "
                 f"It is kept whole in {local}: upload it from there, or delete it",
@@ -101,6 +106,9 @@ class RemoteTarget(FileTarget):
         self._filesystem.put_file(local, self._path)
         size = _size(self._filesystem, self._path)
         if size is not None and size != self._position:
+            # half a shard under its final name would pass for a whole one
+            with contextlib.suppress(Exception):
+                self._filesystem.rm_file(self._path)
             raise OSError(f"expected {self._position:,} bytes in the store after the upload, found {size:,}")
 
     def _close_file(self) -> None:
@@ -208,11 +216,12 @@ def _size(filesystem: Any, path: str) -> int | None:
     """The size of a file that has just been uploaded, or None where the store does not say."""
     try:
         size = filesystem.info(path).get("size")
-    except (PermissionError, NotImplementedError):
-        # Who may write need not be allowed to look.
-        return None
     except FileNotFoundError as error:
         raise OSError("it is not there after the upload") from error
+    except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        # Who may write need not be allowed to look; what is in the store has been taken by the store.
+        logger.info("the size of an uploaded shard cannot be asked: %s", _words(error))
+        return None
     return size if isinstance(size, int) else None
 
 

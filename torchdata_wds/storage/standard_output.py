@@ -27,6 +27,8 @@ class StandardOutput(ShardTarget):
                 count = self._stream.write(view) or 0
                 self._position += count
                 view = view[count:]
+            # what lies in a buffer would be written once more by a process that is forked
+            self._stream.flush()
         except BrokenPipeError:
             raise
         except OSError as error:

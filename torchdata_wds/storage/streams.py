@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["BUFFER_SIZE", "ByteStream", "Source", "wrap_source", "wrap_stream"]
+__all__ = ["BUFFER_SIZE", "ByteStream", "Source", "is_decompressed", "wrap_source", "wrap_stream"]
 
 BUFFER_SIZE = 1 << 20
 
@@ -115,6 +115,11 @@ class ShardSource(Source):
             self._failure = _shard_error(error, self._shard, self._position)
             raise self._failure from self._failure.__cause__
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the source turned out to be compressed; known once something was read."""
+        return self._pieces is not None
+
     def _fill(self, view: memoryview) -> int:
         if not self._started:
             self._start()
@@ -193,6 +198,12 @@ def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool 
         A `ByteStream`.
     """
     return io.BufferedReader(ShardSource(source, shard, skip=skip, plain=plain), BUFFER_SIZE)
+
+
+def is_decompressed(stream: ByteStream) -> bool:
+    """Tells whether a stream, of which something was read, decompresses what it reads."""
+    source = getattr(stream, "raw", None)
+    return isinstance(source, ShardSource) and source.is_compressed
 
 
 def wrap_stream(stream: Any, url: str) -> ByteStream:

@@ -81,6 +81,7 @@ _SECRET_NAME = (
     r"(?i)sig$|signature|token|secret|passw|pwd|credential|auth|jwt|cookie|session|private"
     r"|access_?-?key|api_?-?key|account_?-?key|accessid|key-pair|^key$|[_.-]key$|^policy$|^code$"
 )
+_QUOTED_PARAMETER = r"(?i)(%3F|%26)([\w.-]+)(%3D)(?:(?!%26)[^\s'\"&])*"
 _USER_AND_PASSWORD = r"((?<![\w+.-])\w[\w+.-]{0,30}://[^\s/@:'\"]*):[^\s/@'\"]*@"
 _LONE_USER = r"(?i)(https?://)[^\s/@:'\"]+@"
 _QUERY_PARAMETER = r"([?&;])([^=&;?\s'\"]+)=([^&;#\s'\"]*)"
@@ -114,6 +115,7 @@ def mask_text(text: str) -> str:
     text = re.sub(_USER_AND_PASSWORD, rf"\1:{MASK}@", text)
     text = re.sub(_LONE_USER, rf"\1{MASK}@", text)
     text = re.sub(_QUERY_PARAMETER, _mask_parameter, text)
+    text = re.sub(_QUOTED_PARAMETER, _mask_quoted, text)
     text = re.sub(_HEADER, rf"\1{MASK}", text)
     text = re.sub(_BEARER, rf"\1{MASK}", text)
     text = re.sub(_USER_OPTION, rf"\1:{MASK}", text)
@@ -130,6 +132,12 @@ def masked_cause(error: Exception) -> Exception:
 def _mask_parameter(found: re.Match[str]) -> str:
     mark, name, _ = found.groups()
     return f"{mark}{name}={MASK}" if re.search(_SECRET_NAME, unquote(name)) else found[0]
+
+
+def _mask_quoted(found: re.Match[str]) -> str:
+    """A query that a client library has percent-encoded: ``%3FSignature%3Dabc``."""
+    mark, name, equals = found.groups()
+    return f"{mark}{name}{equals}{MASK}" if re.search(_SECRET_NAME, name) else found[0]
 
 
 def _mask_value(found: re.Match[str]) -> str:

@@ -10,17 +10,27 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import weakref
+from typing import NoReturn
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = ["FileTarget", "ShardTarget", "cannot_write"]
+__all__ = ["FileTarget", "ShardTarget", "Unique", "cannot_write"]
 
 # The targets of this process that are neither committed nor aborted.
 _unfinished: weakref.WeakSet[ShardTarget] = weakref.WeakSet()
 
 
-class ShardTarget:
+class Unique:
+    """Something of which a copy would do damage: pickling and copying are refused."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: open it in the process that writes the shard"
+        )
+
+
+class ShardTarget(Unique):
     """A shard that is being written: a backend writes `_write`, `_commit` and `_release`.
 
     Args:
@@ -46,7 +56,8 @@ class ShardTarget:
         """
         self._check_usable()
         try:
-            self._write(memoryview(data).cast("B"))
+            view = memoryview(data)
+            self._write(view if view.format == "B" and view.ndim == 1 and view.contiguous else memoryview(bytes(view)))
         except BaseException:
             self.abort()
             raise

@@ -378,6 +378,101 @@ def test_palette_png_reads_back_when_it_has_few_colours() -> None:
             assert np.array_equal(decode("rgb8", field, encode(field, image)), np.asarray(image.convert("RGB")))
 
 
+@pytest.mark.parametrize("field", ["png", "webp", "bmp", "tif"])
+def test_palette_image_keeps_its_indices_or_is_refused_when_its_palette_is_short(field: str) -> None:
+    """A pixel beyond the palette has no colour, and formats cut it."""
+    image = Image.fromarray(np.array([[0, 1, 2], [7, 9, 40]], np.uint8))
+    image.putpalette(list(range(30)))
+    assert "putpalette" in refuse(field, image)
+    image.putpalette(list(range(123)))
+    data = encode(field, image)
+    assert np.array_equal(decode("rgb8", field, data), np.asarray(image.convert("RGB")))
+    with Image.open(io.BytesIO(data)) as again:
+        assert field == "webp" or np.array_equal(np.asarray(again), np.asarray(image))
+    black = Image.new("P", (2, 2))
+    assert not decode("rgb8", field, encode(field, black)).any()
+
+
+@pytest.mark.parametrize("field", ["png", "webp", "bmp", "tif"])
+def test_palette_image_keeps_its_alpha_or_is_refused_when_its_palette_has_some(field: str) -> None:
+    """An alpha of 255 everywhere says nothing."""
+    image = Image.fromarray(PIXELS).quantize(8)
+    assert image.palette is not None
+    assert image.palette.mode == "RGBA"
+    if field in KEYED:
+        assert np.array_equal(decode("rgba8", field, encode(field, image)), np.asarray(image.convert("RGBA")))
+    else:
+        assert "alpha of its palette" in refuse(field, image)
+    image.putpalette([1, 2, 3, 255] * 8, "RGBA")
+    assert np.array_equal(decode("rgba8", field, encode(field, image)), np.asarray(image.convert("RGBA")))
+
+
+@pytest.mark.parametrize("field", ["jpg", "png", "webp"])
+def test_orientation_is_kept_when_it_comes_from_webp_or_getexif(field: str) -> None:
+    """WebP has EXIF data without the prefix that JPEG needs; getexif() may have what image.info has not."""
+    image = make_image("RGB")
+    image.getexif()[0x0112] = 6
+    assert decode("rgb8", field, encode(field, image), exif_transpose=True).shape == (7, 5, 3)
+    with Image.open(io.BytesIO(encode("webp", image))) as webp:
+        data = encode(field, webp)
+    assert decode("rgb8", field, data, exif_transpose=True).shape == (7, 5, 3)
+
+
+@pytest.mark.parametrize("field", ["bmp", "tif", "pnm"])
+def test_image_is_refused_when_the_orientation_of_getexif_would_be_lost(field: str) -> None:
+    """It counts as that in image.info."""
+    image = make_image("RGB")
+    image.getexif()[0x0112] = 6
+    assert "exif_transpose" in refuse(field, image)
+
+
+def test_image_object_is_not_changed_and_not_asked_when_saved() -> None:
+    """What an earlier save left on it says nothing, and nothing is left on it."""
+    for mode in ("RGB", "P", "L"):
+        image, used = make_image(mode), make_image(mode)
+        left = used.encoderinfo = {"quality": 1, "bits": 1, "compress_level": 0, "dpi": (3, 3)}
+        before = set(vars(image))
+        for field in ("jpg", "png", "webp", "tif", "bmp"):
+            if (field, mode) != ("jpg", "P"):
+                assert encode(field, image) == encode(field, used)
+        assert set(vars(image)) == before
+        assert used.encoderinfo is left
+        assert left == {"quality": 1, "bits": 1, "compress_level": 0, "dpi": (3, 3)}
+
+
+@pytest.mark.parametrize(("field", "side", "most"), [("jpg", 65501, "65,500"), ("webp", 16384, "16,383")])
+def test_message_names_the_most_pixels_when_a_side_is_too_long(field: str, side: int, most: str) -> None:
+    """Before the library says less."""
+    assert most in refuse(field, np.zeros((1, side), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("mode", "key"), [("L", np.uint8(0)), ("RGB", (np.int64(0),) * 3), ("RGB", np.zeros(3, int)), ("P", np.int64(0))]
+)
+def test_transparent_colour_is_kept_when_its_numbers_are_numpys(mode: str, key: Any) -> None:
+    """They are numbers like others."""
+    image = Image.new(mode, (2, 2))
+    image.info["transparency"] = key
+    assert not decode("rgba8", "png", encode("png", image)).any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "key"), [("L", "x"), ("L", 300), ("L", -1), ("RGB", 3), ("RGB", (1, 2)), ("P", 256), ("L", ())]
+)
+def test_transparent_colour_is_refused_when_no_pixel_can_have_it(mode: str, key: Any) -> None:
+    """Pillow would clip it, or fail."""
+    image = Image.new(mode, (2, 2))
+    image.info["transparency"] = key
+    assert "transparency" in refuse("png", image)
+    image.info["transparency"] = None
+    assert encode("png", image)
+
+
+def test_array_is_not_told_to_transpose_when_that_would_not_help() -> None:
+    """Five channels are too many in any order."""
+    assert "transpose" not in refuse("png", np.zeros((2, 2, 5), np.uint8))
+
+
 def test_deep_png_has_one_header_and_whole_chunks_when_written() -> None:
     """Each chunk's length leads to the next, up to the end."""
     data = encode("png", random_pixels(4))

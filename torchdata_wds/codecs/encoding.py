@@ -17,7 +17,7 @@ from torchdata_wds.codecs.matching import parse_extensions
 from torchdata_wds.codecs.optional import MissingPackageError
 from torchdata_wds.codecs.options import EncodeOptions
 from torchdata_wds.format.names import is_metadata
-from torchdata_wds.format.writable import as_bytes
+from torchdata_wds.format.writable import as_bytes, is_written
 
 __all__ = ["Encoder", "EncoderLike", "encode_sample"]
 
@@ -31,11 +31,12 @@ class Encoder(Planner[EncodingPlan | None]):
     """Turns a sample of values into a new sample of bytes, the reverse of ``Decoder``.
 
     Values are encoded by the last part of their field's name; what would not read back equal (JPEG: up to its loss) is
-    refused. The same value gives the same bytes each time. Bytes, bytearrays and memoryviews are data already and pass
-    untouched in every field, with one exception: in a field with a compression suffix (``gz bz2 xz zst``) they pass
-    only if they are whole in that compression, and are compressed otherwise. Other values in such a field are encoded
-    by the rest of the name and compressed. Names like ``__key__`` are copied as they are. An encoder pickles when the
-    user's functions do.
+    refused. The same value gives the same bytes each time, with two exceptions: in pickle and torch fields the bytes
+    also depend on which equal objects in the value are one object, and in pickle fields on the order of sets. Bytes,
+    bytearrays and memoryviews are data already and pass untouched in every field, with one exception: in a field with a
+    compression suffix (``gz bz2 xz zst``) they pass only if they are whole in that compression, and are compressed
+    otherwise. Other values in such a field are encoded by the rest of the name and compressed. Names like ``__key__``
+    are copied as they are. An encoder pickles when the user's functions do.
 
     Args:
         encoder: True for the table of types; False to encode nothing and accept bytes only; an image spec to say with
@@ -87,7 +88,7 @@ class Encoder(Planner[EncodingPlan | None]):
         super()._prepare()
         self._encode: Callable[[Mapping[str, Any]], dict[str, Any]]
         if self.encoder is False:
-            self._encode = _check_bytes
+            self._encode = _require_bytes
         elif callable(self.encoder) and not isinstance(self.encoder, Mapping):
             self._encode = self._encode_whole
         else:
@@ -123,7 +124,7 @@ class Encoder(Planner[EncodingPlan | None]):
             raise describe_encoder_failure(_show(encoder), sample, cause) from cause
         if "__key__" in sample and "__key__" not in encoded:
             encoded = {"__key__": sample["__key__"], **encoded}
-        return _check_bytes(encoded)
+        return _require_bytes(encoded)
 
 
 def encode_sample(
@@ -151,13 +152,12 @@ def encode_sample(
     return Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)(sample)
 
 
-def _check_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Copies a sample of bytes, and refuses all else."""
     result = dict(sample)
     for field, value in sample.items():
-        if type(value) is bytes or is_metadata(field):
-            continue
-        result[field] = as_bytes(value, sample.get("__key__"), field)
+        if is_written(field, sample.get("__key__")) and type(value) is not bytes:
+            result[field] = as_bytes(value, sample.get("__key__"), field)
     return result
 
 
@@ -182,6 +182,10 @@ def _parse_users(encoder: Mapping[str, UserEncoder]) -> dict[str, UserEncoder]:
         if not extensions:
             raise ValueError(
                 f"encoder maps fields or extensions, such as 'jpg' or 'seg.png', to functions, not {name!r}"
+            )
+        if any(map(is_metadata, extensions)):
+            raise ValueError(
+                f"encoder maps {name!r}, but names of the form __x__ are copied and never encoded; leave it out"
             )
         if not callable(function):
             raise TypeError(

@@ -66,7 +66,7 @@ def _plan_user(user: UserEncoder, plan: EncodingPlan) -> EncodingPlan:
     def encode(value: Any) -> bytes:
         if not isinstance(value, BYTES_TYPES):
             try:
-                value = _check_bytes(user(value))
+                value = _check_result(user(value))
             except MissingPackageError:
                 raise
             except Exception as cause:
@@ -76,7 +76,7 @@ def _plan_user(user: UserEncoder, plan: EncodingPlan) -> EncodingPlan:
     return encode
 
 
-def _check_bytes(result: Any) -> Any:
+def _check_result(result: Any) -> Any:
     if not isinstance(result, BYTES_TYPES):
         raise TypeError(f"it must return bytes, but its result is {describe_value(result)}")
     return result

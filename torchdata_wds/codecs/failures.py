@@ -76,22 +76,37 @@ def describe_encoding_failure(failed: StepFailedError, sample: Mapping[str, Any]
 def describe_encoder_failure(name: str, sample: Mapping[str, Any], cause: Exception) -> EncodingError:
     """Makes the exception for a user's function that has encoded no whole sample."""
     key = _key(sample)
-    return EncodingError(f"sample {key!r} cannot be encoded by function {name}: {_describe_cause(cause)}.", key=key)
+    return EncodingError(
+        f"sample {key!r} cannot be encoded by function {name}: {_describe_cause(cause)}. "
+        "Repair the function or the sample, or skip such samples with handler=warn_and_continue.",
+        key=key,
+    )
 
 
 def describe_value(value: object) -> str:
-    """Says what a value is, in a few words however large it is."""
+    """Says what a value is, in a few words however large it is; never raises, whatever the value's own code does."""
+    try:
+        return _describe(value)
+    except Exception:  # noqa: BLE001 - it is called to report another failure
+        return f"of type {type(value).__name__}"
+
+
+def _describe(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__.startswith("PIL."):
         return f"a PIL image of mode {getattr(value, 'mode', '?')!r} and size {getattr(value, 'size', '?')}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"of type {name}, shape {tuple(value.shape)} and dtype {value.dtype}"
+        return f"of type {name}, shape {tuple(value.shape)} and dtype {_shorten(str(value.dtype))}"
     if isinstance(value, str):
         return f"of type {name}: {value[:_SHOWN_VALUE]!r}{'...' if len(value) > _SHOWN_VALUE else ''}"
-    if kind in (bool, float, complex) or (kind is int and abs(value) < 10**_SHOWN_VALUE):  # type: ignore[arg-type]
+    if kind in (bool, float, complex) or (kind is int and abs(value) < 10**_SHOWN_VALUE):
         return f"of type {name}: {value!r}"
     return f"of type {name}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 2 * _SHOWN_VALUE else text[: 2 * _SHOWN_VALUE] + "..."
 
 
 def _key(sample: Mapping[str, Any]) -> str:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 import io
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchdata_wds.codecs.image_files import parse_orientation
+from torchdata_wds.codecs.image_files import parse_orientation, read_orientation
 from torchdata_wds.codecs.image_values import to_pixels
-from torchdata_wds.codecs.options import EncodeOptions
+from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
 from torchdata_wds.codecs.pixels import Pixels
 from torchdata_wds.codecs.raw_files import write_bitmap, write_deep_png, write_pnm
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IMAGE_ENCODERS", "encode_image"]
 
+_EXIF_PREFIX = b"Exif\0\0"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
@@ -37,6 +39,8 @@ class FileFormat:
         deep_modes: The modes of 16 bits a channel that do.
         keyed_modes: The modes that keep a transparent colour, or the transparency of a palette.
         keeps_exif: Whether EXIF data, with the orientation in it, is kept.
+        keeps_palette_alpha: Whether the alpha of a palette's colours is kept.
+        max_side: The most pixels in one direction; 0 for more than any memory holds.
     """
 
     name: str
@@ -44,12 +48,14 @@ class FileFormat:
     deep_modes: str = ""
     keyed_modes: str = ""
     keeps_exif: bool = False
+    keeps_palette_alpha: bool = False
+    max_side: int = 0
 
 
 _FORMATS = {
-    "jpg jpeg": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True),
-    "png img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", keeps_exif=True),
-    "webp": FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", keeps_exif=True),
+    "jpg jpeg": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True, max_side=65500),
+    "png img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", True, True),
+    "webp": FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", True, True, max_side=16383),
     "bmp": FileFormat("BMP", "1 L P RGB"),
     "tif tiff": FileFormat("TIFF", "1 L LA P PA RGB RGBA CMYK LAB", "L"),
     "ppm": FileFormat("PPM", "1 L RGB", "L RGB"),
@@ -84,19 +90,21 @@ def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat)
 
     if isinstance(value, Image.Image):
         value.load()
-        _check_size(value.size)
-        deep = _to_deep(value)
-        _check_info(value, "L" if deep is not None else value.mode, file_format, deep is not None)
+        _check_size(value.size, file_format)
         exif = _exif(value)
+        image = _without_state(value)
+        deep = _to_deep(image)
+        _check_info(image, exif, file_format, deep is not None)
     else:
         pixels = to_pixels(value, channels_first=options.channels_first)
-        _check_size(pixels.shape[:2])
+        _check_size(pixels.shape[:2], file_format)
         deep = pixels if pixels.itemsize > 1 else None
         exif = b""
     if deep is not None:
         _check_deep(deep, file_format)
         return _write_deep(deep, exif, file_format, options)
-    image = value if isinstance(value, Image.Image) else Image.fromarray(pixels)
+    if not isinstance(value, Image.Image):
+        image = Image.fromarray(pixels)
     _check_mode(image.mode, file_format)
     return _write(image, exif, file_format, options)
 
@@ -109,11 +117,16 @@ IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
 }
 
 
-def _check_size(size: tuple[int, ...]) -> None:
+def _check_size(size: tuple[int, ...], file_format: FileFormat) -> None:
     from PIL import Image
 
     if 0 in size:
         raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
+    if file_format.max_side and max(size) > file_format.max_side:
+        raise ValueError(
+            f"its longer side has {max(size):,} pixels, and a {file_format.name} file has {file_format.max_side:,} at "
+            "most; reduce it, cut it into parts, or name the field png"
+        )
     if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS:
         raise ValueError(
             f"it has {size[0] * size[1]:,} pixels, which Pillow refuses to read as a decompression bomb; cut it into "
@@ -135,14 +148,51 @@ def _to_deep(image: Image) -> Pixels | None:
     return pixels.astype(np.uint16)
 
 
-def _check_info(image: Image, mode: str, file_format: FileFormat, is_deep: bool) -> None:
-    """Refuses images with a transparent colour or an orientation that the file would not keep."""
-    if "transparency" in image.info and (is_deep or mode not in file_format.keyed_modes.split()):
-        raise ValueError(
-            f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
-            "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
-        )
-    orientation = 1 if file_format.keeps_exif else parse_orientation(_exif(image))
+def _without_state(image: Image) -> Image:
+    """Makes an image of the same pixels that has nothing of what saving sets and looks at besides them.
+
+    The pixels themselves are not copied, and nothing is changed of the user's object.
+    """
+    fresh = image._new(image.im)
+    key = fresh.info.pop("transparency", None)
+    if key is not None:
+        fresh.info["transparency"] = _plain_key(key)
+    return fresh
+
+
+def _plain_key(key: Any) -> Any:
+    """Gives Python's integers for those of NumPy in a transparent colour."""
+    if isinstance(key, BYTES_TYPES):
+        return bytes(key)
+    try:
+        plain = tuple(map(operator.index, key)) if np.ndim(key) else operator.index(key)
+    except TypeError as cause:
+        raise _wrong_key(key) from cause
+    if min(plain if isinstance(plain, tuple) else (plain,), default=-1) < 0:
+        raise _wrong_key(key)
+    return plain
+
+
+def _wrong_key(key: Any) -> ValueError:
+    return ValueError(
+        "image.info['transparency'] must be an int (modes L and P), three of them (RGB), or bytes (P), each as large "
+        f"as its pixels can be, not {key!r}; correct it, or use image.convert('RGBA')"
+    )
+
+
+def _check_info(image: Image, exif: bytes, file_format: FileFormat, is_deep: bool) -> None:
+    """Refuses what the file would not keep: transparent colours, the alpha of palettes, orientations."""
+    key = image.info.get("transparency")
+    if key is not None:
+        if is_deep or image.mode not in file_format.keyed_modes.split():
+            raise ValueError(
+                f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
+                "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
+            )
+        _check_key(key, image.mode)
+    if image.mode == "P":
+        _check_palette(image, file_format)
+    orientation = 1 if file_format.keeps_exif else parse_orientation(exif)
     if orientation != 1:
         raise ValueError(
             f"a {file_format.name} file does not keep the EXIF orientation, here {orientation}; turn the image with "
@@ -150,9 +200,42 @@ def _check_info(image: Image, mode: str, file_format: FileFormat, is_deep: bool)
         )
 
 
+def _check_key(key: Any, mode: str) -> None:
+    if isinstance(key, bytes):
+        is_right = mode == "P" and len(key) <= 256
+    elif isinstance(key, tuple):
+        is_right = mode == "RGB" and len(key) == 3 and max(key) <= 255
+    else:
+        is_right = mode in ("L", "P") and key <= 255
+    if not is_right:
+        raise _wrong_key(key)
+
+
+def _check_palette(image: Image, file_format: FileFormat) -> None:
+    colours = max(1, len(image.getpalette() or ()) // 3)  # without any, black is written
+    highest = int(np.asarray(image).max())
+    if highest >= colours:
+        raise ValueError(
+            f"it has pixels of colour {highest}, and its palette only {colours} colours; give it a palette of more "
+            "with image.putpalette(), or use image.convert('RGB')"
+        )
+    if file_format.keeps_palette_alpha or image.palette is None or "A" not in image.palette.mode:
+        return
+    if min((image.getpalette("RGBA") or [255])[3::4]) < 255:
+        raise ValueError(
+            f"a {file_format.name} file does not keep the alpha of its palette; use image.convert('RGBA') for a png or "
+            "tif field, or image.convert('RGB')"
+        )
+
+
 def _exif(image: Image) -> bytes:
-    exif = image.info.get("exif")
-    return exif if isinstance(exif, bytes) else b""
+    """Gives the EXIF data as it came, or what ``getexif()`` gives where an orientation was set there, or is in XMP."""
+    # getexif() keeps what it has parsed: only where the user has called it is that asked for
+    asked = image if getattr(image, "_exif", None) is not None else image._new(image.im)
+    stored = image.info.get("exif")
+    stored = stored if isinstance(stored, bytes) else b""
+    # damaged data says nothing, and is kept as it is
+    return stored if read_orientation(asked) == parse_orientation(stored) else asked.getexif().tobytes()
 
 
 def _check_mode(mode: str, file_format: FileFormat) -> None:
@@ -226,7 +309,8 @@ def _save(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOpt
     }
     chosen = by_format.get(file_format.name, {})
     if exif and file_format.keeps_exif:
-        chosen["exif"] = exif
+        # WebP files have it without the prefix, and Pillow adds none
+        chosen["exif"] = _EXIF_PREFIX + exif.removeprefix(_EXIF_PREFIX)
     out = io.BytesIO()
     image.save(out, file_format.name, **chosen)
     return out.getvalue()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
 __all__ = ["open_image", "parse_orientation", "read_orientation"]
@@ -25,12 +26,13 @@ def open_image(data: bytes) -> ImageFile:
 
 @functools.cache
 def _pillow() -> Any:
-    from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401  importing the last two registers them
+    import PIL.Image
+    from PIL import TiffImagePlugin, WebPImagePlugin  # noqa: F401  importing them registers them
 
-    return Image
+    return PIL.Image
 
 
-def read_orientation(image: ImageFile) -> int:
+def read_orientation(image: Image) -> int:
     """Reads the EXIF orientation, 1 to 8; damaged EXIF data says nothing and counts as 1."""
     return _find_orientation(image.getexif)
 

@@ -12,6 +12,8 @@ from torchdata_wds.codecs.pixels import Pixels
 __all__ = ["to_pixels"]
 
 _CHANNELS = (1, 2, 3, 4)
+# Floats that are made into pixels at a time.
+_CACHED = 2**16
 
 
 def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
@@ -63,7 +65,8 @@ def _from_tensor(tensor: Any, channels_first: bool) -> Pixels:
 def _check_shape(array: Pixels, cure: str) -> Pixels:
     if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS):
         return array
-    if array.ndim == 3 and array.shape[0] in _CHANNELS:
+    # a small last side is rather a wrong number of channels than the width of an image
+    if array.ndim == 3 and array.shape[0] in _CHANNELS and min(array.shape[1:]) > 2 * max(_CHANNELS) - 1:
         raise ValueError(f"expected shape HW or HWC with 1 to 4 channels, but this looks like CHW; use {cure}")
     raise ValueError("expected shape HW or HWC with 1 to 4 channels; reshape it, one image for each field")
 
@@ -85,14 +88,18 @@ def _to_depth(pixels: Pixels) -> Pixels:
 
 
 def _from_floats(pixels: Pixels) -> Pixels:
-    lowest, highest = pixels.min(), pixels.max()
-    if not (lowest >= 0 and highest <= 1):  # NaN neither
-        raise ValueError(
-            f"floats must be finite and in 0..1, but these go from {lowest} to {highest}; divide them by 255 if they "
-            "go to 255, or clip them"
-        )
+    # a few rows at a time stay in the processor's cache from one step to the next
+    result = np.empty(pixels.shape, np.uint8)
+    rows = max(1, _CACHED * len(pixels) // pixels.size)
     # half precision has no room for 255 times a fraction
-    wide: Pixels = pixels.astype(np.float64 if pixels.dtype.itemsize == 8 else np.float32)
-    np.multiply(wide, 255, out=wide)
-    np.rint(wide, out=wide)
-    return wide.astype(np.uint8)
+    wide = np.float64 if pixels.dtype.itemsize == 8 else np.float32
+    for start in range(0, len(pixels), rows):
+        part = pixels[start : start + rows]
+        if not (part.min() >= 0 and part.max() <= 1):  # NaN neither
+            raise ValueError(
+                f"floats must be finite and in 0..1, but these go from {pixels.min()} to {pixels.max()}; divide them "
+                "by 255 if they go to 255, or clip them"
+            )
+        scaled = np.multiply(part, 255, dtype=wide)
+        result[start : start + rows] = np.rint(scaled, out=scaled)
+    return result

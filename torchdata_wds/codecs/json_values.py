@@ -15,6 +15,8 @@ __all__ = ["write_json"]
 # Deeper values would read back or not, depending on how deep in other calls the reader stands.
 _MAX_DEPTH = 500
 _CONTAINERS = (dict, list, tuple)
+_PLAIN = frozenset([type(None), bool, int, float, str])
+_STR = frozenset([str])
 _NUMBERS = "biuf"
 # Two lone surrogates that belong together are written as one character is.
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -51,16 +53,24 @@ def _check(container: Any, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep, or contains itself")
     if isinstance(container, dict):
-        for key in container:
-            if not isinstance(key, str):
-                raise TypeError(
-                    f"a dict has the key {key!r} of type {type(key).__name__}, which JSON would turn into a str; make "
-                    "the keys str, or name the field msgpack or cbor"
-                )
+        if not _STR.issuperset(map(type, container)):
+            _check_keys(container)
         container = container.values()
+    # most containers hold plain values only, and this finds out fastest
+    if _PLAIN.issuperset(map(type, container)):
+        return
     for item in container:
         if isinstance(item, _CONTAINERS):
             _check(item, depth + 1)
+
+
+def _check_keys(mapping: dict[Any, Any]) -> None:
+    for key in mapping:
+        if not isinstance(key, str):
+            raise TypeError(
+                f"a dict has the key {key!r} of type {type(key).__name__}, which JSON would turn into a str; make the "
+                "keys str, or name the field msgpack or cbor"
+            )
 
 
 def _to_plain(value: Any) -> Any:

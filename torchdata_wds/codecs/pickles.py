@@ -34,7 +34,8 @@ def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
 def encode_pickle(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """Pickles a value; readers need ``allow_pickle=True``.
 
-    Sets of str have another order in each process, unless PYTHONHASHSEED is set, and so have their pickles.
+    Equal values may have different pickles: sets of str have another order in each process, unless PYTHONHASHSEED is
+    set, and an object that is in a value twice is written once, where two equal ones are written twice.
 
     Raises:
         Exception: whatever the value raises when it cannot be pickled.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
 import io
+import ipaddress
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from torchdata_wds.codecs.contents import CONTAINERS, list_contents
+from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.json_values import write_json
 from torchdata_wds.codecs.optional import import_optional
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
@@ -14,8 +23,18 @@ from torchdata_wds.codecs.text import without_bom
 
 __all__ = ["decode_cbor", "decode_json", "decode_msgpack", "encode_cbor", "encode_json", "encode_msgpack"]
 
-
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_BASICS = "None, bool, int, float, str, bytes, list, dict"
+# Reading ends at 400 levels, of which a set takes two.
+_CBOR_DEPTH = 150
+# The canonical form of a set in a set is made twice, for the order and for the bytes: 2 ** depth times at the bottom.
+_CBOR_SET_DEPTH = 12
+_CBOR_PLAIN = frozenset([type(None), bool, int, float, str, bytes, bytearray])
+# What is written and read back one by one, to see whether it is equal; subclasses, too.
+_CBOR_KNOWN = (
+    *(int, float, str, bytes, bytearray),
+    *(datetime.date, decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(ipaddress.IPv4Address, ipaddress.IPv6Address),
+)
 
 # What json.loads calls at last: for a small field, finding that out takes longer than the field.
 _decode_json_text = json.JSONDecoder().decode
@@ -77,37 +96,57 @@ def encode_msgpack(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
         >>> encode_msgpack({1: b"x"}, EncodeOptions())
         b'\x81\x01\xc4\x01x'
     """
-    data: bytes = _msgpack().packb(value, use_bin_type=True)
-    if isinstance(value, _CONTAINERS):
+    data: bytes = _msgpack().packb(value, use_bin_type=True, default=_refuse_in_msgpack)
+    if isinstance(value, CONTAINERS):
         # keys that are tuples, and very deep values, are written but not read
         _read_back(decode_msgpack, data)
     return data
 
 
 def encode_cbor(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    r"""Encodes a value as CBOR; tuples become lists. With sets in it, it is canonical CBOR: sets have no order.
+    r"""Encodes a value as CBOR; tuples become lists, frozensets sets.
+
+    With sets in it, it is canonical CBOR, because sets have no order. Of other types than the plain ones, dates,
+    ``Decimal``, ``Fraction``, ``UUID`` and IP addresses are taken, each only if it reads back equal.
 
     Raises:
         MissingPackageError: without the cbor2 package.
-        TypeError: if something in it has no CBOR form.
-        ValueError: if it does not read back.
+        TypeError: if something in it is of another type.
+        ValueError: if something in it does not read back equal, or it is nested too deeply.
 
     Example:
         >>> encode_cbor({1: b"x"}, EncodeOptions())
         b'\xa1\x01Ax'
     """
-    data: bytes = _cbor2().dumps(value, canonical=_has_set(value))
-    if isinstance(value, _CONTAINERS):
-        _read_back(decode_cbor, data)
+    cbor2 = _cbor2()
+    has_sets = False
+    if type(value) not in _CBOR_PLAIN:
+        containers, others = list_contents(value, _CBOR_PLAIN, _CBOR_DEPTH)
+        has_sets = any(isinstance(container, set | frozenset) for container in containers)
+        if has_sets:
+            list_contents(value, _CBOR_PLAIN, _CBOR_SET_DEPTH)
+        for other in others:
+            _check_cbor(other, cbor2)
+    data: bytes = cbor2.dumps(value, canonical=has_sets)
     return data
 
 
-def _has_set(value: Any) -> bool:
-    if isinstance(value, set | frozenset):
-        return True
-    if isinstance(value, dict):
-        return any(map(_has_set, value)) or any(map(_has_set, value.values()))
-    return isinstance(value, list | tuple) and any(map(_has_set, value))
+def _check_cbor(value: Any, cbor2: Any) -> None:
+    """Refuses a value that is not plain, unless its type is known and it reads back equal."""
+    if not isinstance(value, _CBOR_KNOWN):
+        known = f"{_BASICS}, set, datetime with a time zone, Decimal, Fraction, UUID"
+        raise TypeError(f"cbor has no value {describe_value(value)}; {_cure(value, known)}")
+    try:
+        cause, again = None, cbor2.loads(cbor2.dumps(value))
+    except Exception as error:  # noqa: BLE001 - the library has several
+        cause, again = error, None
+    # -Infinity as a Decimal would be equal, but a float
+    if cause is not None or again != value or not isinstance(value, type(again)):
+        found = f"{type(cause).__name__}: {cause}" if cause is not None else f"{again!r}"
+        raise ValueError(
+            f"{value!r} of type {type(value).__name__} would not read back equal ({found}); give a datetime a tzinfo "
+            "of whole minutes, write other values as a str or a number, or name the field pkl"
+        ) from cause
 
 
 def _read_back(decode: Callable[[bytes, DecodeOptions], Any], data: bytes) -> None:
@@ -118,6 +157,21 @@ def _read_back(decode: Callable[[bytes, DecodeOptions], Any], data: bytes) -> No
             f"it would not read back ({type(cause).__name__}: {cause}); keys that are containers and deep nesting do "
             "not: change its structure, or name the field json or pkl"
         ) from cause
+
+
+def _refuse_in_msgpack(value: Any) -> Any:
+    """Called by msgpack for what it does not know."""
+    if isinstance(value, int):
+        raise OverflowError(f"msgpack has integers from -2**63 to 2**64 - 1, not {describe_value(value)}; use json")
+    raise TypeError(f"msgpack has no value {describe_value(value)}; {_cure(value, _BASICS)}")
+
+
+def _cure(value: Any, known: str) -> str:
+    if isinstance(value, np.generic):
+        return "make it a number with .item()"
+    if hasattr(value, "tolist"):
+        return "make it numbers with .tolist(), or .item() for a single one"
+    return f"use {known}, or name the field pkl"
 
 
 def _msgpack() -> Any:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchdata_wds.codecs.optional import MissingPackageError, import_optional
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
+from torchdata_wds.storage import open_compressor
 
 __all__ = ["SUFFIXES", "Compression", "compress", "decompress", "is_compressed"]
 
 # A zstd block of a few bytes can hold 128 KiB, and zstandard has no limit on what one call gives: small pieces do.
 _ZSTD_PIECE = 4096
-
-# No time, no name, and no word about the system: the bytes depend on the data only.
-_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-_GZIP_LEVEL = 6
-_ZSTD_LEVEL = 3
 
 
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
@@ -64,10 +59,13 @@ def compress(suffix: str, data: bytes) -> bytes:
         MissingPackageError: for ``zst`` without the zstandard package.
 
     Example:
-        >>> compress("gz", b"7")[:10]
-        b'\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff'
+        >>> compress("gz", b"7")[:8]
+        b'\x1f\x8b\x08\x00\x00\x00\x00\x00'
     """
-    return SUFFIXES[suffix].write(data)
+    if suffix == "zst":
+        _zstandard()  # says of fields what the storage would say of shards
+    compressor = open_compressor(suffix)
+    return compressor.compress(data) + compressor.flush()
 
 
 def is_compressed(suffix: str, data: bytes) -> bool:
@@ -138,8 +136,7 @@ def _read_xz(data: bytes, limit: int) -> tuple[bytes, bytes]:
 
 
 def _read_zstd(data: bytes, limit: int) -> tuple[bytes, bytes]:
-    zstandard = import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
-    machine = zstandard.ZstdDecompressor().decompressobj()
+    machine = _zstandard().ZstdDecompressor().decompressobj()
     out = bytearray()
     used = 0
     while used < len(data) and not machine.eof:
@@ -152,28 +149,8 @@ def _read_zstd(data: bytes, limit: int) -> tuple[bytes, bytes]:
     return bytes(out), machine.unused_data + data[used:]
 
 
-def _write_gzip(data: bytes) -> bytes:
-    machine = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    body = machine.compress(data) + machine.flush()
-    return _GZIP_HEADER + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-
-
-def _write_bzip2(data: bytes) -> bytes:
-    import bz2
-
-    return bz2.compress(data)
-
-
-def _write_xz(data: bytes) -> bytes:
-    import lzma
-
-    return lzma.compress(data, format=lzma.FORMAT_XZ)
-
-
-def _write_zstd(data: bytes) -> bytes:
-    zstandard = import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
-    packed: bytes = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
-    return packed
+def _zstandard() -> Any:
+    return import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
 
 
 class Compression(NamedTuple):
@@ -182,18 +159,16 @@ class Compression(NamedTuple):
     Attributes:
         magic: What a stream begins with.
         read: A function of (data, limit) that reads one stream and gives (content, what follows).
-        write: A function of data that gives one stream.
     """
 
     magic: bytes
     read: Callable[[bytes, int], tuple[bytes, bytes]]
-    write: Callable[[bytes], bytes]
 
 
 #: Suffix -> its compression.
 SUFFIXES: dict[str, Compression] = {
-    "gz": Compression(b"\x1f\x8b", _read_gzip, _write_gzip),
-    "bz2": Compression(b"BZh", _read_bzip2, _write_bzip2),
-    "xz": Compression(b"\xfd7zXZ\0", _read_xz, _write_xz),
-    "zst": Compression(b"\x28\xb5\x2f\xfd", _read_zstd, _write_zstd),
+    "gz": Compression(b"\x1f\x8b", _read_gzip),
+    "bz2": Compression(b"BZh", _read_bzip2),
+    "xz": Compression(b"\xfd7zXZ\0", _read_xz),
+    "zst": Compression(b"\x28\xb5\x2f\xfd", _read_zstd),
 }

@@ -49,7 +49,11 @@ def _first_sentence(cause: Exception) -> str:
 def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory.
 
+    Equal values may give different bytes: an object that is in a value twice is written once, also a str, where two
+    equal ones are written twice.
+
     Raises:
+        TypeError: if there is a set in it, whose order is another in each process.
         ValueError: if it would not load with ``weights_only=True``.
         Exception: whatever a value raises when it cannot be pickled.
 
@@ -60,10 +64,11 @@ def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """
     import torch
 
+    is_known = is_plain(value)
     stream = io.BytesIO()
     torch.save(compact_views(value), stream)
     data = stream.getvalue()
-    if not is_plain(value):
+    if not is_known:
         _check_loads(data)
     return data
 

@@ -17,6 +17,7 @@ _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
 _MAX_INT = 2**31
 _MAPPINGS = (dict, collections.OrderedDict)
 _SEQUENCES = (list, tuple)
+_SETS = (set, frozenset)
 # Storages begin at addresses that suit every type; the parts that are cut out of them must, too.
 _ALIGNMENT = 64
 
@@ -25,18 +26,25 @@ def is_plain(value: Any) -> bool:
     """Tells whether a value is tensors, numbers and text in plain containers, which always load with ``weights_only``.
 
     False means: not known by its types alone.
+
+    Raises:
+        TypeError: if there is a set, which is not written with the same bytes each time.
     """
     import torch
 
+    is_known = True
     tensors = (torch.Tensor, torch.nn.Parameter)
     for leaf in _leaves(value, set()):
         kind = type(leaf)
         if kind is int:
-            if not -_MAX_INT <= leaf < _MAX_INT:
-                return False
-        elif kind not in _PLAIN_TYPES and kind not in tensors:
-            return False
-    return True
+            is_known = is_known and -_MAX_INT <= leaf < _MAX_INT
+        elif kind in _SETS:
+            raise TypeError("a set has its items in another order in each process; write sorted(value) instead")
+        elif kind in tensors:
+            is_known = is_known and not vars(leaf)
+        elif kind not in _PLAIN_TYPES:
+            is_known = False
+    return is_known
 
 
 def compact_views(value: Any) -> Any:
@@ -47,7 +55,8 @@ def compact_views(value: Any) -> Any:
     """
     import torch
 
-    tensors = {id(leaf): leaf for leaf in _leaves(value, set()) if type(leaf) is torch.Tensor and _can_move(leaf)}
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    tensors = {id(leaf): leaf for leaf in _leaves(value, set()) if type(leaf) in kinds and _can_move(leaf)}
     sharing: dict[int, list[torch.Tensor]] = collections.defaultdict(list)
     for tensor in tensors.values():
         sharing[tensor.untyped_storage()._cdata].append(tensor)
@@ -71,28 +80,37 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
 def _can_move(tensor: torch.Tensor) -> bool:
     import torch
 
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        return False
-    return not (tensor.is_conj() or tensor.is_neg() or tensor.numel() == 0)
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
 
 
 def _move(group: list[torch.Tensor]) -> dict[int, Any]:
     """Copies the part of a storage that tensors show; gives id -> its new tensor, or nothing where they show it all."""
     import torch
 
-    first = group[0]
-    size = first.untyped_storage().nbytes()
+    size = group[0].untyped_storage().nbytes()
     if len(group) == 1:
-        if size <= first.numel() * first.element_size():
+        tensor = group[0]
+        if size <= tensor.numel() * tensor.element_size():
             return {}
-        copy = first.detach().clone(memory_format=torch.contiguous_format)
-        return {id(first): copy.requires_grad_(first.requires_grad)}
-    spans = [_span(tensor) for tensor in group]
-    begin, end = min(span[0] for span in spans) // _ALIGNMENT * _ALIGNMENT, max(span[1] for span in spans)
+        copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        return {id(tensor): _finish(copy, tensor)}
+    spans = [_span(tensor) for tensor in group if tensor.numel()]
+    begin = min((span[0] for span in spans), default=0) // _ALIGNMENT * _ALIGNMENT
+    end = max((span[1] for span in spans), default=0)
     if end - begin >= size:
         return {}
-    storage = first.untyped_storage()[begin:end].clone()
-    return {id(tensor): _show_in(storage, tensor, begin) for tensor in group}
+    storage = group[0].untyped_storage()[begin:end].clone()
+    return {id(tensor): _finish(_show_in(storage, tensor, begin), tensor) for tensor in group}
+
+
+def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Gives a new tensor the type, the gradient's flag and the attributes of the one it stands for."""
+    import torch
+
+    if type(tensor) is torch.nn.Parameter:
+        moved = torch.nn.Parameter(moved, tensor.requires_grad)
+    vars(moved).update(vars(tensor))
+    return moved.requires_grad_(tensor.requires_grad)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -104,9 +122,13 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 def _show_in(storage: Any, tensor: torch.Tensor, begin: int) -> torch.Tensor:
     import torch
 
-    offset = tensor.storage_offset() - begin // tensor.element_size()
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(storage, offset, tensor.shape, tensor.stride()).requires_grad_(tensor.requires_grad)
+    if not tensor.numel():
+        return empty.set_(storage, 0, tensor.shape, tensor.stride())
+    offset = tensor.storage_offset() - begin // tensor.element_size()
+    shown = empty.set_(storage, offset, tensor.shape, tensor.stride())
+    shown = shown.conj() if tensor.is_conj() else shown
+    return torch._neg_view(shown) if tensor.is_neg() else shown
 
 
 def _rebuild(value: Any, done: dict[int, Any]) -> Any:

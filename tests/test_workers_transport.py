@@ -183,7 +183,7 @@ def test_items_come_in_time_when_the_next_one_does_not() -> None:
         assert next(stream) == 0
         begin = time.monotonic()
         assert [next(stream), next(stream)] == [1, 2]
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 4
 
 
 def failing(item: int) -> Any:

@@ -15,10 +15,21 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from report import Report, Row, note
+from report import Report, Row, Table, note
 from shards import DEFAULT_FOLDER
 
-__all__ = ["ROOT", "Contender", "Run", "compare", "finish", "parse", "run_rounds", "timed", "timed_from"]
+__all__ = [
+    "ROOT",
+    "Contender",
+    "Run",
+    "compare",
+    "finish",
+    "measure_kinds",
+    "parse",
+    "run_rounds",
+    "timed",
+    "timed_from",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -84,6 +95,32 @@ def finish(report: Report, arguments: argparse.Namespace) -> None:
         report.write_json(arguments.json)
     if arguments.chart is not None:
         report.write_chart(arguments.chart)
+
+
+def measure_kinds(
+    name: str,
+    description: str | None,
+    kinds: Iterable[str],
+    measure: Callable[[str, Report, argparse.Namespace], list[Row]],
+    title: str,
+    columns: dict[str, str],
+) -> None:
+    """Runs a benchmark that has rows for each kind of samples, or for those that are asked for.
+
+    Args:
+        name: The benchmark's name.
+        description: The script's docstring.
+        kinds: The kinds that there are.
+        measure: Makes the rows of a kind.
+        title: Of the table.
+        columns: Of the table.
+    """
+    kinds = tuple(kinds)
+    arguments = parse(description, add=lambda parser: parser.add_argument("--kind", action="append", choices=kinds))
+    report = Report(name, quick=arguments.quick)
+    rows = [row for kind in arguments.kind or kinds for row in measure(kind, report, arguments)]
+    report.tables.append(Table(title, columns, rows, "samples_per_second", "samples/s"))
+    finish(report, arguments)
 
 
 def timed(items: Callable[[], Iterable[Any]]) -> Run:

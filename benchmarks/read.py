@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from harness import Contender, compare, finish, parse, run_rounds, timed
+from harness import Contender, compare, measure_kinds, run_rounds, timed
 from peers import PEERS, find_peers, raw_limit, read_ours
-from report import Report, Row, Table
+from report import Report, Row
 from shards import make_shards
 
 KINDS = ("text", "text, pax", "text.tar.gz", "images", "big")
@@ -59,14 +59,5 @@ def measure(kind: str, report: Report, arguments: Any) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    """Measures every kind of shards."""
-    arguments = parse(__doc__, add=lambda parser: parser.add_argument("--kind", action="append", choices=KINDS))
-    report = Report("read", quick=arguments.quick)
-    rows = [row for kind in arguments.kind or KINDS for row in measure(kind, report, arguments)]
-    report.tables.append(Table(TITLE, COLUMNS, rows, "samples_per_second", "samples/s"))
-    finish(report, arguments)
-
-
 if __name__ == "__main__":
-    main()
+    measure_kinds("read", __doc__, KINDS, measure, TITLE, COLUMNS)

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from harness import Contender, Run, compare, finish, parse, run_rounds
-from report import Report, Row, Table
+from harness import Contender, Run, compare, measure_kinds, run_rounds
+from report import Report, Row
 from shards import KINDS as SHARDS
 
 KINDS = {"text": 10_000, "images": 500}
@@ -106,6 +106,7 @@ def measure(kind: str, report: Report, arguments: Any) -> list[Row]:
     else:
         writers["webdataset"] = write_webdataset
         writers["webdataset, mtime=0"] = partial(write_webdataset, mtime=0)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         archive = folder / "written.tar"
@@ -126,15 +127,5 @@ def _write_plainly(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def main() -> None:
-    """Measures every kind of samples."""
-    arguments = parse(__doc__, add=lambda parser: parser.add_argument("--kind", action="append", choices=KINDS))
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    report = Report("write", quick=arguments.quick)
-    rows = [row for kind in arguments.kind or KINDS for row in measure(kind, report, arguments)]
-    report.tables.append(Table(TITLE, COLUMNS, rows, "samples_per_second", "samples/s"))
-    finish(report, arguments)
-
-
 if __name__ == "__main__":
-    main()
+    measure_kinds("write", __doc__, KINDS, measure, TITLE, COLUMNS)

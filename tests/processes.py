@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["children", "is_alive", "open_files", "wait_until"]
+__all__ = ["children", "in_child", "in_worker", "is_alive", "open_files", "wait_until"]
 
 
 def children(*, unreaped: bool = False) -> set[int]:
@@ -57,3 +58,30 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """The exit code of a forked child that does some work: 0 if it raised nothing."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_worker(work: Callable[[], str]) -> str:
+    """What a function returns in a process that multiprocessing has forked."""
+    context = multiprocessing.get_context("fork")
+    answers: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
+    worker = context.Process(target=lambda: answers.put(work()))
+    worker.start()
+    worker.join(20)
+    assert worker.exitcode == 0
+    answer = answers.get()
+    worker.close()
+    answers.close()
+    return answer

@@ -257,6 +257,14 @@ def test_dali_index_refuses_shards_that_dali_cannot_read(
         dali_index(index_shard(shard, to=False))
 
 
+def test_exports_refuse_what_is_no_index() -> None:
+    """The path of a shard is none, and the message says where to get one."""
+    with pytest.raises(TypeError, match=r"index_shard\(\).*not 'x.tar'"):
+        dali_index("x.tar")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"index_shard\(\).*not 'x.tar'"):
+        wids_index({"x.tar": "x.tar"})  # type: ignore[dict-item]
+
+
 def test_exports_refuse_compressed_shards_wherever_they_are(tmp_path: Path) -> None:
     """Also where the size of what is stored is not known."""
     with TarWriter("memory://packed/x.tar.gz", index=True) as writer:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import children, is_alive, open_files, wait_until
+from tests.processes import children, in_child, is_alive, open_files, wait_until
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, UnsafeDataError
 from torchdata_wds.storage import command, kill_commands, open_shard
 
@@ -186,24 +186,23 @@ def test_command_lives_on_when_a_forked_child_closes_its_copy() -> None:
     """A child process that closes or drops its copy of a stream leaves the parent's command alone."""
     with open_shard("pipe:echo a; sleep 0.3; echo b") as stream:
         assert stream.read(2) == b"a\n"
-        pid = os.fork()
-        if not pid:
+
+        def drop() -> None:
             kill_commands()
             stream.close()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+        assert in_child(drop) == 0
         assert stream.read(10) == b"b\n"
 
 
 def test_commands_are_read_in_a_forked_child() -> None:
     """A child process starts its own commands."""
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(0 if read("pipe:echo hello") == b"hello\n" and not children(unreaped=True) else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def read_own() -> None:
+        assert read("pipe:echo hello") == b"hello\n"
+        assert not children(unreaped=True)
+
+    assert in_child(read_own) == 0
 
 
 def test_command_runs_in_a_group_of_its_own() -> None:

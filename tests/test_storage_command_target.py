@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import children, is_alive, open_files, wait_until
+from tests.processes import children, in_child, is_alive, open_files, wait_until
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
 from torchdata_wds.storage import command, command_target, kill_commands, open_shard, open_target
 from torchdata_wds.storage.targets import Target
@@ -331,19 +331,15 @@ def test_command_target_commits_when_a_forked_child_still_lives(tmp_path: Path) 
 def test_command_target_is_the_parents_when_a_child_is_forked(tmp_path: Path) -> None:
     """A child can neither write, commit nor abort, and its end harms nothing."""
     target = started(tmp_path / "x.tar")
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            for use in (lambda: target.write(b"child"), target.commit):
-                with pytest.raises(ShardOpenError, match="opened in process"):
-                    use()
-            target.abort()
-            kill_commands()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def use_copy() -> None:
+        for use in (lambda: target.write(b"child"), target.commit):
+            with pytest.raises(ShardOpenError, match="opened in process"):
+                use()
+        target.abort()
+        kill_commands()
+
+    assert in_child(use_copy) == 0
     target.write(DATA[1_500_000:])
     target.commit()
     assert read(tmp_path / "x.tar") == DATA

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import in_child
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import http, open_shard
 
@@ -307,13 +308,11 @@ def test_open_shard_reads_in_a_forked_child_when_the_parent_has_a_connection(ser
     """A child process makes its own connections, and the parent's stream goes on."""
     with open_shard(f"http://{server}/whole") as stream:
         start = stream.read(1000)
-        pid = os.fork()
-        if not pid:
-            try:
-                os._exit(0 if read(f"http://{server}/whole") == DATA else 1)
-            finally:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+        def read_whole() -> None:
+            assert read(f"http://{server}/whole") == DATA
+
+        assert in_child(read_whole) == 0
         assert start + stream.read(1 << 20) == DATA
 
 

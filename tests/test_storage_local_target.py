@@ -7,13 +7,12 @@ import fcntl
 import os
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import open_files
+from tests.processes import in_child, open_files
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import open_shard, open_target
 
@@ -34,19 +33,6 @@ def write(url: str | os.PathLike[str], *pieces: bytes, **options: Any) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """The exit code of a forked child that does some work: 0 if it raised nothing."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 # ------------------------------------------------------------------------------------------------------------- finished

@@ -15,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from tests.processes import in_child
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import StorageOptions, open_shard
 from torchdata_wds.storage.remote import RemoteSource
@@ -177,10 +178,8 @@ def test_remote_source_closes_its_file_when_closed_early() -> None:
 def test_open_shard_reads_in_a_forked_child_when_the_parent_has_read() -> None:
     """A child process makes its own client."""
     assert read("memory://shards/a.tar") == DATA
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(0 if read("memory://shards/a.tar", 10) == DATA[10:] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def read_rest() -> None:
+        assert read("memory://shards/a.tar", 10) == DATA[10:]
+
+    assert in_child(read_rest) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 __all__ = ["Planner"]
@@ -12,7 +13,7 @@ P = TypeVar("P")
 _MAX_PLANS = 1000
 
 
-class Planner(Generic[P]):
+class Planner(ABC, Generic[P]):
     """An object with a plan for each field, which pickles its arguments only.
 
     ``_prepare`` makes from the arguments what it works with, ``_make_plan`` the plan of a field.
@@ -31,8 +32,9 @@ class Planner(Generic[P]):
     def _prepare(self) -> None:
         self._plans = {}
 
+    @abstractmethod
     def _make_plan(self, field: str) -> P:
-        raise NotImplementedError
+        """Makes the plan of a field."""
 
     def _add_plan(self, field: str) -> P:
         """Makes the plan of a field that has none yet, and keeps it."""

@@ -18,14 +18,13 @@ from torchdata_wds.codecs.image_files import parse_orientation, read_orientation
 from torchdata_wds.codecs.image_values import to_pixels
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
 from torchdata_wds.codecs.pixels import Pixels
-from torchdata_wds.codecs.raw_files import write_bitmap, write_deep_png, write_pnm
+from torchdata_wds.codecs.raw_files import EXIF_PREFIX, write_bitmap, write_deep_png, write_pnm
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["IMAGE_ENCODERS", "encode_image"]
 
-_EXIF_PREFIX = b"Exif\0\0"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
@@ -310,7 +309,7 @@ def _save(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOpt
     chosen = by_format.get(file_format.name, {})
     if exif and file_format.keeps_exif:
         # WebP files have it without the prefix, and Pillow adds none
-        chosen["exif"] = _EXIF_PREFIX + exif.removeprefix(_EXIF_PREFIX)
+        chosen["exif"] = EXIF_PREFIX + exif.removeprefix(EXIF_PREFIX)
     out = io.BytesIO()
     image.save(out, file_format.name, **chosen)
     return out.getvalue()

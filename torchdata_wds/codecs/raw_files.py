@@ -9,13 +9,14 @@ import numpy as np
 
 from torchdata_wds.codecs.pixels import Pixels
 
-__all__ = ["write_bitmap", "write_deep_png", "write_pnm"]
+__all__ = ["EXIF_PREFIX", "write_bitmap", "write_deep_png", "write_pnm"]
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # channels -> PNG's colour type
 _COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 _FILTER_UP = 2
-_EXIF_PREFIX = b"Exif\0\0"
+#: What EXIF data begins with in JPEG files and in Pillow, but not in PNG and WebP files.
+EXIF_PREFIX = b"Exif\0\0"
 # A chunk's length must stay below 2**31.
 _CHUNK_BYTES = 1 << 30
 
@@ -43,7 +44,7 @@ def write_deep_png(pixels: Pixels, compression: int, exif: bytes | None = None) 
     header = struct.pack(">IIBBBBB", width, height, 16, _COLOUR_TYPES[channels], 0, 0, 0)
     parts = [_PNG_MAGIC, _chunk(b"IHDR", header)]
     if exif:
-        parts.append(_chunk(b"eXIf", exif.removeprefix(_EXIF_PREFIX)))
+        parts.append(_chunk(b"eXIf", exif.removeprefix(EXIF_PREFIX)))
     parts += [_chunk(b"IDAT", data[start : start + _CHUNK_BYTES]) for start in range(0, len(data), _CHUNK_BYTES)]
     return b"".join([*parts, _chunk(b"IEND", b"")])
 

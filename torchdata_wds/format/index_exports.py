@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index import IndexedSample, ShardIndex
+from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex
 from torchdata_wds.format.names import SplitName, key_splitter
 
 __all__ = ["dali_index", "wids_index"]
@@ -19,6 +19,7 @@ def dali_index(index: ShardIndex) -> str:
     ``extension offset size name`` for each member, all separated by blanks.
 
     Raises:
+        TypeError: if it is no index.
         ShardFormatError: if DALI could not read the shard with it: it is compressed, has no sample, a name with
             blanks, or a sparse member.
 
@@ -29,7 +30,7 @@ def dali_index(index: ShardIndex) -> str:
         v1.2 1
         cls 512 1 a.cls jpg 1536 3 a.jpg
     """
-    header = index.header
+    header = _header(index)
     if header.compressed:
         raise _unfit(header.shard, "is compressed")
     if not len(index):
@@ -37,6 +38,12 @@ def dali_index(index: ShardIndex) -> str:
     split = key_splitter("last_dot" if header.keys == "last_dot" else "first_dot")
     lines = [_dali_line(sample, split, header.shard) for sample in index]
     return "\n".join((f"v1.2 {len(index)}", *lines, ""))
+
+
+def _header(index: object) -> IndexHeader:
+    if not isinstance(index, ShardIndex):
+        raise TypeError(f"this takes the ShardIndex of index_shard() or ShardIndex.load(), not {index!r}")
+    return index.header
 
 
 def _dali_line(sample: IndexedSample, split: SplitName, shard: str) -> str:
@@ -63,6 +70,7 @@ def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardInde
         name: The data set's name.
 
     Raises:
+        TypeError: if one is no index.
         ShardFormatError: for a compressed shard, which `wids` cannot read.
 
     Example:
@@ -75,7 +83,7 @@ def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardInde
     pairs = indexes.items() if isinstance(indexes, Mapping) else indexes
     shards = []
     for url, index in pairs:
-        header = index.header
+        header = _header(index)
         if header.compressed:
             raise ShardFormatError(f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard)
         shards.append({"url": url, "nsamples": len(index), "filesize": header.tar_bytes})

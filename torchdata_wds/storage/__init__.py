@@ -12,7 +12,7 @@ from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import ByteStream, is_decompressed, wrap_stream
-from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target, target_exists
+from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target
 from torchdata_wds.storage.urls import mask_url
 from torchdata_wds.storage.writing import Unique
 
@@ -34,6 +34,5 @@ __all__ = [
     "open_shard",
     "open_target",
     "remove_target",
-    "target_exists",
     "wrap_stream",
 ]

@@ -18,7 +18,7 @@ from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.urls import local_path, mask_url
 from torchdata_wds.storage.writing import FileTarget, cannot_write
 
-__all__ = ["PARTIAL", "list_local", "local_target_exists", "open_local_target", "remove_local"]
+__all__ = ["PARTIAL", "list_local", "open_local_target", "remove_local"]
 
 #: What the name of a shard ends with while it is not whole.
 PARTIAL = ".partial"
@@ -161,11 +161,6 @@ def open_local_target(url: str, overwrite: bool, options: StorageOptions) -> Loc
     _check_name(path, shard)
     _check_file(path, overwrite, shard)
     return LocalTarget(url, path, overwrite)
-
-
-def local_target_exists(url: str) -> bool:
-    """Whether anything has this name."""
-    return os.path.lexists(local_path(url))
 
 
 def remove_local(url: str) -> None:

@@ -21,7 +21,7 @@ from torchdata_wds.storage.remote import connect
 from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
 from torchdata_wds.storage.writing import FileTarget, cannot_write
 
-__all__ = ["list_remote", "open_remote_target", "remote_target_exists", "remove_remote"]
+__all__ = ["list_remote", "open_remote_target", "remove_remote"]
 
 logger = logging.getLogger(__name__)
 
@@ -144,19 +144,6 @@ def open_remote_target(url: str, overwrite: bool, options: StorageOptions) -> Re
         if exists:
             raise cannot_write(shard, "it already exists; pass overwrite=True, another pattern, or start_shard='next'")
     return RemoteTarget(url, filesystem, path, overwrite)
-
-
-def remote_target_exists(url: str, options: StorageOptions) -> bool:
-    """Whether there is something at a URL.
-
-    Raises:
-        ShardOpenError: if the store does not say.
-    """
-    filesystem, path = connect(url, options)
-    try:
-        return _exists(filesystem, path)
-    except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        raise _failure("find out whether there is", url, error) from masked_cause(error)
 
 
 def remove_remote(url: str, options: StorageOptions) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from torchdata_wds.storage.command_target import open_command_target
-from torchdata_wds.storage.local_target import list_local, local_target_exists, open_local_target, remove_local
+from torchdata_wds.storage.local_target import list_local, open_local_target, remove_local
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.remote_target import list_remote, open_remote_target, remote_target_exists, remove_remote
+from torchdata_wds.storage.remote_target import list_remote, open_remote_target, remove_remote
 from torchdata_wds.storage.standard_output import open_standard_output
 from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of, url_text
 from torchdata_wds.storage.writing import cannot_write
 
-__all__ = ["TARGETS", "Target", "list_targets", "open_target", "remove_target", "target_exists"]
+__all__ = ["TARGETS", "Target", "list_targets", "open_target", "remove_target"]
 
 STDOUT = STDIN
 _LOCAL = ("", "file")
@@ -103,28 +103,6 @@ def open_target(
     """
     text = url_text(url)
     return TARGETS.get(scheme_of(text), open_remote_target)(text, overwrite, StorageOptions(storage_options))
-
-
-def target_exists(
-    url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
-) -> bool:
-    """Tells whether a shard would replace something.
-
-    Args:
-        url: As for `open_target`; never true for ``-`` and ``pipe:``.
-        storage_options: Options by protocol.
-
-    Raises:
-        ShardOpenError: if the store does not say, or for a web server.
-
-    Example:
-        >>> target_exists("no-such.tar"), target_exists("."), target_exists("-")
-        (False, True, False)
-    """
-    text, scheme, options = _place(url, storage_options)
-    if scheme in _WITHOUT_NAMES:
-        return False
-    return local_target_exists(text) if scheme in _LOCAL else remote_target_exists(text, options)
 
 
 def remove_target(

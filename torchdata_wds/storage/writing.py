@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import weakref
+from abc import ABC, abstractmethod
 from typing import NoReturn
 
 from torchdata_wds.errors import ShardOpenError
@@ -30,7 +31,7 @@ class Unique:
         )
 
 
-class ShardTarget(Unique):
+class ShardTarget(Unique, ABC):
     """A shard that is being written: a backend writes `_write`, `_commit` and `_release`.
 
     Args:
@@ -88,13 +89,13 @@ class ShardTarget(Unique):
     def __del__(self) -> None:
         self.abort()
 
+    @abstractmethod
     def _write(self, view: memoryview) -> None:
         """Writes all of it and counts it in `_position`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _commit(self) -> None:
         """Finishes the shard; `_release` follows in any case."""
-        raise NotImplementedError
 
     def _release(self, *, owned: bool) -> None:
         """Closes what is open, quietly. Unless `owned`, this is a forked child's copy: the rest is the parent's."""
@@ -113,9 +114,9 @@ class FileTarget(ShardTarget):
 
     _file = -1
 
+    @abstractmethod
     def _create(self) -> int:
         """Makes the file and gives its descriptor."""
-        raise NotImplementedError
 
     def _cure(self) -> str:
         """What to do where the file cannot be written."""

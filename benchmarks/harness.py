@@ -35,6 +35,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # for children
 
+_COLUMNS = {
+    "kind": "{kind}",
+    "contender": "{contender}",
+    "samples/s": "{samples_per_second:,.0f}",
+    "MB/s": "{megabytes_per_second:,.0f}",
+    "ours ÷ it": "{ratio:.3g}",
+    "by round": "{lowest:.3g}-{highest:.3g}",
+}
+_FIGURES = "medians; the ratio of medians, and the lowest and highest ratio of a round"
+
 
 class Run(NamedTuple):
     """One measurement.
@@ -103,7 +113,6 @@ def measure_kinds(
     kinds: Iterable[str],
     measure: Callable[[str, Report, argparse.Namespace], list[Row]],
     title: str,
-    columns: dict[str, str],
 ) -> None:
     """Runs a benchmark that has rows for each kind of samples, or for those that are asked for.
 
@@ -112,14 +121,13 @@ def measure_kinds(
         description: The script's docstring.
         kinds: The kinds that there are.
         measure: Makes the rows of a kind.
-        title: Of the table.
-        columns: Of the table.
+        title: What the table is about.
     """
     kinds = tuple(kinds)
     arguments = parse(description, add=lambda parser: parser.add_argument("--kind", action="append", choices=kinds))
     report = Report(name, quick=arguments.quick)
     rows = [row for kind in arguments.kind or kinds for row in measure(kind, report, arguments)]
-    report.tables.append(Table(title, columns, rows, "samples_per_second", "samples/s"))
+    report.tables.append(Table(f"{title}: {_FIGURES}", _COLUMNS, rows, "samples_per_second", "samples/s"))
     finish(report, arguments)
 
 

@@ -20,15 +20,6 @@ from report import Report, Row
 from shards import make_shards
 
 KINDS = ("text", "text, pax", "text.tar.gz", "images", "big")
-COLUMNS = {
-    "kind": "{kind}",
-    "contender": "{contender}",
-    "samples/s": "{samples_per_second:,.0f}",
-    "MB/s": "{megabytes_per_second:,.0f}",
-    "ours ÷ it": "{ratio:.3g}",
-    "by round": "{lowest:.3g}-{highest:.3g}",
-}
-TITLE = "Reading: medians; the ratio of medians, and the lowest and highest ratio of a round"
 
 
 def count(samples: Iterable[dict[str, Any]]) -> tuple[int, int]:
@@ -60,4 +51,4 @@ def measure(kind: str, report: Report, arguments: Any) -> list[Row]:
 
 
 if __name__ == "__main__":
-    measure_kinds("read", __doc__, KINDS, measure, TITLE, COLUMNS)
+    measure_kinds("read", __doc__, KINDS, measure, "Reading")

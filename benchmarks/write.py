@@ -26,15 +26,6 @@ from report import Report, Row
 from shards import KINDS as SHARDS
 
 KINDS = {"text": 10_000, "images": 500}
-COLUMNS = {
-    "kind": "{kind}",
-    "contender": "{contender}",
-    "samples/s": "{samples_per_second:,.0f}",
-    "MB/s": "{megabytes_per_second:,.0f}",
-    "ours ÷ it": "{ratio:.3g}",
-    "by round": "{lowest:.3g}-{highest:.3g}",
-}
-TITLE = "Writing: medians; the ratio of medians, and the lowest and highest ratio of a round"
 LIMIT = "plain write"
 
 Sample = dict[str, Any]
@@ -128,4 +119,4 @@ def _write_plainly(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    measure_kinds("write", __doc__, KINDS, measure, TITLE, COLUMNS)
+    measure_kinds("write", __doc__, KINDS, measure, "Writing")

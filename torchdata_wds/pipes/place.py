@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 from collections.abc import Iterator
@@ -15,7 +16,17 @@ from torch.utils.data.graph import traverse_dps
 from torchdata_wds.environment import launched_place
 from torchdata_wds.pipes import stock_workers
 
-__all__ = ["Place", "Seed", "place_of", "process_place", "rank_place", "upstream", "warn_about_workers", "warn_once"]
+__all__ = [
+    "Place",
+    "Seed",
+    "mix",
+    "place_of",
+    "process_place",
+    "rank_place",
+    "upstream",
+    "warn_about_workers",
+    "warn_once",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +81,11 @@ def rank_place() -> Place:
     if distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_world_size(), distributed.get_rank())
     return Place(*launched_place())
+
+
+def mix(*parts: int | str) -> int:
+    """Returns a uint64 that depends on every part, the same on all machines and Python versions."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 class Seed:

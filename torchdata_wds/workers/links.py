@@ -10,8 +10,8 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.messages import Message, Receiver
-from torchdata_wds.workers.seeds import NoticeBoard
 from torchdata_wds.workers.segments import CAN_SHARE, Limits
 from torchdata_wds.workers.worker import CHECK_INTERVAL, GRACE, Order, WorkerGraph, run_worker
 

@@ -12,9 +12,10 @@ import torch.multiprocessing
 from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.place import mix
+from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
 from torchdata_wds.workers.links import END, WorkerLink
-from torchdata_wds.workers.seeds import NoticeBoard, mix
 from torchdata_wds.workers.worker import Order, SeedGraph, Seeds, WorkerGraph
 
 __all__ = ["PooledIterDataPipe", "WorkerPool"]

@@ -18,9 +18,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
+from torchdata_wds.pipes.place import mix
 from torchdata_wds.workers.branches import find_branches
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
-from torchdata_wds.workers.seeds import mix
 
 try:
     import torchdata

@@ -24,9 +24,10 @@ from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.pipes.collate import stack_in
+from torchdata_wds.pipes.place import mix
+from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
 from torchdata_wds.workers.messages import Sender
-from torchdata_wds.workers.seeds import NoticeBoard, mix
 from torchdata_wds.workers.segments import Limits, SegmentPool
 
 __all__ = ["Order", "WorkerGraph", "run_worker"]

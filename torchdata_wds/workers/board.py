@@ -1,17 +1,11 @@
-"""Seeds as pure functions, and the board on which the main process tells its workers what holds."""
+"""The board on which the main process tells its workers what holds."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from multiprocessing.context import BaseContext
 
-__all__ = ["NoticeBoard", "mix"]
-
-
-def mix(*parts: int | str) -> int:
-    """Returns a uint64 that depends on every part, the same on all machines and Python versions."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+__all__ = ["NoticeBoard"]
 
 
 class NoticeBoard:

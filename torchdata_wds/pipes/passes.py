@@ -1,0 +1,69 @@
+"""Several passes over the same pipes within one stream, each in an order of its own that all consumers agree on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.combinatorics import ShufflerIterDataPipe
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.pipes.place import Place, Seed, mix, place_of, upstream
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """Seeds the random pipes of a graph at the beginning of each pass over it.
+
+    A service seeds pipes at each epoch, in the middle of a pass and in every consumer at another place of it. So a
+    stream that has passes keeps the seeds that were given when it began, and its pass p has orders that follow from
+    these and from p alone: alike in all consumers upstream of ``sharding_filter``. What was never seeded goes on
+    drawing from torch's global generator.
+
+    Args:
+        pipe: The last pipe of the graph that is passed over.
+    """
+
+    def __init__(self, pipe: IterDataPipe[Any]) -> None:
+        self._pipe = pipe
+        self._given: list[tuple[Any, int]] = []
+
+    def begin_stream(self) -> None:
+        """Notes the seeds that the random pipes have now."""
+        pipes = {id(found): found for found in upstream(self._pipe)}
+        agreed = _above_filters(pipes.values())
+        random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
+        seeds = [_seed_of(pipe) for pipe in random]
+        # A pipe of somebody else does not tell its seed: it gets one that follows from a seed that all agree on.
+        known = [seed for pipe, seed in zip(random, seeds, strict=True) if id(pipe) in agreed and isinstance(seed, int)]
+        place = place_of(self._pipe)
+        self._given = []
+        for number, (pipe, seed) in enumerate(zip(random, seeds, strict=True)):
+            if seed is _UNKNOWN:
+                seed = mix(*known[:1], "unknown", number, *(Place() if id(pipe) in agreed else place))
+            if seed is not None:
+                self._given.append((pipe, seed))
+
+    def begin_pass(self, number: int) -> None:
+        """Seeds the random pipes for a pass; number 0 has the seeds that were given."""
+        for pipe, seed in self._given:
+            pipe.set_seed(mix(seed, "pass", number) if number else seed)
+
+
+#: Stands for a seed that a pipe has and does not tell; None is that of a pipe which was never seeded.
+_UNKNOWN: Any = object()
+
+
+def _seed_of(pipe: Any) -> Any:
+    seed = vars(pipe).get("_seed", _UNKNOWN)
+    if isinstance(seed, Seed):
+        return seed.seed
+    return seed if isinstance(pipe, ShufflerIterDataPipe) or isinstance(seed, int) else _UNKNOWN
+
+
+def _above_filters(pipes: Iterable[Any]) -> set[int]:
+    filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilterIterDataPipe)]
+    return {id(found) for pipe in filters for found in upstream(pipe)}

@@ -81,6 +81,10 @@ MEMBERS = [
 
 ROWS: dict[str, Row] = {
     "list_shards": Row(lambda folder: items([str(folder / "{0..2}.tar")]).list_shards(), 3),
+    "resample_shards": Row(lambda folder: items(shards(folder)).resample_shards(9, replacement=False), 9, random=True),
+    "split_shards": Row(
+        lambda folder: items(shards(folder)).split_shards({f"{number}.tar": 4 for number in range(3)}, even="drop"), 3
+    ),
     "load_wds_shards": Row(
         lambda folder: items(shards(folder)).load_wds_shards(),
         36,
@@ -159,5 +163,7 @@ ROWS: dict[str, Row] = {
     ),
     "wds_compose": Row(lambda folder: items(SAMPLES).wds_compose(twice, times=3), 36),
     "wds_unbatch": Row(lambda folder: items(TUPLES).batch(5).collate(wds_collate).wds_unbatch(), 12),
+    "wds_mix": Row(lambda folder: items(SAMPLES).wds_mix(items(VALUES), weights=(1, 2), stop="all"), 24, random=True),
+    "wds_epoch": Row(lambda folder: items(SAMPLES).wds_epoch(12), 12),
     "join_workers": Row(lambda folder: items(SAMPLES).join_workers(), 12),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +268,58 @@ def test_webdataset_splits_shards_when_a_dataloader_has_two_workers(shards: list
         assert sorted(key for _, key in rows) == sorted(text_keys(SIZES))
         assert {worker for worker, _ in rows} == {0, 1}
     assert epochs[0] != epochs[1]
+
+
+def test_webdataset_draws_shards_without_end_when_resampled(shards: list[str]) -> None:
+    """Every shard comes again and again, whole, in draws that follow torch.manual_seed."""
+    torch.manual_seed(0)
+    pipe = WebDataset(shards, resampled=True)
+    samples = list(islice(pipe, 2000))
+    found = Counter(sample["__key__"] for sample in samples)
+    assert set(found) == set(text_keys(SIZES))
+    assert min(found.values()) > 60
+    assert all(set(sample) == {"__key__", "__url__", "txt", "json", "cls"} for sample in samples)
+    torch.manual_seed(0)
+    again = WebDataset(shards, resampled=True)
+    assert [sample["__key__"] for sample in islice(again, 50)] == [sample["__key__"] for sample in samples[:50]]
+    assert [sample["__key__"] for sample in islice(again, 50)] != [sample["__key__"] for sample in samples[:50]]
+
+
+@pytest.mark.parametrize("shardshuffle", [True, False, 100, None])
+def test_webdataset_resamples_instead_of_shuffling_and_splitting_when_told(
+    images: list[str], shardshuffle: Any
+) -> None:
+    """The drawing of shards makes their shuffle and the filter needless; all other stages are there as ever."""
+    pipe = WebDataset(images, shardshuffle, "jpg;png cls", "pil", [None, str], 100, resampled=True)
+    assert types(pipe) == [
+        "IterableWrapper",
+        "ShardLister",
+        "ShardingFilter",
+        "ShardResampler",
+        "ShardLoader",
+        "KeyGrouper",
+        "SampleShuffler",
+        "SampleDecoder",
+        "FieldTupler",
+        "TupleMapper",
+    ]
+    assert {label for _, label in islice(pipe, 100)} == set("012")
+
+
+@pytest.mark.parametrize("resampled", [1, None, "yes", 100])
+def test_webdataset_raises_when_resampled_is_no_flag(resampled: Any) -> None:
+    """True or False, and by its name only: the eighth place is not taken."""
+    with pytest.raises(TypeError, match="resampled must be True or False"):
+        WebDataset("x.tar", resampled=resampled)
+    with pytest.raises(TypeError, match="positional"):
+        WebDataset("x.tar", True, None, None, None, None, ignore_and_continue, True)
+
+
+def test_webdataset_draws_differently_in_each_worker_when_resampled(shards: list[str]) -> None:
+    """Two workers read other shards, each from the whole list, where torch gives both the same seed."""
+    pipe = WebDataset(shards, resampled=True).wds_map(with_worker)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2, collate_fn=tuple)
+    rows = list(islice(loader, 400))
+    first, second = ([key for worker, key in rows if worker == number] for number in range(2))
+    assert set(first) == set(second) == set(text_keys(SIZES))
+    assert first != second

@@ -145,8 +145,11 @@ def test_map_items_is_lazy() -> None:
 SOURCE = IterableWrapper([])
 PIPES: dict[str, IterDataPipe[Any]] = {
     "list_shards": SOURCE.list_shards(),
+    "resample_shards": SOURCE.resample_shards(),
+    "split_shards": SOURCE.split_shards(),
     "load_wds_shards": SOURCE.load_wds_shards(),
     "group_by_key": SOURCE.group_by_key(),
+    "wds_epoch": SOURCE.wds_epoch(1),
     "wds_shuffle": SOURCE.wds_shuffle(),
     "wds_decode": SOURCE.wds_decode(),
     "wds_rename": SOURCE.wds_rename(a="b"),
@@ -160,6 +163,7 @@ PIPES: dict[str, IterDataPipe[Any]] = {
     "wds_encode": SOURCE.wds_encode(),
     "save_wds_shards": SOURCE.save_wds_shards("x-%d.tar"),
     "wds_unbatch": SOURCE.wds_unbatch(),
+    "wds_mix": SOURCE.wds_mix(stop="all"),
     "join_workers": SOURCE.join_workers(),
 }
 

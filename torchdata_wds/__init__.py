@@ -25,6 +25,7 @@ from torchdata_wds.errors import (
     WdsError,
 )
 from torchdata_wds.format import ShardIndex, ShardInfo, ShardMember, dali_index, index_shard, wids_index
+from torchdata_wds.format.slicing import ShardSlice
 from torchdata_wds.handlers import (
     ignore_and_continue,
     ignore_and_stop,
@@ -37,8 +38,10 @@ from torchdata_wds.pipes.collate import SampleUnbatcherIterDataPipe as SampleUnb
 from torchdata_wds.pipes.collate import wds_collate
 from torchdata_wds.pipes.compose import StageComposerIterDataPipe as StageComposer
 from torchdata_wds.pipes.dataset import WebDataset
+from torchdata_wds.pipes.dataset_files import load_dataset
 from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe as SampleDecoder
 from torchdata_wds.pipes.encode import SampleEncoderIterDataPipe as SampleEncoder
+from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe as EpochCounter
 from torchdata_wds.pipes.fields import FieldMapperIterDataPipe as FieldMapper
 from torchdata_wds.pipes.fields import FieldRenamerIterDataPipe as FieldRenamer
 from torchdata_wds.pipes.fields import KeyRenamerIterDataPipe as KeyRenamer
@@ -46,14 +49,18 @@ from torchdata_wds.pipes.group import KeyGrouperIterDataPipe as KeyGrouper
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe as ShardLister
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe as ShardLoader
 from torchdata_wds.pipes.mapping import WdsMapperIterDataPipe as WdsMapper
+from torchdata_wds.pipes.mix import SampleMixerIterDataPipe as SampleMixer
+from torchdata_wds.pipes.resample_shards import ShardResamplerIterDataPipe as ShardResampler
 from torchdata_wds.pipes.save_shards import ShardSaverIterDataPipe as ShardSaver
 from torchdata_wds.pipes.shard_writer import ShardWriter
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe as SampleShuffler
+from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe as ShardSplitter
 from torchdata_wds.pipes.tar_writer import TarWriter
 from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe as FieldTupler
 from torchdata_wds.pipes.tuples import KeyExtractorIterDataPipe as KeyExtractor
 from torchdata_wds.pipes.tuples import TupleMapperIterDataPipe as TupleMapper
 from torchdata_wds.workers.joining import JoinWorkersIterDataPipe as JoinWorkers
+from torchdata_wds.workers.stateful import StatefulPipeline
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.service import WorkersReadingService
@@ -62,11 +69,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "WebDataset",
+    "load_dataset",
     "WorkersReadingService",
+    "StatefulPipeline",
     "wds_collate",
     "handle_extension",
     "image_decoder",
     "ShardMember",
+    "ShardSlice",
     # writing
     "TarWriter",
     "ShardWriter",
@@ -77,6 +87,8 @@ __all__ = [
     "wids_index",
     # pipes, in the order of the functional forms' table in the README
     "ShardLister",
+    "ShardResampler",
+    "ShardSplitter",
     "ShardLoader",
     "KeyGrouper",
     "SampleShuffler",
@@ -90,6 +102,8 @@ __all__ = [
     "WdsMapper",
     "StageComposer",
     "SampleUnbatcher",
+    "SampleMixer",
+    "EpochCounter",
     "JoinWorkers",
     "SampleEncoder",
     "ShardSaver",

@@ -36,7 +36,10 @@ def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown
 
 
 def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str]) -> dict[str, Any]:
-    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries."""
+    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries.
+
+    A negative visit is one of samples that another consumer reads too: they are marked with ``__pad__``.
+    """
     sample: dict[str, Any] = {"__key__": draft.key, "__url__": draft.url}
     for field, name, data in draft.parts:
         if isinstance(data, Exception):
@@ -53,6 +56,8 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str])
             if rules.on_duplicate == "first":
                 continue
         sample[field] = data
+    if draft.visit < 0 and len(sample) > 2:
+        sample["__pad__"] = True
     return sample
 
 
@@ -110,6 +115,9 @@ def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[di
         if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
             return None
         seen |= hashes
+    if run.visit < 0:
+        for sample in samples:
+            sample["__pad__"] = True
     return samples
 
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from torchdata_wds.format.names import KeyRule
     from torchdata_wds.format.rules import OnDuplicate, OnReappearing
     from torchdata_wds.format.shard_file import ShardInfo
+    from torchdata_wds.format.slicing import ShardSlice
     from torchdata_wds.handlers import Handler
+    from torchdata_wds.pipes.shard_counts import Index
     from torchdata_wds.pipes.shard_writer import StartShard
+    from torchdata_wds.pipes.split_shards import Even
     from torchdata_wds.pipes.tar_writer import TarOptions
 
     Spec = str | Sequence[str]
@@ -45,6 +48,12 @@ class WdsPipe(IterDataPipe[T_co]):
         # What editors and type checkers see of the functional forms. A test compares each with its constructor.
 
         def list_shards(self, *, storage_options: StorageOptions = None) -> WdsPipe[str]: ...
+
+        def resample_shards(self, n: int | None = None, *, replacement: bool = True) -> WdsPipe[T_co]: ...
+
+        def split_shards(
+            self, index: Index = None, *, even: Even = None, storage_options: StorageOptions = None
+        ) -> WdsPipe[ShardSlice]: ...
 
         def load_wds_shards(
             self,
@@ -121,6 +130,13 @@ class WdsPipe(IterDataPipe[T_co]):
 
         def wds_unbatch(self) -> WdsPipe[Any]: ...
 
+        def wds_mix(
+            self,
+            *others: IterDataPipe[Any],
+            weights: Sequence[float] | None = None,
+            stop: Literal["first", "all", "cycle"],
+        ) -> WdsPipe[Any]: ...
+
         def wds_encode(
             self,
             encoder: EncoderLike = True,
@@ -142,6 +158,8 @@ class WdsPipe(IterDataPipe[T_co]):
             handler: Handler = ...,
             **options: Unpack[TarOptions],
         ) -> WdsPipe[ShardInfo]: ...
+
+        def wds_epoch(self, n: int) -> WdsPipe[T_co]: ...
 
         def join_workers(self) -> WdsPipe[T_co]: ...
 

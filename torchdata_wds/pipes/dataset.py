@@ -11,11 +11,12 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import Handler, reraise_exception
-from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.base import WdsPipe, check_flags
 from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.resample_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
 from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe, TupleMapperIterDataPipe
 
@@ -30,6 +31,8 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     transforms: Sequence[Callable[[Any], Any] | None] | Callable[[Any], Any] | None = None,
     shuffle: int | None = None,
     handler: Handler = reraise_exception,
+    *,
+    resampled: bool = False,
 ) -> WdsPipe[Any]:
     """Builds the usual graph: list, shuffle and split shards, load, group, and what else is asked for.
 
@@ -38,19 +41,22 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     Args:
         urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
         shardshuffle: Whether to shuffle the shards before they are split among workers and ranks; a number is the
-            size of the buffer for that.
+            size of the buffer for that. Not looked at where shards are `resampled`.
         extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
         decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
         transforms: A function (or None) per place of the tuples, as a list; a single function is for the first place.
             Needs `extensions`.
         shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
         handler: Given to every stage.
+        resampled: Whether to draw shards at random without end, with replacement, each worker of each rank for
+            itself, as ``resample_shards()`` does. Chain ``.wds_epoch(n)`` to have epochs.
 
     Returns:
         A pipe of samples (dict), or of tuples where `extensions` is given.
 
     Raises:
         ValueError: if an argument is wrong.
+        TypeError: if `resampled` is not True or False, or what is given as a function or decoder is none.
         ShardListError: if `urls` is an empty list, as of a glob that matched nothing.
 
     Example:
@@ -64,10 +70,9 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
     if shuffle is not None and (not isinstance(shuffle, int) or isinstance(shuffle, bool) or shuffle < 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
-    shards: Any = ShardListerIterDataPipe(_patterns(urls))
-    if shardshuffle:
-        shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)
-    members = ShardLoaderIterDataPipe(shards.sharding_filter(), handler=handler)
+    check_flags(resampled=resampled)
+    shards = _shards(ShardListerIterDataPipe(_patterns(urls)), shardshuffle, resampled)
+    members = ShardLoaderIterDataPipe(shards, handler=handler)
     pipe: WdsPipe[Any] = KeyGrouperIterDataPipe(members, handler=handler)
     if shuffle:
         pipe = SampleShufflerIterDataPipe(pipe, shuffle)
@@ -81,6 +86,15 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         functions = [transforms] if callable(transforms) else transforms
         pipe = TupleMapperIterDataPipe(pipe, *functions, handler=handler)
     return pipe
+
+
+def _shards(listed: WdsPipe[str], shardshuffle: bool | int | None, resampled: bool) -> IterDataPipe[str]:
+    """Lets each consumer have its shards: a share of the shuffled list, or an endless draw from it."""
+    if resampled:
+        return ShardResamplerIterDataPipe(listed)
+    if shardshuffle:
+        listed = listed.shuffle() if shardshuffle is True else listed.shuffle(buffer_size=shardshuffle)
+    return listed.sharding_filter()
 
 
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:

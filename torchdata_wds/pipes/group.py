@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
@@ -20,12 +20,23 @@ from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_e
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.place import upstream, warn_once
+from torchdata_wds.pipes.progress import ShardBegun, Wanted, Watch
+from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe
 
 __all__ = ["KeyGrouperIterDataPipe"]
 
 _ARCHIVE = re.compile(
     r"(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)", re.IGNORECASE | re.DOTALL
 )
+
+
+class _Restart(NamedTuple):
+    """Where a grouping goes on: the arguments of its `restart`."""
+
+    wanted: Wanted
+    begun: ShardBegun | None
+    in_shard: bool
+    is_over: bool
 
 
 @register("group_by_key")
@@ -84,14 +95,65 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         self.on_reappearing = on_reappearing
         self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
+        self._watch: Watch | None = None
+        self._restart: _Restart | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        source = self.source_datapipe
-        fused = type(source) is ShardLoaderIterDataPipe
-        if not fused:
+        source, watch = self.source_datapipe, self._watch
+        restart, self._restart = self._restart, None
+        if not isinstance(source, ShardLoaderIterDataPipe):
             self._compare_keys()
-        yield from group_members(
-            source.marked_members() if fused else self._members(),
+            yield from self._group(self._members())
+        elif restart is not None:
+            yield from self._go_on(source, restart)
+        elif watch is None:
+            yield from self._group(source.marked_members())
+        else:
+            watch.samples = 0
+            yield from self._counted(self._group(source.marked_members(watch)), watch)
+
+    def __len__(self) -> int:
+        """The number of samples that this consumer gets in the coming epoch, where an index tells it.
+
+        Raises:
+            TypeError: if it is not known.
+        """
+        loader = self.source_datapipe
+        splitter = loader.source_datapipe if isinstance(loader, ShardLoaderIterDataPipe) else None
+        if not isinstance(loader, ShardLoaderIterDataPipe) or not isinstance(splitter, ShardSplitterIterDataPipe):
+            raise TypeError(
+                "group_by_key has a length only directly behind .split_shards(index).load_wds_shards(): nothing else "
+                "tells how many samples there will be"
+            )
+        raises = loader.handler is reraise_exception and self.handler is reraise_exception
+        if loader.select is not None or self.fields is not None or not raises:
+            raise TypeError(
+                "group_by_key has no length with select=, fields= or a handler that may skip: they can leave samples "
+                "out that the index counts"
+            )
+        return splitter.count_samples()
+
+    def __getstate__(self) -> Any:
+        # A copy begins at the beginning.
+        state = {**vars(self), "_restart": None}
+        return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
+
+    def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
+        """Lets the next iteration give only some of the samples, from the shards that they are in.
+
+        It must stand directly behind ``load_wds_shards``.
+
+        Args:
+            wanted: Which samples to give.
+            begun: An item of the loader's source that begins before them; None for the first one.
+            in_shard: Whether the first of them is known to be in that item, or at its end.
+            is_over: Whether there are no such samples.
+        """
+        self._restart = _Restart(wanted, begun, in_shard, is_over)
+
+    def _group(self, members: Iterable[Unit]) -> Iterator[dict[str, Any]]:
+        return group_members(
+            members,
             keys=self.keys,
             lowercase=self.lowercase,
             fields=self.fields,
@@ -101,6 +163,33 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             skipped=self.skipped,
             shown=storage.mask_url,
         )
+
+    def _counted(self, samples: Iterator[dict[str, Any]], watch: Watch) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            watch.samples += 1
+            yield sample
+        watch.end_samples()
+
+    def _go_on(self, loader: ShardLoaderIterDataPipe, restart: _Restart) -> Iterator[dict[str, Any]]:
+        wanted, begun, in_shard, is_over = restart
+        if is_over:
+            return
+        watch = self._watch or Watch()
+        first = watch.samples = 0 if begun is None else begun.samples
+        skip = 0
+        if in_shard and self._counts_as(loader):
+            skip = wanted.least - first
+            watch.samples = wanted.least
+        early = set(wanted.early)
+        for sample in self._counted(self._group(loader.marked_members(watch, begun, skip)), watch):
+            number = watch.samples - 1
+            if number >= wanted.first or number in early:
+                yield sample
+
+    def _counts_as(self, loader: ShardLoaderIterDataPipe) -> bool:
+        """Whether each sample that lies in a shard comes out of here, so that they can be counted in the shard."""
+        keeps_all = self.fields is None and self.handler is reraise_exception and loader.select is None
+        return keeps_all and self.keys == loader.keys
 
     def _members(self) -> Iterator[Unit]:
         """Takes the items of any source as members; one that is none goes to the handler."""

@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.pipes.place import Place, Seed, mix, place_of, upstream
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "above_filters"]
 
 
 class Passes:
@@ -34,7 +34,7 @@ class Passes:
     def begin_stream(self) -> None:
         """Notes the seeds that the random pipes have now."""
         pipes = {id(found): found for found in upstream(self._pipe)}
-        agreed = _above_filters(pipes.values())
+        agreed = above_filters(pipes.values())
         random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
         seeds = [_seed_of(pipe) for pipe in random]
         # A pipe of somebody else does not tell its seed: it gets one that follows from a seed that all agree on.
@@ -64,6 +64,7 @@ def _seed_of(pipe: Any) -> Any:
     return seed if isinstance(pipe, ShufflerIterDataPipe) or isinstance(seed, int) else _UNKNOWN
 
 
-def _above_filters(pipes: Iterable[Any]) -> set[int]:
+def above_filters(pipes: Iterable[Any]) -> set[int]:
+    """Gives the ids of the pipes that a native ``sharding_filter`` stands behind, and of the filters themselves."""
     filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilterIterDataPipe)]
     return {id(found) for pipe in filters for found in upstream(pipe)}

@@ -10,6 +10,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from torchdata_wds.pipes.progress import Facts
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.messages import Message, Receiver
 from torchdata_wds.workers.segments import CAN_SHARE, Limits
@@ -47,6 +48,9 @@ class WorkerLink:
         self._number = number
         self._workers = workers
         self._message: Message | None = None
+        self._turn = 0
+        self._keeps_facts = False
+        self.facts = Facts()
         self._credits = context.Semaphore(ahead)
         kept = ahead + _SPARE_SEGMENTS
         limits = Limits(max(_MOST_SEGMENTS // workers, kept), kept)
@@ -64,21 +68,38 @@ class WorkerLink:
             theirs.close()  # a connection ends only when nobody has its other end any more
         self._receiver = Receiver(self._connection, self._process.sentinel, self._credits, limits)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
         """Asks for a stream in place of any that was asked for before.
+
+        Args:
+            order: What to ask for.
+            facts: Where to note what the graph tells of its way.
+            keeps_facts: Whether what it told of the stream before still counts.
 
         Raises:
             RuntimeError: if the worker has died.
         """
         self._drop_message()
+        self._turn = order.turn
+        self.facts = facts
+        self._keeps_facts = keeps_facts
         try:
             # What comes of an earlier order is in the way: the worker may wait for it to be taken in.
             while self._connection.poll():
                 self._message = self._receiver.receive(0)
+                self._note(self._message)
                 self._drop_message()
             self._connection.send(order)
         except (OSError, EOFError) as error:
             raise self._explained(error) from error
+
+    def wait_for_facts(self, timeout: float | None) -> None:
+        """Waits until the graph has told where the epoch began, if it has not."""
+        while not self.facts.passes:
+            self._drop_message()
+            self._message = self._receive(timeout)
+            if self._message.turn != self._turn:
+                self.facts.passes.clear()  # of the epoch before
 
     def take(self, turn: int, timeout: float | None) -> Any:
         """Returns the next item, or ``END``.
@@ -97,6 +118,11 @@ class WorkerLink:
             self._drop_message()
             self._message = self._receive(timeout)
         return self._message.take()
+
+    def _note(self, message: Message | None) -> None:
+        """Takes note of what the graph has told with a message, whether its items are wanted or not."""
+        if message is not None and message.facts and (self._keeps_facts or message.turn == self._turn):
+            self.facts.add(message.facts)
 
     def _drop_message(self) -> None:
         message, self._message = self._message, None
@@ -130,6 +156,7 @@ class WorkerLink:
             message = self._receiver.receive(timeout)
         except (OSError, EOFError) as error:
             raise self._explained(error) from error
+        self._note(message)
         if message is None:
             raise RuntimeError(
                 f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "

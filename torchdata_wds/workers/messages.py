@@ -14,7 +14,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ class Envelope(NamedTuple):
         pieces: All the pickles, and then the large buffers of the items: bytes, or where they are in shared memory.
         segments: The segments in which they are.
         new: Those of the segments whose descriptors follow.
+        facts: What the graph has told of its way up to its items.
     """
 
     turn: int
@@ -51,6 +52,7 @@ class Envelope(NamedTuple):
     pieces: list[Any]
     segments: list[int]
     new: list[int]
+    facts: list[Any]
 
 
 class Sender:
@@ -60,12 +62,16 @@ class Sender:
         connection: A duplex connection.
         credits: A semaphore that counts the messages that may still be sent.
         segments: Where large data goes.
+        facts: Gives what the graph has told of its way since it was called last.
     """
 
-    def __init__(self, connection: Connection, credits: Any, segments: SegmentPool) -> None:
+    def __init__(
+        self, connection: Connection, credits: Any, segments: SegmentPool, facts: Callable[[], list[Any]] = list
+    ) -> None:
         self._connection = connection
         self._credits = credits
         self._segments = segments
+        self._facts = facts
         self._packer = Packer()
         self._turn = 0
         self._ends: list[int] = []
@@ -134,6 +140,7 @@ class Sender:
             pieces=[pickle.PickleBuffer(piece) if isinstance(piece, memoryview) else piece for piece in pieces],
             segments=[segment.number for segment in segments],
             new=[segment.number for segment in new],
+            facts=self._facts(),
         )
         self._connection.send_bytes(pickle.dumps(tuple(envelope), pickle.HIGHEST_PROTOCOL))
         _send_descriptors(self._connection, new)
@@ -160,11 +167,21 @@ class Message:
         ends: Where the pickle of each item ends.
         body: The pickles.
         outside: The large buffers of the items.
+        facts: What the graph has told of its way.
     """
 
-    def __init__(self, turn: int, is_last: bool, ends: Sequence[int], body: Any, outside: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        turn: int,
+        is_last: bool,
+        ends: Sequence[int],
+        body: Any,
+        outside: Sequence[Any],
+        facts: Sequence[Any] = (),
+    ) -> None:
         self.turn = turn
         self.is_last = is_last
+        self.facts = facts
         self._ends = ends
         self._taken = 0
         self._body = memoryview(body)
@@ -237,7 +254,7 @@ class Receiver:
             leases[piece.segment][piece.start : piece.stop] if isinstance(piece, Span) else piece
             for piece in envelope.pieces
         ]
-        return Message(envelope.turn, envelope.is_last, envelope.ends, body, outside)
+        return Message(envelope.turn, envelope.is_last, envelope.ends, body, outside, envelope.facts)
 
 
 def _send_descriptors(connection: Connection, segments: Sequence[Segment]) -> None:

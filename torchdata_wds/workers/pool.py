@@ -12,19 +12,27 @@ import torch.multiprocessing
 from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
-from torchdata_wds.pipes.place import mix
+from torchdata_wds.pipes.place import Place, mix
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
 from torchdata_wds.workers.links import END, WorkerLink
-from torchdata_wds.workers.worker import Order, SeedGraph, Seeds, WorkerGraph
+from torchdata_wds.workers.states import Streams
+from torchdata_wds.workers.streams import SeedGraph, Seeds
+from torchdata_wds.workers.worker import Order, WorkerGraph
 
 __all__ = ["PooledIterDataPipe", "WorkerPool"]
 
 
 class PooledIterDataPipe(WdsPipe[Any]):
-    """Stands in the main process for the part of the graph that a pool's workers run."""
+    """Stands in the main process for the part of the graph that a pool's workers run.
 
-    def __init__(self, pool: WorkerPool) -> None:
+    Args:
+        pool: The workers.
+        place: The rank for which they work.
+    """
+
+    def __init__(self, pool: WorkerPool, place: Place) -> None:
+        self.place = place
         self._pool = pool
 
     def __iter__(self) -> Iterator[Any]:
@@ -68,16 +76,18 @@ class WorkerPool:
         self._seeds = (0, 0)
         self._pass = 0
         self._is_fresh = False
+        self.streams = Streams(num_workers)
 
-    def begin(self, seeds: Seeds) -> None:
+    def begin(self, seeds: Seeds, streams: Streams) -> None:
         """Starts an epoch: the workers begin to make its items at once.
 
         Args:
             seeds: The seed shared by all workers and ranks, and this rank's own.
+            streams: Where the workers' streams begin.
         """
         self._seeds = seeds
         self._pass = 0
-        self._start(seeds)
+        self._start(seeds, streams)
         self._is_fresh = True
 
     def items(self) -> Iterator[Any]:
@@ -85,15 +95,26 @@ class WorkerPool:
         if not self._is_fresh:
             self._pass += 1
             shared, local = self._seeds
-            self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)))
+            self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)), Streams(self._num_workers))
         self._is_fresh = False
-        return self._run(self._board.turn)
+        return self._run(self._board.turn, self.streams)
+
+    @property
+    def is_cycled(self) -> bool:
+        """Whether a stage of the main process has begun this epoch more than once."""
+        return self._pass > 0
 
     def close(self) -> None:
         """Ends the workers; one that is stuck is made to end within seconds. May be called again."""
         self._end()
 
-    def _start(self, seeds: Seeds) -> None:
+    def wait_for_facts(self) -> None:
+        """Waits until all workers have told where their epoch began, if they have not."""
+        with self._lock:
+            for link in self._links:
+                link.wait_for_facts(self._timeout or None)
+
+    def _start(self, seeds: Seeds, streams: Streams) -> None:
         self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
         with self._lock:
             for number in range(len(self._links), self._num_workers):
@@ -101,23 +122,26 @@ class WorkerPool:
                     self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor
                 )
                 self._links.append(link)
-            for link in self._links:
-                link.order(Order(self._board.turn, seeds))
+            for link, facts, point in zip(self._links, streams.facts, streams.points(), strict=True):
+                link.order(Order(self._board.turn, seeds, point), facts, keeps_facts=streams.continues)
+            self.streams = streams
 
-    def _run(self, turn: int) -> Iterator[Any]:
-        links = deque(self._links)
-        while links:
+    def _run(self, turn: int, streams: Streams) -> Iterator[Any]:
+        turns = deque(streams.turns.order)
+        while turns:
             with self._lock:
                 if turn != self._board.turn:
                     return
-                item = self._take(links[0], turn)
+                item = self._take(self._links[turns[0]], turn)
+                if item is END:
+                    streams.turns.note_end(streams.taken, turns.popleft())
+                elif type(item) is not Failure:
+                    streams.taken += 1
             if type(item) is Failure:
                 item.reraise()
-            if item is END:
-                links.popleft()
-            else:
+            if item is not END:
                 yield item
-                links.rotate(-1)
+                turns.rotate(-1)
 
     def _take(self, link: WorkerLink, turn: int) -> Any:
         try:

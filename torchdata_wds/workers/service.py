@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import operator
+import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +20,15 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
-from torchdata_wds.pipes.place import mix
+from torchdata_wds.pipes.place import Place, mix
 from torchdata_wds.workers.branches import find_branches
+from torchdata_wds.workers.chains import find_chain
+from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_streams, taken_by, unpack_streams
+from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
+from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.states import Streams
+from torchdata_wds.workers.streams import Seeds
 
 try:
     import torchdata
@@ -32,7 +40,7 @@ try:
     from torchdata.dataloader2 import DataLoader2  # also for the tools, which import no torchdata of their own
     from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
-    from torchdata.dataloader2.reading_service import ReadingServiceInterface
+    from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
 except ImportError as error:
     raise ImportError(
         f"WorkersReadingService needs torchdata 0.9 with DataLoader2, which cannot be imported here: {error}. Its "
@@ -45,12 +53,17 @@ __all__ = ["DataLoader2", "WorkersReadingService"]
 
 logger = logging.getLogger(__name__)
 
+_EPOCH_BEHIND = (
+    "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts the "
+    "items of all workers as well"
+)
+
 ResetFn = Callable[[DataPipe], DataPipe]
 
 _SEED_LIMIT = 2**64
 
 
-class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """Runs a graph in worker processes, for DataLoader2.
 
     Each worker runs a copy of the graph up to ``.join_workers()``, or all of it if there is none, over its part of
@@ -119,47 +132,170 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
         self.distributed = distributed
         self.seed = None if seed is None else _checked_int("seed", seed, 0, _SEED_LIMIT)
         self._epoch = 0
+        self._in_epoch = False
         self._end: Any = None  # the adapted graph's last pipe
-        self._branches: list[DataPipe] = []
-        self._pools: list[WorkerPool] = []
+        self._branches: list[Any] = []
+        self._fronts: list[Any] = []  # what stands for each branch in the main process
+        self._runs: list[Run] = []
+        self._signature: Signature = {}
+        self._shards: list[tuple[int, int]] | None = None  # as listed in this epoch
+        self._generator = b""  # as the epoch found it
+        self._stream_seeds: Seeds | None = None
+        self._restored: Checkpoint | None = None
         self._group: Any = None
 
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
+        self._signature = self._describe(datapipe)
         self._shard_by_rank(datapipe)
         self._end = datapipe
         self._branches = find_branches(datapipe)
-        for branch in self._branches:
-            if self.num_workers == 0:
-                apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
-            else:
+        if self.num_workers == 0:
+            self._keep_here()
+        else:
+            for branch in self._branches:
                 self._move_to_workers(branch)
+        for run, front, branch in zip(self._runs, self._fronts, self._branches, strict=False):
+            run.streams = Streams(
+                max(self.num_workers, 1), continues=bool(find_chain(self._graph_of(front, branch)).epochs)
+            )
         end: IterDataPipe[Any] = self._end
         return end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
         """Seeds the graph and starts the workers on their items; DataLoader2 calls it at each epoch's start."""
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self._epoch = restored.epoch - restored.in_epoch
+            self._stream_seeds = restored.stream_seeds
+            if restored.in_epoch:
+                seed_generator.__setstate__(pickle.loads(restored.generator).__getstate__())
+        self._generator = pickle.dumps(seed_generator)
         shared, local = self._draw(seed_generator)
         self._epoch += 1
+        was_left_early, self._in_epoch = self._in_epoch, True
+        self._shards = None
+        self._stream_seeds = self._stream_seeds or (shared, local)
+        self._end._number_of_samples_yielded = 0
         # A number that no worker has: random stages after .join_workers() have an order of their own.
         _seed_graph(self._end, (shared, local), max(self.num_workers, 1))
-        for number, branch in enumerate(self._branches):
+        for number, (run, front) in enumerate(zip(self._runs, self._fronts, strict=True)):
+            if self._epoch > 1 and restored is None and has_epoch(self._end, front):
+                continue  # wds_epoch in the main process takes what the workers go on making
+            streams = run.streams.next_epoch() if was_left_early else run.streams
+            if restored is not None and restored.streams is not None:
+                streams = unpack_streams(
+                    self._graph_of(front, self._branches[0]), restored.streams, self._stream_seeds, self._epoch
+                )
             # The first branch has the epoch's seeds as they are: one branch is the normal case.
-            seeds = (mix(shared, number), mix(local, number)) if number else (shared, local)
-            if self.num_workers == 0:
-                _seed_graph(branch, seeds, 0)
-            else:
-                self._pools[number].begin(seeds)
+            run.begin((mix(shared, number), mix(local, number)) if number else (shared, local), streams)
         return iter_reset_fn
+
+    def finalize_iteration(self) -> None:
+        """Notes the end of an epoch; DataLoader2 calls it there, and on other occasions."""
+        if self._in_epoch and isinstance(sys.exc_info()[1], StopIteration):
+            self._in_epoch = False
+            for run in self._runs:
+                run.wait_for_facts()
+                run.streams = run.streams.next_epoch()
 
     def finalize(self) -> None:
         """Ends the workers; DataLoader2 calls it at its shutdown."""
-        pools, self._pools = self._pools, []
-        for pool in pools:
-            pool.close()
+        for run in self._runs:
+            run.close()
         group, self._group = self._group, None
         if group is not None:
             dist.destroy_process_group(group)
+
+    def checkpoint(self) -> bytes:
+        """Gives the state for ``DataLoader2.state_dict()``, in the middle of an epoch or between two.
+
+        Raises:
+            RuntimeError: if a stage of the main process may hold items in the middle of an epoch.
+        """
+        if self._end is None:
+            return b""
+        if self._shards is None:
+            self._shards = [digest for branch in self._branches for digest in shards_digest(branch)]
+        return Checkpoint(
+            {**self._signature, "shards": self._shards},
+            self._epoch,
+            self._in_epoch,
+            self._generator,
+            self._stream_seeds,
+            self._pack_streams(),
+        ).dump()
+
+    def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
+        """Divides the graph, and goes on from a state at the next epoch; DataLoader2 calls it in place of `initialize`.
+
+        Raises:
+            ValueError: if the state is of another graph, other shards or another number of workers or ranks; it names
+                what differs.
+        """
+        if serialized_state:
+            restored = Checkpoint.load(serialized_state)
+            now = {**self._describe(datapipe), "shards": shards_digest(datapipe)}
+            check_signature(restored.signature, now)
+            self._restored = restored
+        return self.initialize(datapipe)
+
+    def _describe(self, datapipe: IterDataPipe[Any]) -> Signature:
+        world, rank = _place()
+        return {
+            "num_workers": self.num_workers,
+            "ranks": world,
+            "rank": rank,
+            "distributed": self.distributed,
+            "seed": self.seed,
+            "stages": graph_signature(datapipe),
+        }
+
+    def _pack_streams(self) -> Any:
+        """Where the streams are, if they do not begin anew with the next epoch."""
+        if not self._in_epoch and not any(run.streams.continues for run in self._runs):
+            if any(has_epoch(self._end, front) for front in self._fronts):
+                raise RuntimeError(_EPOCH_BEHIND)
+            return None
+        if len(self._runs) > 1:
+            raise RuntimeError(
+                f"a state cannot be taken of {len(self._runs)} sets of workers that are joined in the main process: "
+                "join their streams in the workers, with one .join_workers() behind all"
+            )
+        (run,), (front,), (branch,) = self._runs, self._fronts, self._branches
+        if has_epoch(self._end, front):
+            raise RuntimeError(_EPOCH_BEHIND)
+        taken = taken_by(self._end, front) if self._in_epoch else 0
+        run.wait_for_facts()
+        return pack_streams(self._graph_of(front, branch), run.streams, taken)
+
+    def _graph_of(self, front: Any, branch: Any) -> Any:
+        """The last pipe of what each stream runs."""
+        return front.source_datapipe if self.num_workers == 0 else branch
+
+    def _keep_here(self) -> None:
+        """Lets one stream in this process run all of the graph but a fullsync, which runs ahead."""
+        for branch in self._branches:
+            apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+        last = self._end
+        while type(last).__name__ == "FullSyncIterDataPipe":
+            last = last.datapipe
+        front = LocalIterDataPipe(last, self._seed_here)
+        self._put(front, last)
+        self._fronts.append(front)
+        self._runs.append(front)
+
+    def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
+        _seed_graph(datapipe, seeds, place + 1)
+        for number, branch in enumerate(self._branches):
+            shared, local = seeds
+            _seed_graph(branch, (mix(shared, number), mix(local, number)) if number else seeds, place)
+
+    def _put(self, front: DataPipe, branch: DataPipe) -> None:
+        if branch is self._end:
+            self._end = front
+        else:
+            replace_dp(traverse_dps(self._end), branch, front)
 
     def _move_to_workers(self, branch: DataPipe) -> None:
         pipes = get_all_graph_pipes(traverse_dps(self._end))
@@ -176,12 +312,10 @@ class WorkersReadingService(ReadingServiceInterface):  # type: ignore[misc]  # t
             multiprocessing_context=self.multiprocessing_context,
             timeout=self.timeout,
         )
-        self._pools.append(pool)
-        front = PooledIterDataPipe(pool)
-        if branch is self._end:
-            self._end = front
-        else:
-            replace_dp(traverse_dps(self._end), branch, front)
+        front = PooledIterDataPipe(pool, _ranks_of(branch))
+        self._put(front, branch)
+        self._fronts.append(front)
+        self._runs.append(pool)
 
     def _shard_by_rank(self, datapipe: DataPipe) -> None:
         is_divided = _is_sharded_by_rank(datapipe)
@@ -239,6 +373,15 @@ def _place() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return 1, 0
+
+
+def _ranks_of(datapipe: DataPipe) -> Place:
+    """Returns the place that a graph has among the ranks that its work was divided among."""
+    for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
+        groups = vars(pipe).get("groups")
+        if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
+            return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
+    return Place()
 
 
 def _is_sharded_by_rank(datapipe: DataPipe) -> bool:

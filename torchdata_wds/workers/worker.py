@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -25,10 +25,12 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.pipes.collate import stack_in
 from torchdata_wds.pipes.place import mix
+from torchdata_wds.pipes.progress import Fact
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
 from torchdata_wds.workers.messages import Sender
 from torchdata_wds.workers.segments import Limits, SegmentPool
+from torchdata_wds.workers.streams import Point, SeedGraph, Seeds, Stream
 
 __all__ = ["Order", "WorkerGraph", "run_worker"]
 
@@ -38,9 +40,6 @@ CHECK_INTERVAL = 0.5
 #: How long, in seconds, a worker that is to close may still finish the item it is at.
 GRACE = 1.5
 
-Seeds = tuple[int, int]
-SeedGraph = Callable[[DataPipe, Seeds, int], object]
-
 
 class Order(NamedTuple):
     """What the main process asks of a worker: the stream of one pass over the graph.
@@ -48,10 +47,12 @@ class Order(NamedTuple):
     Attributes:
         turn: Its number, which stands on the notice board as long as the order holds.
         seeds: The seed that all workers share, and the one that this set of workers derives its own from.
+        point: Where the stream goes on; None begins it.
     """
 
     turn: int
     seeds: Seeds
+    point: Point | None = None
 
 
 class WorkerGraph:
@@ -66,26 +67,29 @@ class WorkerGraph:
     def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe) -> None:
         self.seed_graph = seed_graph
         self.datapipe: Any = datapipe
-        self._is_sharded = False
+        self._stream: Stream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's wrapper pickles with dill what pickle cannot (lambdas), where dill is installed.
         packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
-        return {**vars(self), "datapipe": packed}
+        return {**vars(self), "datapipe": packed, "_stream": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
-    def items(self, seeds: Seeds, worker: int, workers: int) -> Generator[Any, None, None]:
+    def items(self, seeds: Seeds, worker: int, workers: int, point: Point | None = None) -> Generator[Any, None, None]:
         """Yields the items of one worker; an exception ends them, and is the last of them."""
         try:
-            if not self._is_sharded:
+            if self._stream is None:
                 apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-                self._is_sharded = True
-            self.seed_graph(self.datapipe, seeds, worker)
-            yield from self.datapipe
+                self._stream = Stream(self.datapipe, self.seed_graph)
+            yield from self._stream.items(seeds, worker, point)
         except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
             yield Failure(error, _where())
+
+    def facts(self) -> list[Fact]:
+        """Gives what the graph has told of its way since this was asked last."""
+        return [] if self._stream is None else self._stream.facts()
 
 
 def run_worker(
@@ -114,13 +118,13 @@ def run_worker(
     torch.set_num_threads(1)  # as in torch's own workers: they share the cores among them
     segments = SegmentPool(limits)
     stack_in(segments.lend)
-    sender = Sender(connection, credits, segments)
+    sender = Sender(connection, credits, segments, graph.facts)
     # Interrupted at the terminal, or hung up on: the main process knows.
     with suppress(KeyboardInterrupt, EOFError, ConnectionError):
         while not board.closing:
             order: Order = connection.recv()
             _set_worker_info(graph, order.seeds, worker, workers)
-            with closing(graph.items(order.seeds, worker, workers)) as items:
+            with closing(graph.items(order.seeds, worker, workers, order.point)) as items:
                 _answer(order, items, sender, board)
 
 

@@ -1,0 +1,225 @@
+"""Epochs of a fixed number of items, cut out of a stream that goes on from one to the next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.passes import Passes
+from torchdata_wds.pipes.place import place_of, rank_place, upstream, warn_once
+from torchdata_wds.pipes.progress import PassBegun, Wanted, Watch
+
+__all__ = ["EpochCounterIterDataPipe"]
+
+T = TypeVar("T")
+
+
+class _Stream:
+    """The passes over a source one after the other, from epoch to epoch.
+
+    Attributes:
+        number: The pass that runs.
+        taken: How many of its items have been taken.
+        first: The item of the epoch that the next iteration begins with.
+        skipped: How many items of the pass it takes before, and drops.
+        early: How many items come first that were taken long ago, when the generators were in other states.
+        passes: Seeds the pipes upstream; None before the first iteration.
+        items: The pass's items; None before a pass.
+        is_begun: Whether the pass was begun already, in another process.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.taken = 0
+        self.first = 0
+        self.skipped = 0
+        self.early = 0
+        self.passes: Passes | None = None
+        self.items: Iterator[Any] | None = None
+        self.is_begun = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Stream, ()  # a copy of a pipe begins a stream of its own
+
+    def take(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Any:
+        """Takes the next item, which is the epoch's number `item`, of this pass or the one that follows."""
+        while True:
+            items = self.items or self._begin(source, item, watch)
+            if watch is not None and watch.reseed is not None and self.early <= 0:
+                watch.reseed(self.number, self.taken)
+            try:
+                taken = next(items)
+            except StopIteration:
+                if not self.taken:
+                    raise ValueError(_describe_empty(source)) from None
+                self._end()
+            except BaseException:
+                self._end()
+                raise
+            else:
+                self.taken += 1
+                self.early -= 1
+                return taken
+
+    def _begin(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Iterator[Any]:
+        assert self.passes is not None
+        self.passes.begin_pass(self.number)  # also where it was begun: an epoch may have seeded the pipes since
+        if watch is not None and not self.is_begun:
+            watch.begin_pass(self.number, item)
+        self.is_begun = False
+        self.items = iter(source)
+        return self.items
+
+    def _end(self) -> None:
+        self.items = None
+        self.number += 1
+        self.taken = 0
+
+
+@register("wds_epoch")
+class EpochCounterIterDataPipe(WdsPipe[T]):
+    """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
+
+    An item is whatever stands before it: a sample, or a batch. Each of the consumers that a ``sharding_filter``
+    upstream has divided the work among yields n // consumers items an epoch, all the same number. The next epoch goes
+    on where the last one stopped. A source that ends is begun anew, and is shuffled in a new order; shards are
+    shuffled alike in all consumers at every pass, so that n need be no multiple of anything: each pass gives every
+    item once. Sources without end, as of ``resample_shards()``, are cut all the same.
+
+    Workers must live on between epochs (``WorkersReadingService`` has such; torch's DataLoader with
+    ``persistent_workers=True``). An epoch that is left early drops the items that are on their way from the workers.
+    The shard that an epoch ends in stays open.
+
+    Args:
+        source_datapipe: Yields anything.
+        n: How many items all consumers yield together in an epoch.
+
+    Yields:
+        The items of the source.
+
+    Raises:
+        ValueError: if n is less than 1 or than the number of consumers, or if the source gives nothing in a whole
+            pass.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper("abcde").wds_epoch(3)
+        >>> list(pipe), list(pipe), list(pipe)
+        (['a', 'b', 'c'], ['d', 'e', 'a'], ['b', 'c', 'd'])
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[T], n: int) -> None:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"n must be a whole number of items from 1, not {n!r}")
+        self.source_datapipe = source_datapipe
+        self.n = n
+        self._stream = _Stream()
+        self._watch: Watch | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        share = self._share(place_of(self).consumers)
+        _warn_of_short_lives()
+        stream, source, watch = self._stream, self.source_datapipe, self._watch
+        if stream.passes is None:
+            self.begin_stream()
+        if stream.items is not None and watch is not None:
+            watch.begin_pass(stream.number, -stream.taken)
+        number = stream.number
+        for taken in range(stream.skipped):
+            stream.take(source, taken - stream.skipped, watch)
+        if stream.number != number:
+            raise ValueError(
+                f"the source of wds_epoch has fewer than the {stream.skipped:,} items that had been taken of it when "
+                "the state was made: the data is not the same"
+            )
+        first, stream.first, stream.skipped = stream.first, 0, 0
+        for item in range(first, share):
+            yield stream.take(source, item, watch)
+        if watch is not None:
+            watch.end_epoch(stream.number, stream.taken)
+
+    def __len__(self) -> int:
+        """How many items this consumer yields in an epoch; before the work is divided among workers, this rank."""
+        place = place_of(self)
+        if place.consumers == 1 and any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
+            place = rank_place()
+        return self.n // place.consumers
+
+    @property
+    def position(self) -> PassBegun:
+        """Where the next epoch begins."""
+        return PassBegun(self._stream.number, -self._stream.taken)
+
+    def begin_stream(self) -> None:
+        """Notes the seeds of the pipes upstream: all passes follow from them."""
+        self._stream.passes = Passes(self.source_datapipe)
+        self._stream.passes.begin_stream()
+
+    def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
+        """Lets the next iteration begin in the middle of an epoch that was begun in another process.
+
+        The pipes upstream have their seeds for the pass then.
+
+        Args:
+            begun: The pass that it begins in, and where that began.
+            wanted: Which items of the epoch are still to come, all of them from this pass on; the next iteration gives
+                only those. With None it gives the whole epoch, and passes over what was taken before.
+
+        Returns:
+            Which items of the pass that takes: the source must give only those. None: the source begins at its start.
+        """
+        stream = self._stream
+        assert stream.passes is not None
+        stream.passes.begin_pass(begun.passing)
+        stream.items, stream.is_begun = None, True
+        stream.number, stream.taken, stream.first, stream.skipped = begun.passing, 0, 0, -begun.item
+        if wanted is None:
+            return None
+        stream.first = wanted.first - len(wanted.early)
+        stream.taken, stream.skipped, stream.early = stream.first - begun.item, 0, len(wanted.early)
+        return Wanted([item - begun.item for item in wanted.early], wanted.first - begun.item)
+
+    def _share(self, consumers: int) -> int:
+        share, left = divmod(self.n, consumers)
+        if not share:
+            raise ValueError(
+                f"wds_epoch({self.n}) cannot give each of {consumers} consumers (ranks x workers) an item: use fewer "
+                "workers or a larger n"
+            )
+        if left:
+            warn_once(
+                f"epoch {self.n}/{consumers}",
+                f"wds_epoch({self.n}) gives each of {consumers} consumers (ranks x workers) {share} items, "
+                f"{share * consumers} together: {self.n} is no multiple of {consumers}",
+            )
+        return share
+
+
+def _describe_empty(source: IterDataPipe[Any]) -> str:
+    place = place_of(source)
+    message = "the source of wds_epoch gave no item in a whole pass: it has no epoch of any length"
+    if place.consumers > 1:
+        message += (
+            f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
+            "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
+        )
+    return message
+
+
+def _warn_of_short_lives() -> None:
+    """Warns in a worker of torch's DataLoader that ends with the epoch: the stream ends with it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_worker_loop" and frame.f_locals.get("persistent_workers") is False:
+            warn_once(
+                "short lives",
+                "wds_epoch runs in workers that end with the epoch: each epoch begins the stream anew and gives the "
+                "first items only. Give the DataLoader persistent_workers=True, or use WorkersReadingService",
+            )
+        frame = frame.f_back

@@ -1,0 +1,202 @@
+"""What the pipes of a stream tell about their way, and how they are told to begin in the middle of it.
+
+A worker is far ahead of the items that the main process has delivered, so no pipe can say where it will have to go on.
+Pipes tell facts instead that stay true: which item of its source a loader had come to, after how many samples; when a
+pass began, and how long it was. From these and the number of delivered items the rest is reckoned.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["EpochEnded", "Facts", "PassBegun", "PassEnded", "ShardBegun", "SkipNotice", "Wanted", "Watch"]
+
+
+class ShardBegun(NamedTuple):
+    """A loader took an item of its source.
+
+    Attributes:
+        passing: The pass in which it did.
+        samples: How many samples of the pass came before.
+        ordinal: The number of the item in the pass.
+        digest: A CRC-32 over the items of the pass up to and with this one.
+    """
+
+    passing: int
+    samples: int
+    ordinal: int
+    digest: int
+
+
+class PassEnded(NamedTuple):
+    """The samples of a pass came to their end, after `samples` of them."""
+
+    passing: int
+    samples: int
+
+
+class PassBegun(NamedTuple):
+    """Pass number `passing` began at item `item` of the epoch; a negative number is that of one before the epoch."""
+
+    passing: int
+    item: int
+
+
+class EpochEnded(NamedTuple):
+    """An epoch came to its end, after `taken` items of its last pass."""
+
+    passing: int
+    taken: int
+
+
+class SkipNotice(NamedTuple):
+    """A stage that gives an item for each has left some out: items can no longer be counted through it."""
+
+    stage: str
+
+
+Fact = ShardBegun | PassEnded | PassBegun | EpochEnded | SkipNotice
+
+
+class Watch:
+    """Takes down what the pipes of one stream tell, in the process that runs it.
+
+    Attributes:
+        facts: What has not been passed on yet. Another thread may take facts out while pipes tell more.
+        passing: The pass that runs.
+        samples: How many samples of the pass there were.
+        reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
+            stage draws from the global generators.
+    """
+
+    def __init__(self) -> None:
+        self.facts: deque[Fact] = deque()
+        self.passing = 0
+        self.samples = 0
+        self.reseed: Callable[[int, int], object] | None = None
+
+    def begin_pass(self, number: int, item: int) -> None:
+        """Tells that a pass begins, at an item of the epoch."""
+        self.passing = number
+        self.facts.append(PassBegun(number, item))
+
+    def end_epoch(self, passing: int, taken: int) -> None:
+        """Tells that the epoch ends, after so many items of a pass."""
+        self.facts.append(EpochEnded(passing, taken))
+
+    def begin_shard(self, ordinal: int, digest: int) -> None:
+        """Tells which item of its source a loader has come to."""
+        self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest))
+
+    def end_samples(self) -> None:
+        """Tells that the samples of the pass have ended."""
+        self.facts.append(PassEnded(self.passing, self.samples))
+
+    def take(self) -> list[Fact]:
+        """Gives the facts that have not been passed on."""
+        facts = []
+        while self.facts:
+            facts.append(self.facts.popleft())
+        return facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watch, ()  # pipes hold it: a copy of a pipe belongs to no stream yet
+
+
+class Wanted(NamedTuple):
+    """Which items of a stream are still to come.
+
+    Attributes:
+        early: The numbers of those before `first`, ascending.
+        first: From here on all.
+    """
+
+    early: Sequence[int]
+    first: int
+
+    @property
+    def least(self) -> int:
+        """The number of the first item of all."""
+        return self.early[0] if self.early else self.first
+
+
+class Facts:
+    """What is known of one stream.
+
+    Attributes:
+        passes: Where passes began, in this epoch; at least the one that it began in.
+        shards: Where shards began, in their order.
+        lengths: How many samples passes had that have ended.
+        ended: Where the epoch came to its end.
+        skipping: The stages that have left items out.
+        shards_cut: Whether shards that began after the last of `shards` have been left out.
+        passes_cut: Whether passes that began after the last of `passes` have been left out.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[PassBegun] = []
+        self.shards: list[ShardBegun] = []
+        self.lengths: dict[int, int] = {}
+        self.ended: EpochEnded | None = None
+        self.skipping: set[str] = set()
+        self.shards_cut = False
+        self.passes_cut = False
+
+    def add(self, facts: Sequence[Fact]) -> None:
+        """Adds what a worker has told; what is known already it tells again when it goes on from a state."""
+        for fact in facts:
+            if isinstance(fact, ShardBegun):
+                last = self.shards[-1] if self.shards else None
+                place = fact.passing, fact.ordinal
+                if last is None or place > (last.passing, last.ordinal):
+                    self.shards.append(fact)
+                if last is None or place >= (last.passing, last.ordinal):
+                    self.shards_cut = False
+            elif isinstance(fact, PassBegun):
+                if fact.item <= 0:  # the epoch begins
+                    self.passes = []
+                    self.passes_cut = False
+                    self.ended = None
+                elif self.passes and fact.passing >= self.passes[-1].passing:
+                    self.passes_cut = False
+                if not self.passes or fact.passing > self.passes[-1].passing:
+                    self.passes.append(fact)
+            elif isinstance(fact, EpochEnded):
+                self.ended = fact
+            elif isinstance(fact, PassEnded):
+                self.lengths[fact.passing] = fact.samples
+            else:
+                self.skipping.add(fact.stage)
+
+    def pass_of(self, wanted: Wanted) -> PassBegun | None:
+        """Finds the pass that items of the epoch are from, up to the first behind which all are wanted.
+
+        Returns:
+            None where they are from several passes, or that is not known, or not how long the pass was if it has ended.
+        """
+        number = max(0, bisect_right(self.passes, wanted.least, key=lambda begun: begun.item) - 1)
+        found = self.passes[number]
+        if number + 1 == len(self.passes):
+            return None if self.passes_cut else found
+        following = self.passes[number + 1]
+        if following.passing > found.passing + 1 or following.item < wanted.first or found.passing not in self.lengths:
+            return None
+        return found
+
+    def shard_of(self, passing: int, sample: int) -> tuple[ShardBegun | None, bool]:
+        """Finds the last known beginning of a shard before a sample of a pass.
+
+        Returns:
+            That, or None where no beginning is known; and whether no other shard lies between it and the sample.
+        """
+        number = bisect_right(self.shards, (passing, sample), key=lambda begun: begun[:2]) - 1
+        if number < 0 or self.shards[number].passing != passing:
+            return None, False
+        found = self.shards[number]
+        if number + 1 == len(self.shards):
+            return found, not self.shards_cut
+        following = self.shards[number + 1]
+        return found, (following.passing, following.ordinal) == (passing, found.ordinal + 1)

@@ -1,0 +1,256 @@
+"""What stands between the shards and the end of a stream, and so whether items can be skipped without making them.
+
+A listed stage gives one item for each that it takes, or so many for so many, or an order that can be reckoned without
+the items. Where only such stages stand behind the grouping, the samples that are needed to go on in the middle of a
+stream are known by their numbers, and no other is decoded. Whatever else stands there sees all items again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import (
+    Batcher,
+    Collator,
+    Concater,
+    FileLister,
+    Filter,
+    IterableWrapper,
+    Mapper,
+    ShardingFilter,
+    Shuffler,
+)
+from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
+
+from torchdata_wds.pipes.base import Held
+from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe
+from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.progress import Facts, Wanted
+from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
+
+__all__ = ["Chain", "find_chain", "is_one_to_one", "short_name"]
+
+#: Stages of torch and torchdata that pass items on as they are, by the names of their classes.
+_PASSING = {"JoinWorkersIterDataPipe", "_MarkedEndIterDataPipe", "LengthSetterIterDataPipe"}
+
+#: Sources and stages that may stand before the loader: they give URLs, and cost nothing when they give them again.
+_CHEAP = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper, SampleShufflerIterDataPipe)
+_CHEAP_BY_NAME = {
+    "CyclerIterDataPipe",
+    "HeaderIterDataPipe",
+    "LengthSetterIterDataPipe",
+    "RepeaterIterDataPipe",
+    "ShardListerIterDataPipe",
+    "SpecShardsIterDataPipe",
+    "ShardResamplerIterDataPipe",
+    "ShardSplitterIterDataPipe",
+}
+
+_TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_wds")
+
+
+class Chain(NamedTuple):
+    """The stages of a stream from its end up to the grouping of samples.
+
+    Attributes:
+        stages: The stages behind the grouping, last one first; as far as they could be followed.
+        grouper: Where samples are made; None where the stages do not lead to one.
+        epochs: All ``wds_epoch`` of the graph.
+        obstacle: Why items cannot be skipped, for people; None where they can.
+        draws: Whether a stage may draw from the global random generators.
+    """
+
+    stages: list[Any]
+    grouper: KeyGrouperIterDataPipe | None
+    epochs: list[EpochCounterIterDataPipe[Any]]
+    obstacle: str | None
+    draws: bool
+
+    @property
+    def counted(self) -> list[ItemMapper]:
+        """The stages that give one item for each, as long as they leave none out."""
+        return [stage for stage in self.stages if isinstance(stage, ItemMapper)]
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether a stage makes batches."""
+        return any(isinstance(stage, Batcher) for stage in self.stages)
+
+    @property
+    def follows_epoch(self) -> bool:
+        """Whether each item is made when ``wds_epoch``, which seeds the generators too, gives one or more for it."""
+        for stage in self.stages:
+            if isinstance(stage, EpochCounterIterDataPipe):
+                return True
+            if isinstance(stage, SampleShufflerIterDataPipe):
+                return False
+        return False
+
+    def restart(self, wanted: Wanted, facts: Facts, share: int) -> bool:
+        """Lets all stages begin where only some items are still to come.
+
+        Args:
+            wanted: Which items of the last stage those are.
+            facts: What is known of the stream.
+            share: How many items ``wds_epoch`` gives in an epoch.
+
+        Returns:
+            Whether enough is known for that; if not, the stages must be seeded again and begin at their beginning.
+        """
+        passing = facts.passes[0].passing
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, Batcher):
+                size = stage.batch_size
+                wanted = Wanted(
+                    [item * size + place for item in wanted.early for place in range(size)], wanted.first * size
+                )
+            elif isinstance(stage, SampleShufflerIterDataPipe):
+                wanted = stage.restart(wanted, _length(self.stages[number + 1 :], facts.lengths.get(passing), share))
+            elif isinstance(stage, EpochCounterIterDataPipe):
+                begun = facts.pass_of(wanted)
+                if begun is None:
+                    for done in self.stages[:number]:
+                        if isinstance(done, SampleShufflerIterDataPipe):
+                            done.begin_anew()
+                    return False
+                passing = begun.passing
+                wanted = stage.restart(begun, wanted) or wanted
+        assert self.grouper is not None
+        is_over = wanted.least >= facts.lengths.get(passing, wanted.least + 1)
+        self.grouper.restart(wanted, *facts.shard_of(passing, wanted.least), is_over=is_over)
+        return True
+
+
+def _length(stages: list[Any], samples: int | None, share: int) -> int | None:
+    """How many items stages give of so many samples, as far as that is known."""
+    length = samples
+    for stage in reversed(stages):
+        if isinstance(stage, EpochCounterIterDataPipe):
+            length = share
+        elif isinstance(stage, Batcher) and length is not None:
+            length = length // stage.batch_size if stage.drop_last else -(-length // stage.batch_size)
+    return length
+
+
+def find_chain(end: IterDataPipe[Any]) -> Chain:
+    """Follows the stages of a graph from its end to where samples are made.
+
+    Args:
+        end: The last pipe of the graph.
+    """
+    graph = traverse_dps(end)
+    pipes = list(_all_pipes(graph))
+    epochs = [pipe for pipe in pipes if isinstance(pipe, EpochCounterIterDataPipe)]
+    draws = any(_is_foreign(pipe) or _has_functions(pipe) for pipe in pipes)
+    stages: list[Any] = []
+    shuffle: Any = None
+    ((pipe, sources),) = graph.values()
+    while not isinstance(pipe, KeyGrouperIterDataPipe):
+        obstacle = _obstacle(pipe, sources, shuffle)
+        if obstacle is not None:
+            return Chain(stages, None, epochs, obstacle, draws)
+        stages.append(pipe)
+        if isinstance(pipe, SampleShufflerIterDataPipe):
+            shuffle = pipe
+        ((pipe, sources),) = sources.values()
+    return Chain(stages, pipe, epochs, _obstacle_above(pipe, sources), draws)
+
+
+def _obstacle(pipe: DataPipe, sources: DataPipeGraph, shuffle: DataPipe | None) -> str | None:
+    name = short_name(pipe)
+    if len(sources) > 1:
+        return f"{name} joins several streams"
+    if not sources:
+        return f"the stream begins with {name}, which has no shards that could be left out"
+    if isinstance(pipe, SampleShufflerIterDataPipe):
+        return None if pipe.can_restart else f"{name} has max_bytes=, so that its order depends on the items"
+    if isinstance(pipe, EpochCounterIterDataPipe) or type(pipe) is Batcher:
+        return None
+    if not is_one_to_one(pipe):
+        return f"{name} may give more or fewer items than it takes, or others"
+    if shuffle is not None and _has_functions(pipe):
+        return f"a function in {name}, which may draw random numbers, stands before {short_name(shuffle)}"
+    return None
+
+
+def is_one_to_one(pipe: DataPipe) -> bool:
+    """Tells whether a pipe gives one item for each that it takes, unless it counts what it leaves out."""
+    if isinstance(pipe, ItemMapper):
+        return type(pipe).__module__.startswith("torchdata_wds.")
+    return type(pipe) in (Mapper, Collator) or type(pipe).__name__ in _PASSING
+
+
+def _obstacle_above(grouper: KeyGrouperIterDataPipe, sources: DataPipeGraph) -> str | None:
+    """Says what stands above the grouping that does not give the same shards again at no cost."""
+    ((loader, above),) = sources.values()
+    if type(loader) is not ShardLoaderIterDataPipe:
+        return f"{short_name(loader)} stands between load_wds_shards and group_by_key"
+    for stage in (grouper, loader):
+        if _has_functions(stage):
+            return f"a function in {short_name(stage)} may draw random numbers"
+    for pipe in _all_pipes(above):
+        if not isinstance(pipe, _CHEAP) and type(pipe).__name__ not in _CHEAP_BY_NAME | {"_AgreedIterDataPipe"}:
+            return f"{short_name(pipe)} stands before load_wds_shards"
+        if _has_functions(pipe):
+            return f"a function in {short_name(pipe)} may draw random numbers"
+        if type(pipe) is IterableWrapper and not isinstance(pipe.iterable, (list, tuple, range, dict, set, frozenset)):
+            return f"the shards come from an object of type {type(pipe.iterable).__name__}"
+    return None
+
+
+def _all_pipes(graph: DataPipeGraph) -> Iterator[DataPipe]:
+    for pipe, sources in graph.values():
+        yield pipe
+        yield from _all_pipes(sources)
+
+
+def short_name(pipe: DataPipe) -> str:
+    """The name of a pipe's class as people know it.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> short_name(IterableWrapper([1]).shuffle())
+        'Shuffler'
+    """
+    return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
+
+
+def _is_foreign(pipe: DataPipe) -> bool:
+    return type(pipe).__module__.partition(".")[0] not in ("torch", "torchdata", "torchdata_wds")
+
+
+def _has_functions(pipe: DataPipe) -> bool:
+    """Tells whether a pipe holds functions of somebody else."""
+    hidden = ("handler", "source_datapipe", "datapipe", "datapipes")
+    return any(_is_function(value) for name, value in vars(pipe).items() if name not in hidden)
+
+
+def _is_function(value: Any, depth: int = 4) -> bool:
+    inside: Iterable[Any] = ()
+    if isinstance(value, IterDataPipe) or not depth:
+        return False
+    if isinstance(value, functools.partial):
+        inside = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, Held):
+        inside = (value.value,)
+    elif isinstance(value, (list, tuple)):
+        inside = value[:100]  # specs are short, lists of shards are not
+    elif isinstance(value, dict):
+        inside = list(value.values())[:100]
+    elif callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        if not str(getattr(named, "__module__", None)).startswith(_TRUSTED):
+            return True
+        # an object of this package may hold a function that it was given
+        inside = () if named is value else _contents(value)
+    return any(_is_function(part, depth - 1) for part in inside)
+
+
+def _contents(value: Any) -> list[Any]:
+    slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, slot, None) for slot in slots)]

@@ -1,0 +1,61 @@
+"""A graph that runs in the main process, in the order and with the states of one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.workers.states import Streams
+from torchdata_wds.workers.streams import SeedGraph, Seeds, Stream
+
+__all__ = ["LocalIterDataPipe"]
+
+
+class LocalIterDataPipe(WdsPipe[Any]):
+    """Runs the stages before it as the one stream that there is.
+
+    Args:
+        source_datapipe: The last of the stages.
+        seed_graph: Seeds them.
+        keeps_apart: Whether what they draw from the global generators is kept from the rest of the process.
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], seed_graph: SeedGraph, *, keeps_apart: bool = True) -> None:
+        self.source_datapipe = source_datapipe
+        self.streams = Streams(1)
+        self._stream = Stream(source_datapipe, seed_graph, keeps_apart=keeps_apart)
+        self._seeds: Seeds = (0, 0)
+
+    def begin(self, seeds: Seeds, streams: Streams) -> None:
+        """Says where the next iteration begins.
+
+        Args:
+            seeds: The epoch's seeds.
+            streams: Where the stream begins.
+        """
+        self._seeds = seeds
+        self.streams = streams
+        told = self._stream.facts()  # in an epoch that was left early
+        if streams.continues and streams.points() == [None]:
+            streams.facts[0].add(told)
+            streams.facts[0].passes = [epoch.position for epoch in self._stream.chain.epochs]
+
+    def __iter__(self) -> Iterator[Any]:
+        streams = self.streams
+        (point,) = streams.points()
+        with closing(self._stream.items(self._seeds, 0, point)) as items:
+            for item in items:
+                streams.taken += 1
+                yield item
+        streams.turns.note_end(streams.taken, 0)
+
+    def wait_for_facts(self) -> None:
+        """Takes note of what the stages have told."""
+        self.streams.facts[0].add(self._stream.facts())
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to end."""

@@ -1,0 +1,161 @@
+"""What a state belongs to: the graph, the shards and the number of consumers, in a form that tells what differs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph import traverse_dps
+
+from torchdata_wds.pipes.base import Held
+from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
+from torchdata_wds.pipes.place import upstream
+from torchdata_wds.workers.chains import short_name
+
+__all__ = ["Signature", "check_signature", "graph_signature", "shards_digest"]
+
+Signature = dict[str, Any]
+
+#: Attributes that say how a pipe is held and not what it does, or that change while it runs.
+_NO_ARGUMENTS = {
+    "datapipe",
+    "source_datapipe",
+    "datapipes",
+    "others",
+    "storage_options",
+    "handler",
+    "iterable",
+    "skipped",
+    "counts",
+}
+
+
+def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
+    """Describes the stages of a graph: the name of each, and a checksum of its arguments.
+
+    Args:
+        datapipe: The last pipe of the graph.
+    """
+    described = []
+    for pipe in _in_order(traverse_dps(datapipe)):
+        text = repr([(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())])
+        described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
+    return described
+
+
+def _in_order(graph: Any) -> Iterator[Any]:
+    for pipe, sources in graph.values():
+        yield pipe
+        yield from _in_order(sources)
+
+
+def _arguments(pipe: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(pipe).items() if name[0] != "_" and name not in _NO_ARGUMENTS}
+
+
+def _describe(value: Any, depth: int = 5) -> Iterator[str]:
+    """Says what a value is in words that are the same in another process."""
+    yield type(value).__qualname__
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, os.PathLike)):
+        yield repr(value)
+    elif isinstance(value, (np.ndarray, torch.Tensor)):
+        data = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
+        yield f"{data.dtype} {data.shape} {hashlib.sha256(data.tobytes()).hexdigest()}"
+    elif isinstance(value, (type, IterDataPipe)) or not depth:
+        yield getattr(value, "__qualname__", "")
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from (*_describe(key, depth - 1), *_describe(inside, depth - 1))
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(" ".join(_describe(inside, depth - 1)) for inside in value)
+    elif isinstance(value, Sequence):
+        for inside in value:
+            yield from _describe(inside, depth - 1)
+    elif isinstance(value, Held):
+        yield from _describe(value.value, depth - 1)
+    elif isinstance(value, functools.partial):
+        for inside in (value.func, value.args, value.keywords):
+            yield from _describe(inside, depth - 1)
+    else:  # functions by their names; of other objects no more than their class is known to stay
+        yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+
+
+def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
+    """Counts what the sources of a graph name, and adds a checksum of it: the shards that patterns stand for now.
+
+    Args:
+        datapipe: The last pipe of the graph.
+
+    Raises:
+        ShardListError: if a pattern matches nothing any more.
+    """
+    digests = []
+    listed: set[int] = set()
+    for pipe in {id(found): found for found in upstream(datapipe)}.values():
+        if isinstance(pipe, ShardListerIterDataPipe) and isinstance(pipe.source_datapipe, IterableWrapper):
+            listed.add(id(pipe.source_datapipe))
+            digests.append(
+                _digest(
+                    iter(
+                        ShardListerIterDataPipe(
+                            IterableWrapper(pipe.source_datapipe.iterable, deepcopy=False),
+                            storage_options=pipe.storage_options,
+                        )
+                    )
+                )
+            )
+        elif (
+            type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, (list, tuple, range))
+        ):
+            digests.append(_digest(iter(pipe.iterable)))
+    return digests
+
+
+def _digest(items: Iterator[Any]) -> tuple[int, int]:
+    count = digest = 0
+    for item in items:
+        digest = zlib.crc32(" ".join(_describe(item, 2)).encode("utf-8", "surrogateescape"), digest)
+        count += 1
+    return count, digest
+
+
+def check_signature(then: Signature, now: Signature) -> None:
+    """Compares what a state was made of with what it is to be restored to.
+
+    Raises:
+        ValueError: names each difference.
+    """
+    differences = [
+        f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
+        for name in {**then, **now}
+        if name != "stages" and then.get(name) != now.get(name)
+    ]
+    old, new = then["stages"], now["stages"]
+    if [name for name, _ in old] != [name for name, _ in new]:
+        differences.append(f"the graph: {_chain(old)} then, {_chain(new)} now")
+    else:
+        changed = [name for (name, before), (_, after) in zip(old, new, strict=True) if before != after]
+        differences.extend(f"the arguments of {name}" for name in changed)
+    if differences:
+        raise ValueError(
+            "the state is of another run, and would not give the items that are left of its epoch. What differs: "
+            + "; ".join(differences)
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " + ".join(f"{count:,} shards (checksum {digest:08x})" for count, digest in value) or "no shards"
+    return repr(value)
+
+
+def _chain(stages: Sequence[tuple[str, int]]) -> str:
+    return " <- ".join(name for name, _ in stages)

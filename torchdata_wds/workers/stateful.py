@@ -1,0 +1,177 @@
+"""A graph as a dataset that torchdata's StatefulDataLoader can stop and go on with in the middle of an epoch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+
+from torchdata_wds.pipes.passes import above_filters
+from torchdata_wds.pipes.place import mix, rank_place
+from torchdata_wds.workers.chains import find_chain
+from torchdata_wds.workers.checkpoints import pack_streams, unpack_streams
+from torchdata_wds.workers.local import LocalIterDataPipe
+from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.states import Streams
+from torchdata_wds.workers.streams import Seeds
+
+__all__ = ["StatefulPipeline"]
+
+
+class StatefulPipeline(IterableDataset[Any]):
+    """Runs a graph of DataPipes under a bare ``StatefulDataLoader``, whose states it makes exact.
+
+    ``StatefulDataLoader`` by itself asks no DataPipe for its state: it runs through the epoch's beginning again, in
+    another order. In this dataset a state says where each worker is, in a few hundred bytes, and resuming gives the
+    items that are left, as ``WorkersReadingService`` does; see there for what is skipped and what is made again. It
+    divides the work among workers and ranks where ``.sharding_filter()`` or ``.split_shards()`` says, and seeds
+    everything: the loader's own generator and shuffling have no part in it.
+
+    Every epoch has another order, which follows from the seed, the epoch's number and the place. Epochs are counted
+    where iterations are counted; workers that end with the epoch (without ``persistent_workers=True``) cannot count:
+    call `set_epoch` before each epoch.
+
+    Args:
+        pipe: The last pipe of the graph.
+        seed: The seed of all orders.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> from torchdata.stateful_dataloader import StatefulDataLoader
+        >>> from torchdata_wds import StatefulPipeline
+        >>> def load():
+        ...     pipe = IterableWrapper(range(9)).shuffle().sharding_filter()
+        ...     return StatefulDataLoader(StatefulPipeline(pipe, seed=1), batch_size=None)
+        >>> first, again = load(), load()
+        >>> items = iter(first)
+        >>> begun = [next(items) for _ in range(4)]
+        >>> again.load_state_dict(first.state_dict())
+        >>> list(again) == list(items)
+        True
+    """
+
+    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
+        if not isinstance(pipe, IterDataPipe):
+            raise TypeError(f"StatefulPipeline takes the last pipe of a graph, not {pipe!r}")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"seed must be a whole number, not {seed!r}")
+        self.pipe = pipe
+        self.seed = seed
+        # In shared memory: workers that live on see what the main process sets. The second counts how often it did.
+        self._set: torch.Tensor = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._seen = 0
+        self._epoch = -1
+        self._stream_epoch = 0
+        self._restored: dict[str, Any] | None = None
+        self._run: LocalIterDataPipe | None = None
+        self._signature: Signature = {}
+        self._packed: Any = None
+        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_run": None}  # a copy begins at the beginning
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of the coming epoch; those after it count on."""
+        self._set[0] = epoch
+        self._set[1] += 1
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: the state is asked for before the first item is.
+        restored, self._restored = self._restored, None
+        run = self._start() if self._run is None or restored is not None else self._run
+        epoch, times = self._set.tolist()
+        is_set, self._seen = times != self._seen, times
+        self._packed = None
+        if restored is not None:
+            check_signature(restored["signature"], self._signature)
+            self._epoch, self._stream_epoch = restored["epoch"], restored["stream_epoch"]
+            self._is_over = restored["is_over"]
+            stream_seeds = self._seeds(self._stream_epoch)
+            run.streams = unpack_streams(self.pipe, restored["streams"], stream_seeds, self._epoch + 1)
+            if self._is_over:
+                return iter(())
+        else:
+            self._epoch = epoch if is_set else self._epoch + 1
+            run.streams = run.streams if self._is_over else run.streams.next_epoch()
+        self._is_over = False
+        run.begin(self._seeds(self._epoch), run.streams)
+        return self._items(run)
+
+    def _items(self, run: LocalIterDataPipe) -> Iterator[Any]:
+        yield from run
+        run.wait_for_facts()
+        run.streams = run.streams.next_epoch()
+        self._is_over = True
+        self._packed = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the state of the stream in this process.
+
+        Raises:
+            RuntimeError: if it has several ``.wds_epoch()``, whose places cannot be kept.
+        """
+        run = self._run
+        if run is None:
+            return {} if self._restored is None else self._restored
+        run.wait_for_facts()
+        facts = run.streams.facts[0]
+        known = len(facts.shards), len(facts.passes), len(facts.lengths), len(facts.skipping), facts.ended
+        if self._packed is None or self._packed[0] != known:
+            self._packed = known, pack_streams(self.pipe, run.streams, run.streams.taken)
+        _, order, packed = self._packed[1]
+        counts, _ = run.streams.turns.at(run.streams.taken)
+        return {
+            "signature": self._signature,
+            "epoch": self._epoch,
+            "stream_epoch": self._stream_epoch,
+            "is_over": self._is_over,
+            "streams": (counts, order, packed),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lets the next iteration go on from a state.
+
+        A state of another graph, other shards or another number of workers or ranks is a ValueError then, which names
+        what differs.
+        """
+        self._restored = state_dict or None
+
+    def _start(self) -> LocalIterDataPipe:
+        """Divides the work, the first time, and makes what runs the graph in this process."""
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        ranks, rank = rank_place()
+        if not self._signature:
+            self._signature = {
+                "num_workers": worker.num_workers if worker else 0,
+                "worker": number,
+                "ranks": ranks,
+                "rank": rank,
+                "seed": self.seed,
+                "stages": graph_signature(self.pipe),
+                "shards": shards_digest(self.pipe),
+            }
+            apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            apply_sharding(self.pipe, workers, number, SHARDING_PRIORITIES.MULTIPROCESSING)
+            self._number = rank * workers + number
+        self._run = LocalIterDataPipe(self.pipe, _seed_graph, keeps_apart=worker is None)
+        self._run.streams = Streams(1, continues=bool(find_chain(self.pipe).epochs))
+        return self._run
+
+    def _seeds(self, epoch: int) -> Seeds:
+        return mix(self.seed, epoch), mix(self.seed, epoch, "consumer", self._number)
+
+
+def _seed_graph(datapipe: DataPipe, seeds: Seeds, _: int) -> None:
+    pipes = get_all_graph_pipes(traverse_dps(datapipe))
+    agreed = above_filters(pipes)
+    for number, pipe in enumerate(pipes):
+        if inspect.ismethod(getattr(pipe, "set_seed", None)):
+            pipe.set_seed(mix(seeds[0] if id(pipe) in agreed else seeds[1], number))

@@ -1,0 +1,154 @@
+"""One stream of a graph in the process that runs it: begun anew each epoch, or in the middle of one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, nullcontext
+from itertools import islice
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import DataPipe
+
+from torchdata_wds.pipes.progress import Fact, Facts, SkipNotice, Wanted, Watch
+from torchdata_wds.workers.chains import Chain, find_chain
+from torchdata_wds.workers.generators import OwnGenerators, seed_generators
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Point", "SeedGraph", "Seeds", "Stream"]
+
+Seeds = tuple[int, int]
+SeedGraph = Callable[[DataPipe, Seeds, int], object]
+
+#: Before each so many-th item the global generators are seeded, where nothing asks for each item.
+_SEEDED_ITEMS = 64
+
+
+class Point(NamedTuple):
+    """Where a stream goes on.
+
+    Attributes:
+        item: How many items of the epoch have been delivered.
+        stream_seeds: The seeds of the epoch that the stream began with: passes of ``wds_epoch`` follow from them.
+        facts: What was known of the stream.
+        skips: Whether items are skipped without making them; else they are made again.
+    """
+
+    item: int
+    stream_seeds: Seeds
+    facts: Facts
+    skips: bool
+
+
+class Stream:
+    """Runs a graph for one consumer.
+
+    Before an item is made, the global generators of ``random``, ``numpy`` and ``torch`` are seeded by the epoch's seed
+    and the item's number, so that a random augmentation comes out the same wherever the stream was begun.
+
+    Args:
+        datapipe: The last pipe of the graph.
+        seed_graph: Seeds a graph for a worker's number.
+        keeps_apart: Whether what the graph draws from the global generators is kept from the rest of the process.
+    """
+
+    def __init__(self, datapipe: IterDataPipe[Any], seed_graph: SeedGraph, *, keeps_apart: bool = False) -> None:
+        self._datapipe = datapipe
+        self._seed_graph = seed_graph
+        self._keeps_apart = keeps_apart
+        self._watch = Watch()
+        self._chain: Chain | None = None
+        self._stream_seeds: Seeds | None = None
+        self._skipped: dict[int, int] = {}
+
+    @property
+    def chain(self) -> Chain:
+        """What the graph is made of."""
+        if self._chain is None:
+            self._chain = find_chain(self._datapipe)
+            for pipe in (*self._chain.epochs, self._chain.grouper):
+                if pipe is not None:
+                    pipe._watch = self._watch
+        return self._chain
+
+    def facts(self) -> list[Fact]:
+        """Gives what the pipes have told since this was asked last."""
+        for stage in self.chain.counted:
+            skipped = stage.skipped.total()
+            if skipped != self._skipped.setdefault(id(stage), skipped):
+                self._skipped[id(stage)] = skipped
+                self._watch.facts.append(SkipNotice(type(stage).__name__))
+        return self._watch.take()
+
+    def items(self, seeds: Seeds, worker: int, point: Point | None) -> Generator[Any, None, None]:
+        """Yields the items of an epoch.
+
+        Args:
+            seeds: The epoch's seed that all consumers share, and the one that this one's own follow from.
+            worker: Its number.
+            point: Where the epoch goes on; None begins it.
+
+        Raises:
+            Exception: whatever the graph raises.
+        """
+        chain = self.chain
+        if not chain.epochs:
+            self.facts()  # of another epoch
+        own = OwnGenerators() if self._keeps_apart and chain.draws else None
+        with own.in_use() if own else nullcontext():
+            number = self._begin(seeds, worker, point)
+            iterator = iter(self._datapipe)
+        every = self._seeded_items()
+        if not every and own is None and point is None:
+            yield from iterator
+            return
+        left = 0 if point is None else point.item - number
+        with ExitStack() as stack:
+            stack.callback(getattr(iterator, "close", list))  # a generator's files are closed now
+            while True:
+                with own.in_use() if own else nullcontext():
+                    if every and number % every == 0:
+                        seed_generators(seeds[1], worker, "item", number)
+                    found = list(islice(iterator, 1))
+                number += 1
+                if not found:
+                    return
+                if left > 0:
+                    left -= 1
+                else:
+                    yield found.pop()
+
+    def _begin(self, seeds: Seeds, worker: int, point: Point | None) -> int:
+        """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""
+        chain = self.chain
+        if point is not None and chain.epochs:
+            self._stream_seeds = point.stream_seeds
+            self._seed_graph(self._datapipe, point.stream_seeds, worker)
+            for epoch in chain.epochs:
+                epoch.begin_stream()
+        self._stream_seeds = self._stream_seeds or seeds
+        self._seed_graph(self._datapipe, seeds, worker)
+        if chain.draws and chain.epochs:
+            stream_seed = self._stream_seeds[1]
+            self._watch.reseed = lambda passing, item: seed_generators(stream_seed, worker, "pass", passing, item)
+        if point is None:
+            return 0
+        if point.skips:
+            first = point.item - point.item % (self._seeded_items() or 1)
+            share = len(chain.epochs[0]) if chain.epochs else 0
+            if chain.restart(Wanted((), first), point.facts, share):
+                return first
+            logger.warning("worker %d makes its %d items once more: where their pass began is not known", worker, first)
+            self._seed_graph(self._datapipe, seeds, worker)
+        for epoch in chain.epochs:
+            epoch.restart(point.facts.passes[0], None)
+        return 0
+
+    def _seeded_items(self) -> int:
+        """Says before each how many-th item the generators are seeded; 0 for never."""
+        chain = self.chain
+        if not chain.draws or chain.follows_epoch:
+            return 0
+        return 1 if chain.epochs or chain.has_ratio else _SEEDED_ITEMS

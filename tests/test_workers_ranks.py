@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workers_kit import SIZES, items_of, run_script, uneven_pipe
-from torchdata_wds.workers import service
+from torchdata_wds.workers import ranks as division
 from torchdata_wds.workers.service import WorkersReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
@@ -53,8 +53,8 @@ def run_ranks(folder: Path, **options: Any) -> list[list[list[Any]]]:
     folder.mkdir()
     done = run_script(RANKS, str(folder), json.dumps(options), seconds=90)
     assert done.returncode == 0, done.stderr
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    return [list(epoch) for epoch in zip(*ranks, strict=True)]
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return [list(epoch) for epoch in zip(*found, strict=True)]
 
 
 def items(found: list[Any]) -> list[tuple[int, int]]:
@@ -115,7 +115,7 @@ def test_ranks_are_asked_for_when_there_is_no_process_group() -> None:
 
 def test_ranks_are_warned_when_all_of_them_read_everything(monkeypatch: Any, caplog: Any) -> None:
     """Several ranks and no division among them is logged, with the cure."""
-    monkeypatch.setattr(service, "_place", lambda: (4, 1))
+    monkeypatch.setattr(division, "current_ranks", lambda: (4, 1))
     with DataLoader2(uneven_pipe(), reading_service=WorkersReadingService(0)) as loader:
         assert sorted(loader) == items_of(SIZES)
     assert "each of the 4 ranks" in caplog.text

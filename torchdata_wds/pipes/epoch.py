@@ -70,8 +70,10 @@ class _Stream:
     def _begin(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Iterator[Any]:
         assert self.passes is not None
         self.passes.begin_pass(self.number)  # also where it was begun: an epoch may have seeded the pipes since
-        if watch is not None and not self.is_begun:
-            watch.begin_pass(self.number, item)
+        if watch is not None:
+            watch.passing = self.number
+            if not self.is_begun:
+                watch.begin_pass(self.number, item)
         self.is_begun = False
         self.items = iter(source)
         return self.items

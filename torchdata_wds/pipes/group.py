@@ -107,10 +107,10 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         elif restart is not None:
             yield from self._go_on(source, restart)
         elif watch is None:
-            yield from self._group(source.marked_members())
+            yield from self._group(source.marked_members(keys=self.keys))
         else:
             watch.samples = 0
-            yield from self._counted(self._group(source.marked_members(watch)), watch)
+            yield from self._counted(self._group(source.marked_members(watch, keys=self.keys)), watch)
 
     def __len__(self) -> int:
         """The number of samples that this consumer gets in the coming epoch, where an index tells it.
@@ -177,19 +177,15 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         watch = self._watch or Watch()
         first = watch.samples = 0 if begun is None else begun.samples
         skip = 0
-        if in_shard and self._counts_as(loader):
+        # Where each sample of a shard comes out of here, they can be counted in the shard.
+        if in_shard and self.fields is None and self.handler is reraise_exception and loader.select is None:
             skip = wanted.least - first
             watch.samples = wanted.least
         early = set(wanted.early)
-        for sample in self._counted(self._group(loader.marked_members(watch, begun, skip)), watch):
+        for sample in self._counted(self._group(loader.marked_members(watch, begun, skip, keys=self.keys)), watch):
             number = watch.samples - 1
             if number >= wanted.first or number in early:
                 yield sample
-
-    def _counts_as(self, loader: ShardLoaderIterDataPipe) -> bool:
-        """Whether each sample that lies in a shard comes out of here, so that they can be counted in the shard."""
-        keeps_all = self.fields is None and self.handler is reraise_exception and loader.select is None
-        return keeps_all and self.keys == loader.keys
 
     def _members(self) -> Iterator[Unit]:
         """Takes the items of any source as members; one that is none goes to the handler."""

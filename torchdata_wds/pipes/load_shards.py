@@ -119,7 +119,12 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         yield from release_whole_samples(self.marked_members(), key_splitter(self.keys), on_error)
 
     def marked_members(
-        self, watch: Watch | None = None, begun: ShardBegun | None = None, skip: int = 0
+        self,
+        watch: Watch | None = None,
+        begun: ShardBegun | None = None,
+        skip: int = 0,
+        *,
+        keys: KeyRule | None = None,
     ) -> Iterator[Unit]:
         """Reads members as they come, with a mark behind each shard, for a grouping that heeds the marks.
 
@@ -127,6 +132,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             watch: Is told of each shard.
             begun: The item of the source to begin with; those before it are passed over.
             skip: How many samples of that to leave out.
+            keys: The rule by which the grouping tells samples apart, if not that of this pipe.
 
         Raises:
             ShardListError: if the source does not give the items that `begun` tells of.
@@ -135,7 +141,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         for item in self.source_datapipe if watch is None else self._items_from(begun, watch):
             skipped, skip = skip, 0
             try:
-                yield from self._read(item, skipped)
+                yield from self._read(item, skipped, self.keys if keys is None else keys)
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 yield Mark.BROKEN  # what is whole goes out before the handler may raise
                 if not keep_going(self.handler, error, self.skipped):
@@ -161,7 +167,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             f"the first {ordinal + 1:,} that come here. Resume with the same shards, or begin a new epoch"
         )
 
-    def _read(self, item: Any, skip: int = 0) -> Iterator[Unit]:
+    def _read(self, item: Any, skip: int, keys: KeyRule) -> Iterator[Unit]:
         """Reads what an item asks for, without so many of its samples at its beginning."""
         part, given = _as_source(item)
         start = part.start + skip * part.step
@@ -171,7 +177,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         first = 0
         sought = None
         if given is None and start >= part.step:  # else there is nothing to gain
-            sought = self._seek(part, start, visit, strict=isinstance(item, ShardSlice))
+            sought = self._seek(part, start, visit, keys, strict=isinstance(item, ShardSlice))
         if sought is not None:
             (stream, units), first = sought, start
         elif given is None:
@@ -183,9 +189,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         with closing(stream):
             if start or part.stop is not None or part.step > 1:
                 part = part._replace(start=start)
-                units = slice_members(
-                    units, key_splitter(self.keys), part, first=first, shard=storage.mask_url(part.url)
-                )
+                units = slice_members(units, key_splitter(keys), part, first=first, shard=storage.mask_url(part.url))
             yield from units
 
     def _members_of(self, stream: storage.ByteStream, url: str, visit: int) -> Iterator[Unit]:
@@ -201,14 +205,14 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         return read_marked_members(stream, url, options, self.skipped)
 
     def _seek(
-        self, part: ShardSlice, start: int, visit: int, *, strict: bool
+        self, part: ShardSlice, start: int, visit: int, keys: KeyRule, *, strict: bool
     ) -> tuple[storage.ByteStream, Iterator[Unit]] | None:
         """Opens a shard at one of its samples; None where no index tells its place.
 
         Raises:
             ShardFormatError: if the index is not that of the shard; where not `strict` that is a warning, and None.
         """
-        index = None if self.rename else find_index(part.url, self.keys, self.storage_options)
+        index = None if self.rename else find_index(part.url, keys, self.storage_options)
         begin = None if index is None else place_of_sample(index, start, part.stop)
         if index is None or begin is None:
             return None

@@ -19,7 +19,9 @@ from torchdata_wds.pipes import stock_workers
 __all__ = [
     "Place",
     "Seed",
+    "find_sharder",
     "mix",
+    "place_among_ranks",
     "place_of",
     "process_place",
     "rank_place",
@@ -59,10 +61,13 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
     """Reads a pipe's place off the native ``sharding_filter`` above it; without one there is one consumer.
 
     A pipe above the filter must behave alike in all workers, which is why the worker's own number does not count here.
+    What stands in the main process for workers knows the rank that they work for: its attribute ``place``.
     """
     for found in upstream(pipe):
         if isinstance(found, ShardingFilterIterDataPipe):
             return Place(found.num_of_instances, found.instance_id)
+        if isinstance(place := vars(found).get("place"), Place):
+            return place
     return Place()
 
 
@@ -86,6 +91,19 @@ def rank_place() -> Place:
 def mix(*parts: int | str) -> int:
     """Returns a uint64 that depends on every part, the same on all machines and Python versions."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def place_among_ranks(place: Place) -> Place:
+    """Completes the place that a graph was divided by: where that was among the workers of each rank, by the rank."""
+    ranks, rank = rank_place()
+    if ranks == 1 or (place.consumers == process_place().consumers and not stock_workers.in_stock_worker()):
+        return place
+    return Place(ranks * place.consumers, rank * place.consumers + place.number)
+
+
+def find_sharder(pipe: IterDataPipe[Any]) -> str | None:
+    """Names a pipe, from this one up, that divides the work among consumers."""
+    return next((type(found).__name__ for found in upstream(pipe) if hasattr(type(found), "apply_sharding")), None)
 
 
 class Seed:
@@ -125,7 +143,7 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
             "streams differ in length: end the workers' part with .join_workers(), or use "
             "torchdata_wds.WorkersReadingService",
         )
-    if _has_siblings() and not any(hasattr(type(found), "apply_sharding") for found in upstream(pipe)):
+    if _has_siblings() and find_sharder(pipe) is None:
         warn_once(
             "sharding",
             "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every "

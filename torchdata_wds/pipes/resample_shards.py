@@ -12,9 +12,8 @@ from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
-from torchdata_wds.pipes.place import Place, Seed, process_place, rank_place, upstream
+from torchdata_wds.pipes.place import Place, Seed, find_sharder, place_among_ranks, process_place
 from torchdata_wds.pipes.shuffle import shuffled
-from torchdata_wds.pipes.stock_workers import in_stock_worker
 
 __all__ = ["ShardResamplerIterDataPipe"]
 
@@ -58,12 +57,12 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise ValueError(f"n must be a whole number of shards from 1, or None for an endless stream, not {n!r}")
         check_flags(replacement=replacement)
-        for found in upstream(source_datapipe):
-            if hasattr(type(found), "apply_sharding"):
-                raise ValueError(
-                    f"resample_shards draws from the whole list of shards, but {type(found).__name__} upstream leaves "
-                    "each consumer a part of it: remove that stage, resample_shards stands in its place"
-                )
+        sharder = find_sharder(source_datapipe)
+        if sharder is not None:
+            raise ValueError(
+                f"resample_shards draws from the whole list of shards, but {sharder} upstream leaves each consumer a "
+                "part of it: remove that stage, resample_shards stands in its place"
+            )
         # Knows the consumer's place, and divides nothing: a sharder of our own would upset the seeds upstream.
         self.source_datapipe = ShardingFilterIterDataPipe(source_datapipe)
         self.n = n
@@ -89,13 +88,7 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
     def _place(self) -> Place:
         """This consumer's place among all: as the graph was divided, or where nobody did as processes are."""
         place = Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
-        ranks, rank = rank_place()
-        if place.consumers == 1:
-            return process_place()
-        if ranks == 1 or (place.consumers == process_place().consumers and not in_stock_worker()):
-            return place
-        # The graph may be divided among this rank's workers only: the rank tells them apart in any case.
-        return Place(ranks * place.consumers, rank * place.consumers + place.number)
+        return process_place() if place.consumers == 1 else place_among_ranks(place)
 
     def __len__(self) -> int:
         if self.n is None:

@@ -16,7 +16,7 @@ from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe, register
 from torchdata_wds.pipes.field_specs import expect_sample
-from torchdata_wds.pipes.place import Place, place_of, process_place, rank_place, upstream
+from torchdata_wds.pipes.place import Place, place_among_ranks, place_of, process_place, rank_place, upstream
 from torchdata_wds.pipes.shard_writer import ShardWriter, StartShard
 from torchdata_wds.pipes.stock_workers import in_stock_worker
 from torchdata_wds.pipes.tar_writer import TarOptions, check_options
@@ -134,7 +134,6 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
 
     def _place(self) -> Place:
         """Which of how many writers this is: as the work is divided, or else as processes are."""
-        processes = process_place()
         if not any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(self)):
             if in_stock_worker():
                 raise ValueError(
@@ -142,9 +141,5 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
                     "without .sharding_filter() before it, and each would write the same shards; put one behind the "
                     "list of shards"
                 )
-            return processes
-        place, ranks, rank = place_of(self), *rank_place()
-        if ranks == 1 or (place.consumers == processes.consumers and not in_stock_worker()):
-            return place
-        # the filter does not divide the work among the ranks, or may not: the rank tells them apart in any case
-        return Place(ranks * place.consumers, rank * place.consumers + place.number)
+            return process_place()
+        return place_among_ranks(place_of(self))

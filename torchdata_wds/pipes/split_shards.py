@@ -20,7 +20,7 @@ from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.slicing import PaddingSlice, ShardSlice, TailSlice
 from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.place import Place, Seed, upstream, warn_once
+from torchdata_wds.pipes.place import Place, Seed, find_sharder, warn_once
 from torchdata_wds.pipes.shard_counts import Index, shard_counts
 from torchdata_wds.storage.urls import local_path, scheme_of
 
@@ -297,13 +297,13 @@ def _as_url(item: Any) -> str:
 
 
 def _check_is_first(source: IterDataPipe[Any]) -> None:
-    for found in upstream(source):
-        if hasattr(type(found), "apply_sharding"):
-            raise ValueError(
-                f"split_shards divides the shards among workers and ranks, and a {type(found).__name__} before it has "
-                "done that already: each consumer would read a part of its part. Keep one of .split_shards(), "
-                ".sharding_filter() and .resample_shards()"
-            )
+    sharder = find_sharder(source)
+    if sharder is not None:
+        raise ValueError(
+            f"split_shards divides the shards among workers and ranks, and a {sharder} before it has done that "
+            "already: each consumer would read a part of its part. Keep one of .split_shards(), .sharding_filter() and "
+            ".resample_shards()"
+        )
 
 
 def _warn_about_strides(urls: Sequence[str], consumers: int) -> None:

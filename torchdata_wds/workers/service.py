@@ -5,9 +5,6 @@ This is the only file of the package that imports torchdata.
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import operator
 import pickle
 import sys
 from collections.abc import Callable
@@ -20,12 +17,14 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
-from torchdata_wds.pipes.place import Place, mix
+from torchdata_wds.pipes.place import mix
 from torchdata_wds.workers.branches import find_branches
 from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_streams, taken_by, unpack_streams
 from torchdata_wds.workers.local import LocalIterDataPipe
+from torchdata_wds.workers.options import checked_context, checked_int, checked_timeout
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
+from torchdata_wds.workers.ranks import current_ranks, ranks_of, shard_by_rank
 from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
@@ -50,8 +49,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
-
-logger = logging.getLogger(__name__)
 
 _EPOCH_BEHIND = (
     "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts the "
@@ -123,14 +120,14 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         distributed: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.num_workers = _checked_int("num_workers", num_workers, 0)
-        self.prefetch_factor = _checked_int("prefetch_factor", prefetch_factor, 1)
-        self.multiprocessing_context = _checked_context(multiprocessing_context)
-        self.timeout = _checked_timeout(timeout)
+        self.num_workers = checked_int("num_workers", num_workers, 0)
+        self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
+        self.multiprocessing_context = checked_context(multiprocessing_context)
+        self.timeout = checked_timeout(timeout)
         if not isinstance(distributed, bool):
             raise TypeError(f"distributed must be True or False, not {distributed!r}")
         self.distributed = distributed
-        self.seed = None if seed is None else _checked_int("seed", seed, 0, _SEED_LIMIT)
+        self.seed = None if seed is None else checked_int("seed", seed, 0, _SEED_LIMIT)
         self._epoch = 0
         self._in_epoch = False
         self._end: Any = None  # the adapted graph's last pipe
@@ -147,7 +144,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
         self._signature = self._describe(datapipe)
-        self._shard_by_rank(datapipe)
+        self._group = shard_by_rank(datapipe, self.distributed)
         self._end = datapipe
         self._branches = find_branches(datapipe)
         if self.num_workers == 0:
@@ -216,7 +213,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         if self._end is None:
             return b""
         if self._shards is None:
-            self._shards = [digest for branch in self._branches for digest in shards_digest(branch)]
+            self._shards = _digest(self._branches)
         return Checkpoint(
             {**self._signature, "shards": self._shards},
             self._epoch,
@@ -235,13 +232,13 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         """
         if serialized_state:
             restored = Checkpoint.load(serialized_state)
-            now = {**self._describe(datapipe), "shards": shards_digest(datapipe)}
+            now = {**self._describe(datapipe), "shards": _digest(find_branches(datapipe))}
             check_signature(restored.signature, now)
             self._restored = restored
         return self.initialize(datapipe)
 
     def _describe(self, datapipe: IterDataPipe[Any]) -> Signature:
-        world, rank = _place()
+        world, rank = current_ranks()
         return {
             "num_workers": self.num_workers,
             "ranks": world,
@@ -262,7 +259,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
                 f"a state cannot be taken of {len(self._runs)} sets of workers that are joined in the main process: "
                 "join their streams in the workers, with one .join_workers() behind all"
             )
-        (run,), (front,), (branch,) = self._runs, self._fronts, self._branches
+        (run,), (front,), branch = self._runs, self._fronts, self._branches[0]
         if has_epoch(self._end, front):
             raise RuntimeError(_EPOCH_BEHIND)
         taken = taken_by(self._end, front) if self._in_epoch else 0
@@ -312,39 +309,14 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             multiprocessing_context=self.multiprocessing_context,
             timeout=self.timeout,
         )
-        front = PooledIterDataPipe(pool, _ranks_of(branch))
+        front = PooledIterDataPipe(pool, ranks_of(branch))
         self._put(front, branch)
         self._fronts.append(front)
         self._runs.append(pool)
 
-    def _shard_by_rank(self, datapipe: DataPipe) -> None:
-        is_divided = _is_sharded_by_rank(datapipe)
-        if not self.distributed:
-            world, _ = _place()
-            if world > 1 and not is_divided:
-                logger.warning(
-                    "each of the %d ranks of torch.distributed reads everything: give WorkersReadingService "
-                    "distributed=True to divide the work among them",
-                    world,
-                )
-            return
-        if is_divided:
-            raise ValueError(
-                "the work is divided among the ranks already, by a DistributedReadingService: drop that one to lose no "
-                "items, or drop distributed=True to have all ranks end with the shortest"
-            )
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
-                "distributed=True needs the ranks to know one another: call torch.distributed.init_process_group() "
-                "before the first epoch, or drop distributed=True to run alone"
-            )
-        apply_sharding(datapipe, *_place(), SHARDING_PRIORITIES.DISTRIBUTED)
-        if "gloo" not in dist.get_backend_config():
-            self._group = dist.new_group(backend="gloo")  # seeds are shared from the CPU's memory
-
     def _draw(self, seed_generator: Any) -> tuple[int, int]:
         """Returns the epoch's two seeds: one equal on all ranks, one of this rank."""
-        rank = _place()[1]
+        rank = current_ranks()[1]
         if self.seed is not None:
             return mix(self.seed, self._epoch), mix(self.seed, self._epoch, "rank", rank)
         shared, local = seed_generator.generate_shared_seed(), seed_generator.generate_seed()
@@ -357,6 +329,10 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         return shared, local
 
 
+def _digest(branches: list[Any]) -> list[tuple[int, int]]:
+    return [digest for branch in branches for digest in shards_digest(branch)]
+
+
 def _seed_graph(datapipe: DataPipe, seeds: tuple[int, int], place: int) -> None:
     """Seeds the pipes upstream of a native sharding filter alike in all places, the others apart."""
     set_graph_random_seed(datapipe, _generator(*seeds, place))
@@ -366,53 +342,3 @@ def _generator(shared: int, local: int, place: int) -> Any:
     """Returns a seed generator whose shared seeds are equal in all places, and whose others are this place's own."""
     alike, own = SeedGenerator(shared), SeedGenerator(local).spawn(place)
     return SeedGenerator(_rngs=(alike._shared_rng, own._worker_rng))
-
-
-def _place() -> tuple[int, int]:
-    """Returns the number of ranks and this process's own."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(), dist.get_rank()
-    return 1, 0
-
-
-def _ranks_of(datapipe: DataPipe) -> Place:
-    """Returns the place that a graph has among the ranks that its work was divided among."""
-    for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
-        groups = vars(pipe).get("groups")
-        if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
-            return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
-    return Place()
-
-
-def _is_sharded_by_rank(datapipe: DataPipe) -> bool:
-    pipes = get_all_graph_pipes(traverse_dps(datapipe))
-    # No hasattr: DataPipes answer for functional names as well, and any pipe may have a "groups" of its own.
-    groups = [vars(pipe).get("groups") for pipe in pipes if "apply_sharding" in dir(type(pipe))]
-    return any(isinstance(group, dict) and SHARDING_PRIORITIES.DISTRIBUTED in group for group in groups)
-
-
-def _checked_int(name: str, value: Any, least: int, limit: int | None = None) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    number = operator.index(value)
-    if number < least or (limit is not None and number >= limit):
-        upper = "" if limit is None else f" and less than {limit}"
-        raise ValueError(f"{name} must be at least {least}{upper}, not {value!r}")
-    return number
-
-
-def _checked_context(name: Any) -> str | None:
-    known = multiprocessing.get_all_start_methods()
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
-    if name is not None and name not in known:
-        raise ValueError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
-    return name
-
-
-def _checked_timeout(timeout: Any) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
-    if not timeout >= 0:
-        raise ValueError(f"timeout must be 0 (wait for ever) or a positive number of seconds, not {timeout!r}")
-    return timeout

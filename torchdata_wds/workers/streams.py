@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.progress import Fact, Facts, SkipNotice, Wanted, Watch
-from torchdata_wds.workers.chains import Chain, find_chain
+from torchdata_wds.workers.chains import Chain, find_chain, short_name
 from torchdata_wds.workers.generators import OwnGenerators, seed_generators
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Stream:
         """What the graph is made of."""
         if self._chain is None:
             self._chain = find_chain(self._datapipe)
+            self._skipped = {id(stage): stage.skipped.total() for stage in self._chain.counted}
             for pipe in (*self._chain.epochs, self._chain.grouper):
                 if pipe is not None:
                     pipe._watch = self._watch
@@ -77,9 +78,9 @@ class Stream:
         """Gives what the pipes have told since this was asked last."""
         for stage in self.chain.counted:
             skipped = stage.skipped.total()
-            if skipped != self._skipped.setdefault(id(stage), skipped):
+            if skipped != self._skipped[id(stage)]:
                 self._skipped[id(stage)] = skipped
-                self._watch.facts.append(SkipNotice(type(stage).__name__))
+                self._watch.facts.append(SkipNotice(short_name(stage)))
         return self._watch.take()
 
     def items(self, seeds: Seeds, worker: int, point: Point | None) -> Generator[Any, None, None]:

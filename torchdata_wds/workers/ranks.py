@@ -1,0 +1,76 @@
+"""The ranks of torch.distributed, and the work of a graph divided among them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+
+from torchdata_wds.pipes.place import Place
+
+__all__ = ["current_ranks", "ranks_of", "shard_by_rank"]
+
+logger = logging.getLogger(__name__)
+
+
+def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
+    """Divides the work of a graph among the ranks, if it is to be.
+
+    Returns:
+        A group of the ranks to share seeds in, where the default one cannot; None otherwise.
+
+    Raises:
+        ValueError: if the work is divided already.
+        RuntimeError: if the ranks do not know one another.
+    """
+    is_divided = _is_sharded_by_rank(datapipe)
+    if not distributed:
+        world, _ = current_ranks()
+        if world > 1 and not is_divided:
+            logger.warning(
+                "each of the %d ranks of torch.distributed reads everything: give WorkersReadingService "
+                "distributed=True to divide the work among them",
+                world,
+            )
+        return None
+    if is_divided:
+        raise ValueError(
+            "the work is divided among the ranks already, by a DistributedReadingService: drop that one to lose no "
+            "items, or drop distributed=True to have all ranks end with the shortest"
+        )
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            "distributed=True needs the ranks to know one another: call torch.distributed.init_process_group() "
+            "before the first epoch, or drop distributed=True to run alone"
+        )
+    apply_sharding(datapipe, *current_ranks(), SHARDING_PRIORITIES.DISTRIBUTED)
+    if "gloo" not in dist.get_backend_config():
+        return dist.new_group(backend="gloo")  # seeds are shared from the CPU's memory
+    return None
+
+
+def current_ranks() -> tuple[int, int]:
+    """Returns the number of ranks and this process's own."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return 1, 0
+
+
+def ranks_of(datapipe: DataPipe) -> Place:
+    """Returns the place that a graph has among the ranks that its work was divided among."""
+    for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
+        groups = vars(pipe).get("groups")
+        if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
+            return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
+    return Place()
+
+
+def _is_sharded_by_rank(datapipe: DataPipe) -> bool:
+    pipes = get_all_graph_pipes(traverse_dps(datapipe))
+    # No hasattr: DataPipes answer for functional names as well, and any pipe may have a "groups" of its own.
+    groups = [vars(pipe).get("groups") for pipe in pipes if "apply_sharding" in dir(type(pipe))]
+    return any(isinstance(group, dict) and SHARDING_PRIORITIES.DISTRIBUTED in group for group in groups)

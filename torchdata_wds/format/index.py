@@ -95,7 +95,7 @@ class ShardIndex(Sequence[IndexedSample]):
 
     Args:
         header: About the shard as a whole.
-        rows: A line of JSON for each sample, as `pack_row` makes it.
+        rows: A line of JSON for each sample, as `pack_row` makes it, or as it stands in the file.
 
     Attributes:
         header: As given.
@@ -107,7 +107,7 @@ class ShardIndex(Sequence[IndexedSample]):
         (1, 0, 3)
     """
 
-    def __init__(self, header: IndexHeader, rows: Sequence[str]) -> None:
+    def __init__(self, header: IndexHeader, rows: Sequence[str | bytes]) -> None:
         if header.samples != len(rows):
             raise ShardFormatError(
                 f"the index of shard {header.shard} is not whole: it promises {header.samples:,} samples and has "
@@ -147,7 +147,8 @@ class ShardIndex(Sequence[IndexedSample]):
     def dump(self) -> bytes:
         """The index as the bytes of its file."""
         head = {"format": _FORMAT, "version": _VERSION, **self.header._asdict()}
-        return "\n".join((json.dumps(head), *self._rows, "")).encode()
+        rows = (row if isinstance(row, bytes) else row.encode() for row in self._rows)
+        return b"\n".join((json.dumps(head).encode(), *rows, b""))
 
     def save(
         self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
@@ -189,8 +190,7 @@ class ShardIndex(Sequence[IndexedSample]):
         header = _parse_header(head, shown)
         if not rows or rows.pop():
             raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown)
-        # names with other bytes stand in it escaped, so that this can only meet damage, which shows in the row
-        return cls(header, [row.decode("utf-8", "backslashreplace") for row in rows])
+        return cls(header, rows)
 
 
 def index_url(shard: str | os.PathLike[str]) -> str:
@@ -239,7 +239,7 @@ def pack_row(key: str, start: int, stop: int, members: Iterable[tuple[str, int |
     return json.dumps([key, start, stop, list(members)], separators=(",", ":"))
 
 
-def _parse_row(row: str) -> IndexedSample:
+def _parse_row(row: str | bytes) -> IndexedSample:
     try:
         values = json.loads(row)
         if not isinstance(values, list):

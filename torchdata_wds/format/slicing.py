@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.format.headers import BLOCK
 from torchdata_wds.format.index import IndexedSample, ShardIndex, index_url
 from torchdata_wds.format.members import Mark, MemberRun, Single, Unit
 from torchdata_wds.format.names import KeyRule, SplitName, split_names
@@ -253,31 +251,12 @@ def check_size(index: ShardIndex, url: str) -> None:
         raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {expected:,}")
 
 
-def place_of_sample(index: ShardIndex, start: int, stop: int | None) -> IndexedSample | None:
-    """Finds where reading can begin at a sample and go on to another without anything that lies before.
-
-    Returns:
-        The sample; None where the index has no such one, or a hard link follows: its target may lie before.
-    """
-    if start >= len(index):
+def place_of_sample(index: ShardIndex, number: int) -> IndexedSample | None:
+    """Finds where in its shard a sample lies; None where the index has no such one, or a damaged line."""
+    if number >= len(index):
         return None
-    lines = index.dump().splitlines()[1:]
-    lines = lines[start : None if stop is None else stop + 1]  # reading ends at the first member that is too much
     try:
-        # All at once: parsed one by one they would take longer than to read past as many small samples.
-        rows = json.loads(b"[" + b",".join(lines) + b"]")
-        return None if any(_has_hard_link(begin, members) for _, begin, _, members in rows) else index[start]
-    except (ValueError, TypeError) as error:
-        warn_rarely("not used", ShardFormatError(f"the index of {index.header.shard} has a damaged line: {error}"))
+        return index[number]
+    except ShardFormatError as error:
+        warn_rarely("not used", error)
         return None
-
-
-def _has_hard_link(begin: int, members: Iterable[tuple[str, int | None, int | None]]) -> bool:
-    # It has the place of the content that it stands for, which no member has that comes with a header of its own.
-    for _, offset, size in members:
-        if offset is None or size is None:
-            continue
-        if offset < begin + BLOCK:
-            return True
-        begin = offset + size
-    return False

@@ -85,6 +85,7 @@ class ReadOptions(NamedTuple):
     reopen: Reopen | None
     require_end_marker: bool
     concatenated: bool
+    offset: int = 0  # where in the archive the stream begins
 
 
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
@@ -94,11 +95,11 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
     stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
     """
-    select, rename, visit, shard, reopen, require_end_marker, concatenated = options
+    select, rename, visit, shard, reopen, require_end_marker, concatenated, offset = options
     wanted = None if select is None else name_filter(select)
     links = HardLinks(url, shard, reopen)
     source = LookAhead(stream, url, visit)
-    entries = TarEntries(source, shard, require_end_marker=require_end_marker, concatenated=concatenated)
+    entries = TarEntries(source, shard, offset=offset, require_end_marker=require_end_marker, concatenated=concatenated)
     for entry in _walk(entries, source, links):
         if isinstance(entry, (MemberRun, ShardMember)):
             if rename is None and wanted is None:

@@ -192,7 +192,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                 units = slice_members(units, key_splitter(keys), part, first=first, shard=storage.mask_url(part.url))
             yield from units
 
-    def _members_of(self, stream: storage.ByteStream, url: str, visit: int) -> Iterator[Unit]:
+    def _members_of(self, stream: storage.ByteStream, url: str, visit: int, offset: int = 0) -> Iterator[Unit]:
         options = ReadOptions(
             self.select,
             self.rename,
@@ -201,6 +201,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             reopen=partial(_open_at, url, self.storage_options) if storage.can_reopen(url) else None,
             require_end_marker=self.require_end_marker,
             concatenated=self.concatenated,
+            offset=offset,
         )
         return read_marked_members(stream, url, options, self.skipped)
 
@@ -213,7 +214,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             ShardFormatError: if the index is not that of the shard; where not `strict` that is a warning, and None.
         """
         index = None if self.rename else find_index(part.url, keys, self.storage_options)
-        begin = None if index is None else place_of_sample(index, start, part.stop)
+        begin = None if index is None else place_of_sample(index, start)
         if index is None or begin is None:
             return None
         try:
@@ -236,7 +237,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     def _open_at_sample(self, url: str, begin: IndexedSample, visit: int) -> tuple[storage.ByteStream, Iterator[Unit]]:
         stream = _open_at(url, self.storage_options, begin.start)
         try:
-            units = self._members_of(stream, url, visit)
+            units = self._members_of(stream, url, visit, begin.start)
             head = next(units)
             name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
             if name != begin.members[0].name:
@@ -244,23 +245,11 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         except BaseException:
             stream.close()
             raise
-        return stream, chain((head,), _counted_from(begin.start, units))
+        return stream, chain((head,), units)
 
 
 def _open_at(url: str, storage_options: storage.StorageOptions, offset: int) -> storage.ByteStream:
     return storage.open_shard(url, offset=offset, storage_options=storage_options)
-
-
-def _counted_from(offset: int, units: Iterator[Unit]) -> Iterator[Unit]:
-    """Says in the errors of a reading that began inside a shard what their byte offsets mean."""
-    try:
-        yield from units
-    except ShardFormatError as error:
-        raise ShardFormatError(
-            f"{error} (Bytes are counted from byte {offset:,} of the archive, where reading began by its index.)",
-            shard=error.shard,
-            member=error.member,
-        ) from error
 
 
 def _is_opened(item: Any) -> bool:

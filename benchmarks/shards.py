@@ -118,6 +118,7 @@ KINDS = {
     "images": Kind(image_fields, 4, 500, 10),
     "big": Kind(big_fields, 2, 200, 5),
     "1 GB": Kind(middling_fields, 1, 10_000, 500),
+    "million texts": Kind(text_fields, 5, 240_000, 120),
 }
 
 

@@ -107,7 +107,18 @@ def test_startup_measures_imports_and_first_samples(shards: Path, tmp_path: Path
 def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
-    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "shards"}
+    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "shards"}
+
+
+def test_resume_compares_skipping_with_making_again(shards: Path, tmp_path: Path) -> None:
+    """Each chain goes on with and without indexes, and with all items made again."""
+    printed, content = run("resume.py", shards, tmp_path)
+    check_table(printed, content)
+    kinds = {kind for kind, _ in rows(content)}
+    assert kinds == {"in order", "shuffled", "shuffled, 2 workers"}
+    assert rows(content) == {
+        (kind, name) for kind in kinds for name in ("ours, with indexes", "ours, without", "made again")
+    }
 
 
 def test_write_compares_with_webdataset(shards: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from torchdata_wds import (
     WorkersReadingService,
     handle_extension,
     ignore_and_continue,
+    load_dataset,
     reraise_exception,
     warn_and_continue,
     wds_collate,
@@ -300,6 +301,52 @@ def test_webdataset_arguments(url: str) -> None:
 
 def npy_decoder(key: str, data: bytes) -> Any:
     return np.load(io.BytesIO(data)) if key.endswith(".npy") else None
+
+
+def test_resampled_shards(folder: Path, url: str) -> None:
+    """`ResampledShards(url)`, `WebDataset(url, resampled=True)`: shards drawn without end, cut into epochs."""
+    torch.manual_seed(1)
+    drawn = IterableWrapper([url]).list_shards().resample_shards(1000)
+    assert {Path(shard).name for shard in drawn} == {f"d-{shard:03d}.tar" for shard in range(4)}
+    pipe = WebDataset(url, resampled=True).wds_epoch(100)
+    keys = [[sample["__key__"] for sample in pipe] for _ in range(2)]
+    assert [len(epoch) for epoch in keys] == [100, 100]
+    assert set(keys[0]) | set(keys[1]) == set(KEYS)
+
+
+def test_with_epoch_and_length(url: str) -> None:
+    """`.with_epoch(10000)`, `WebLoader(...).with_epoch(20)`, `.with_length(n)`: over all workers, and going on."""
+    pipe = src(url).wds_epoch(20).map(itemgetter("__key__"))
+    loader = DataLoader2(pipe, reading_service=WorkersReadingService(2, seed=1))
+    epochs = [list(loader) for _ in range(5)]
+    loader.shutdown()
+    assert [len(epoch) for epoch in epochs] == [20] * 5
+    assert set(Counter(key for epoch in epochs for key in epoch)) == set(KEYS)
+    assert len(DataLoader(src(url).batch(4).set_length(7), batch_size=None)) == 7
+
+
+def rescaled(sample: dict[str, Any], scale: float = 1.0, scaleprob: float = 0.0) -> dict[str, Any]:
+    """The transformation that the YAML's free keys are for."""
+    return {**sample, "scaled": (scale, scaleprob)}
+
+
+def test_yaml_with_free_keys(folder: Path) -> None:
+    """YAML with `dataset:`, `shards`, `scale`, `scaleprob`, `extensions`: free keys go to transforms."""
+    text = f"""
+dataset:
+  - shards: {folder}/d-{{000..001}}.tar
+    scale: 0.5
+    scaleprob: 0.25
+  - shards: {folder}/d-{{002..003}}.tar
+    extensions: jpg cls
+"""
+    (folder / "dataset.yaml").write_text(text)
+    samples = list(load_dataset(folder / "dataset.yaml", transforms=rescaled))
+    assert once([sample["__key__"] for sample in samples])
+    for sample in samples:
+        first = sample["__key__"][:2] in ("i0", "i1")
+        assert sample["scaled"] == ((0.5, 0.25) if first else (1.0, 0.0))
+        assert ("json" in sample) is first
 
 
 @pytest.mark.parametrize("decoders", [(npy_decoder,), ()])

@@ -158,6 +158,10 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         """Where the next epoch begins."""
         return PassBegun(self._stream.number, -self._stream.taken)
 
+    def begin_anew(self) -> None:
+        """Forgets the stream: the next iteration begins another."""
+        self._stream = _Stream()
+
     def begin_stream(self) -> None:
         """Notes the seeds of the pipes upstream: all passes follow from them."""
         self._stream.passes = Passes(self.source_datapipe)

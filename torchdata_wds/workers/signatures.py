@@ -26,15 +26,9 @@ Signature = dict[str, Any]
 
 #: Attributes that say how a pipe is held and not what it does, or that change while it runs.
 _NO_ARGUMENTS = {
-    "datapipe",
-    "source_datapipe",
-    "datapipes",
-    "others",
-    "storage_options",
-    "handler",
-    "iterable",
-    "skipped",
-    "counts",
+    *("datapipe", "source_datapipe", "datapipes", "others", "iterable"),
+    *("storage_options", "handler", "skipped", "counts"),
+    *("groups", "num_of_instances", "instance_id"),
 }
 
 

@@ -13,7 +13,7 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
 from torchdata_wds.pipes.passes import above_filters
-from torchdata_wds.pipes.place import mix, rank_place
+from torchdata_wds.pipes.place import Place, mix, rank_place
 from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import pack_streams, unpack_streams
 from torchdata_wds.workers.local import LocalIterDataPipe
@@ -66,16 +66,12 @@ class StatefulPipeline(IterableDataset[Any]):
         # In shared memory: workers that live on see what the main process sets. The second counts how often it did.
         self._set: torch.Tensor = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._seen = 0
-        self._epoch = -1
-        self._stream_epoch = 0
         self._restored: dict[str, Any] | None = None
-        self._run: LocalIterDataPipe | None = None
-        self._signature: Signature = {}
-        self._packed: Any = None
-        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
+        self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_run": None}  # a copy begins at the beginning
+        copy = StatefulPipeline(self.pipe, seed=self.seed)  # which begins at the beginning
+        return {**vars(copy), "_set": self._set, "_restored": self._restored}
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the coming epoch; those after it count on."""
@@ -85,10 +81,15 @@ class StatefulPipeline(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the state is asked for before the first item is.
         restored, self._restored = self._restored, None
-        run = self._start() if self._run is None or restored is not None else self._run
+        worker, ranks = get_worker_info(), rank_place()
+        place = (worker.num_workers, worker.id) if worker else (0, 0), ranks
+        if place != self._place or restored is not None:  # another place than before: a worker forked since
+            self._forget()
+        is_new = self._run is None
+        run = self._run or self._start(place)
         epoch, times = self._set.tolist()
         is_set, self._seen = times != self._seen, times
-        self._packed = None
+        self._packed = (), None
         if restored is not None:
             check_signature(restored["signature"], self._signature)
             self._epoch, self._stream_epoch = restored["epoch"], restored["stream_epoch"]
@@ -99,6 +100,7 @@ class StatefulPipeline(IterableDataset[Any]):
                 return iter(())
         else:
             self._epoch = epoch if is_set else self._epoch + 1
+            self._stream_epoch = self._epoch if is_new else self._stream_epoch
             run.streams = run.streams if self._is_over else run.streams.next_epoch()
         self._is_over = False
         run.begin(self._seeds(self._epoch), run.streams)
@@ -109,7 +111,7 @@ class StatefulPipeline(IterableDataset[Any]):
         run.wait_for_facts()
         run.streams = run.streams.next_epoch()
         self._is_over = True
-        self._packed = None
+        self._packed = (), None
 
     def state_dict(self) -> dict[str, Any]:
         """Gives the state of the stream in this process.
@@ -123,7 +125,7 @@ class StatefulPipeline(IterableDataset[Any]):
         run.wait_for_facts()
         facts = run.streams.facts[0]
         known = len(facts.shards), len(facts.passes), len(facts.lengths), len(facts.skipping), facts.ended
-        if self._packed is None or self._packed[0] != known:
+        if self._packed[0] != known:
             self._packed = known, pack_streams(self.pipe, run.streams, run.streams.taken)
         _, order, packed = self._packed[1]
         counts, _ = run.streams.turns.at(run.streams.taken)
@@ -143,30 +145,42 @@ class StatefulPipeline(IterableDataset[Any]):
         """
         self._restored = state_dict or None
 
-    def _start(self) -> LocalIterDataPipe:
-        """Divides the work, the first time, and makes what runs the graph in this process."""
-        worker = get_worker_info()
-        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
-        ranks, rank = rank_place()
-        if not self._signature:
-            self._signature = {
-                "num_workers": worker.num_workers if worker else 0,
-                "worker": number,
-                "ranks": ranks,
-                "rank": rank,
-                "seed": self.seed,
-                "stages": graph_signature(self.pipe),
-                "shards": shards_digest(self.pipe),
-            }
-            apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-            apply_sharding(self.pipe, workers, number, SHARDING_PRIORITIES.MULTIPROCESSING)
-            self._number = rank * workers + number
-        self._run = LocalIterDataPipe(self.pipe, _seed_graph, keeps_apart=worker is None)
-        self._run.streams = Streams(1, continues=bool(find_chain(self.pipe).epochs))
+    def _forget(self) -> None:
+        """Forgets all epochs."""
+        self._place: tuple[tuple[int, int], Place] | None = None
+        self._run: LocalIterDataPipe | None = None
+        self._signature: Signature = {}
+        self._epoch = -1
+        self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
+        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
+        self._packed: tuple[tuple[Any, ...], Any] = (), None  # what was known when the state was packed, and that
+
+    def _start(self, place: tuple[tuple[int, int], Place]) -> LocalIterDataPipe:
+        """Divides the work, and makes what runs the graph in this process."""
+        (workers, worker), (ranks, rank) = place
+        self._place = place
+        self._signature = {
+            "num_workers": workers,
+            "worker": worker,
+            "ranks": ranks,
+            "rank": rank,
+            "seed": self.seed,
+            "stages": graph_signature(self.pipe),
+            "shards": shards_digest(self.pipe),
+        }
+        apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        apply_sharding(self.pipe, max(workers, 1), worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        epochs = find_chain(self.pipe).epochs
+        for epoch in epochs:
+            epoch.begin_anew()
+        self._run = LocalIterDataPipe(self.pipe, _seed_graph, keeps_apart=not workers)
+        self._run.streams = Streams(1, continues=bool(epochs))
         return self._run
 
     def _seeds(self, epoch: int) -> Seeds:
-        return mix(self.seed, epoch), mix(self.seed, epoch, "consumer", self._number)
+        assert self._place is not None
+        (workers, worker), (_, rank) = self._place
+        return mix(self.seed, epoch), mix(self.seed, epoch, "consumer", rank * max(workers, 1) + worker)
 
 
 def _seed_graph(datapipe: DataPipe, seeds: Seeds, _: int) -> None:

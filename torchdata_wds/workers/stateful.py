@@ -89,7 +89,7 @@ class StatefulPipeline(IterableDataset[Any]):
         run = self._run or self._start(place)
         epoch, times = self._set.tolist()
         is_set, self._seen = times != self._seen, times
-        self._packed = (), None
+        self._packed.clear()
         if restored is not None:
             check_signature(restored["signature"], self._signature)
             self._epoch, self._stream_epoch = restored["epoch"], restored["stream_epoch"]
@@ -111,7 +111,7 @@ class StatefulPipeline(IterableDataset[Any]):
         run.wait_for_facts()
         run.streams = run.streams.next_epoch()
         self._is_over = True
-        self._packed = (), None
+        self._packed.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Gives the state of the stream in this process.
@@ -125,9 +125,9 @@ class StatefulPipeline(IterableDataset[Any]):
         run.wait_for_facts()
         facts = run.streams.facts[0]
         known = len(facts.shards), len(facts.passes), len(facts.lengths), len(facts.skipping), facts.ended
-        if self._packed[0] != known:
-            self._packed = known, pack_streams(self.pipe, run.streams, run.streams.taken)
-        _, order, packed = self._packed[1]
+        if known not in self._packed:
+            self._packed = {known: pack_streams(self.pipe, run.streams, run.streams.taken)}
+        _, order, packed = self._packed[known]
         counts, _ = run.streams.turns.at(run.streams.taken)
         return {
             "signature": self._signature,
@@ -153,7 +153,7 @@ class StatefulPipeline(IterableDataset[Any]):
         self._epoch = -1
         self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
         self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
-        self._packed: tuple[tuple[Any, ...], Any] = (), None  # what was known when the state was packed, and that
+        self._packed: dict[tuple[Any, ...], Any] = {}  # what was known when the state was packed, and that
 
     def _start(self, place: tuple[tuple[int, int], Place]) -> LocalIterDataPipe:
         """Divides the work, and makes what runs the graph in this process."""

@@ -165,7 +165,7 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
     def begin_stream(self) -> None:
         """Notes the seeds of the pipes upstream: all passes follow from them."""
         self._stream.passes = Passes(self.source_datapipe)
-        self._stream.passes.begin_stream()
+        self._stream.passes.begin_stream(None if self._watch is None else self._watch.agreed_seed)
 
     def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
         """Lets the next iteration begin in the middle of an epoch that was begun in another process.

@@ -31,14 +31,20 @@ class Passes:
         self._pipe = pipe
         self._given: list[tuple[Any, int]] = []
 
-    def begin_stream(self) -> None:
-        """Notes the seeds that the random pipes have now."""
+    def begin_stream(self, agreed_seed: int | None = None) -> None:
+        """Notes the seeds that the random pipes have now.
+
+        Args:
+            agreed_seed: A seed that is equal in all consumers, for pipes that do not tell theirs, where there is one.
+        """
         pipes = {id(found): found for found in upstream(self._pipe)}
         agreed = above_filters(pipes.values())
         random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
         seeds = [_seed_of(pipe) for pipe in random]
         # A pipe of somebody else does not tell its seed: it gets one that follows from a seed that all agree on.
-        known = [seed for pipe, seed in zip(random, seeds, strict=True) if id(pipe) in agreed and isinstance(seed, int)]
+        known = [] if agreed_seed is None else [agreed_seed]
+        told = zip(random, seeds, strict=True)
+        known += [seed for pipe, seed in told if id(pipe) in agreed and isinstance(seed, int)]
         place = place_of(self._pipe)
         self._given = []
         for number, (pipe, seed) in enumerate(zip(random, seeds, strict=True)):

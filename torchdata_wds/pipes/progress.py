@@ -68,6 +68,7 @@ class Watch:
         facts: What has not been passed on yet. Another thread may take facts out while pipes tell more.
         passing: The pass that runs.
         samples: How many samples of the pass there were.
+        agreed_seed: The seed that all consumers of the stream share.
         reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
             stage draws from the global generators.
     """
@@ -76,6 +77,7 @@ class Watch:
         self.facts: deque[Fact] = deque()
         self.passing = 0
         self.samples = 0
+        self.agreed_seed: int | None = None
         self.reseed: Callable[[int, int], object] | None = None
 
     def begin_pass(self, number: int, item: int) -> None:

@@ -69,6 +69,16 @@ class StatefulPipeline(IterableDataset[Any]):
         self._restored: dict[str, Any] | None = None
         self._forget()
 
+    def _forget(self) -> None:
+        """Forgets all epochs."""
+        self._place: tuple[tuple[int, int], Place] | None = None
+        self._run: LocalIterDataPipe | None = None
+        self._signature: Signature = {}
+        self._epoch = -1
+        self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
+        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
+        self._packed: dict[tuple[Any, ...], Any] = {}  # what was known when the state was packed, and that
+
     def __getstate__(self) -> dict[str, Any]:
         copy = StatefulPipeline(self.pipe, seed=self.seed)  # which begins at the beginning
         return {**vars(copy), "_set": self._set, "_restored": self._restored}
@@ -144,16 +154,6 @@ class StatefulPipeline(IterableDataset[Any]):
         what differs.
         """
         self._restored = state_dict or None
-
-    def _forget(self) -> None:
-        """Forgets all epochs."""
-        self._place: tuple[tuple[int, int], Place] | None = None
-        self._run: LocalIterDataPipe | None = None
-        self._signature: Signature = {}
-        self._epoch = -1
-        self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
-        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
-        self._packed: dict[tuple[Any, ...], Any] = {}  # what was known when the state was packed, and that
 
     def _start(self, place: tuple[tuple[int, int], Place]) -> LocalIterDataPipe:
         """Divides the work, and makes what runs the graph in this process."""

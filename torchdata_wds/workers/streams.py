@@ -124,12 +124,12 @@ class Stream:
     def _begin(self, seeds: Seeds, worker: int, point: Point | None) -> int:
         """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""
         chain = self.chain
+        self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
+        self._watch.agreed_seed = self._stream_seeds[0]
         if point is not None and chain.epochs:
-            self._stream_seeds = point.stream_seeds
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
             for epoch in chain.epochs:
                 epoch.begin_stream()
-        self._stream_seeds = self._stream_seeds or seeds
         self._seed_graph(self._datapipe, seeds, worker)
         if chain.draws and chain.epochs:
             stream_seed = self._stream_seeds[1]

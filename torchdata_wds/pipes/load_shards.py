@@ -31,7 +31,7 @@ from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_mark
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception, warn_rarely
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.place import warn_about_workers
-from torchdata_wds.pipes.progress import ShardBegun, Watch
+from torchdata_wds.pipes.progress import ShardBegun, Watch, other_shards
 
 __all__ = ["ShardLoaderIterDataPipe"]
 
@@ -162,10 +162,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         else:
             if ordinal > last_passed or begun is None:
                 return
-        raise ShardListError(
-            "the shards are not those of the run that is to be resumed, or not in the same order: they differ among "
-            f"the first {ordinal + 1:,} that come here. Resume with the same shards, or begin a new epoch"
-        )
+        raise other_shards(ordinal)
 
     def _read(self, item: Any, skip: int, keys: KeyRule) -> Iterator[Unit]:
         """Reads what an item asks for, without so many of its samples at its beginning."""

@@ -12,7 +12,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["EpochEnded", "Facts", "PassBegun", "PassEnded", "ShardBegun", "SkipNotice", "Wanted", "Watch"]
+from torchdata_wds.errors import ShardListError
+
+__all__ = [
+    "EpochEnded",
+    "Facts",
+    "PassBegun",
+    "PassEnded",
+    "ShardBegun",
+    "SkipNotice",
+    "Wanted",
+    "Watch",
+    "other_shards",
+]
 
 
 class ShardBegun(NamedTuple):
@@ -69,6 +81,7 @@ class Watch:
         passing: The pass that runs.
         samples: How many samples of the pass there were.
         agreed_seed: The seed that all consumers of the stream share.
+        known: The digests of items that loaders came to before the stream was stopped, by pass and ordinal.
         reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
             stage draws from the global generators.
     """
@@ -78,6 +91,7 @@ class Watch:
         self.passing = 0
         self.samples = 0
         self.agreed_seed: int | None = None
+        self.known: dict[tuple[int, int], int] = {}
         self.reseed: Callable[[int, int], object] | None = None
 
     def begin_pass(self, number: int, item: int) -> None:
@@ -90,7 +104,13 @@ class Watch:
         self.facts.append(EpochEnded(passing, taken))
 
     def begin_shard(self, ordinal: int, digest: int) -> None:
-        """Tells which item of its source a loader has come to."""
+        """Tells which item of its source a loader has come to.
+
+        Raises:
+            ShardListError: if it came to another one when the stream was first run.
+        """
+        if self.known.get((self.passing, ordinal), digest) != digest:
+            raise other_shards(ordinal)
         self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest))
 
     def end_samples(self) -> None:
@@ -106,6 +126,14 @@ class Watch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Watch, ()  # pipes hold it: a copy of a pipe belongs to no stream yet
+
+
+def other_shards(ordinal: int) -> ShardListError:
+    """Makes the error for shards that are not those of the stream that is to go on."""
+    return ShardListError(
+        "the shards are not those of the run that is to be resumed, or not in the same order: they differ among the "
+        f"first {ordinal + 1:,} that come here. Resume with the same shards, or begin a new epoch"
+    )
 
 
 class Wanted(NamedTuple):

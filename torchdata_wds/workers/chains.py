@@ -8,9 +8,12 @@ stream are known by their numbers, and no other is decoded. Whatever else stands
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import (
     Batcher,
@@ -33,7 +36,7 @@ from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.progress import Facts, Wanted
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
 
-__all__ = ["Chain", "find_chain", "is_one_to_one", "short_name"]
+__all__ = ["Chain", "find_chain", "has_functions", "is_one_to_one", "short_name"]
 
 #: Stages of torch and torchdata that pass items on as they are, by the names of their classes.
 _PASSING = {"JoinWorkersIterDataPipe", "_MarkedEndIterDataPipe", "LengthSetterIterDataPipe"}
@@ -41,7 +44,6 @@ _PASSING = {"JoinWorkersIterDataPipe", "_MarkedEndIterDataPipe", "LengthSetterIt
 #: Sources and stages that may stand before the loader: they give URLs, and cost nothing when they give them again.
 _CHEAP = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper, SampleShufflerIterDataPipe)
 _CHEAP_BY_NAME = {
-    "CyclerIterDataPipe",
     "HeaderIterDataPipe",
     "LengthSetterIterDataPipe",
     "RepeaterIterDataPipe",
@@ -50,6 +52,8 @@ _CHEAP_BY_NAME = {
     "ShardResamplerIterDataPipe",
     "ShardSplitterIterDataPipe",
 }
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 _TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_wds")
 
@@ -63,6 +67,7 @@ class Chain(NamedTuple):
         epochs: All ``wds_epoch`` of the graph.
         obstacle: Why items cannot be skipped, for people; None where they can.
         draws: Whether a stage may draw from the global random generators.
+        private: The stages with a function that has a random generator of its own, whose state nobody keeps.
     """
 
     stages: list[Any]
@@ -70,6 +75,7 @@ class Chain(NamedTuple):
     epochs: list[EpochCounterIterDataPipe[Any]]
     obstacle: str | None
     draws: bool
+    private: list[str]
 
     @property
     def counted(self) -> list[ItemMapper]:
@@ -146,19 +152,21 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     graph = traverse_dps(end)
     pipes = list(_all_pipes(graph))
     epochs = [pipe for pipe in pipes if isinstance(pipe, EpochCounterIterDataPipe)]
-    draws = any(_is_foreign(pipe) or _has_functions(pipe) for pipe in pipes)
+    # In later passes of a native cycle, nobody has seeded the native shuffle: it draws from torch's global generator.
+    draws = any(_is_foreign(pipe) or has_functions(pipe) or short_name(pipe) == "Cycler" for pipe in pipes)
+    private = [short_name(pipe) for pipe in pipes if _has_generator(pipe)]
     stages: list[Any] = []
     shuffle: Any = None
     ((pipe, sources),) = graph.values()
     while not isinstance(pipe, KeyGrouperIterDataPipe):
         obstacle = _obstacle(pipe, sources, shuffle)
         if obstacle is not None:
-            return Chain(stages, None, epochs, obstacle, draws)
+            return Chain(stages, None, epochs, obstacle, draws, private)
         stages.append(pipe)
         if isinstance(pipe, SampleShufflerIterDataPipe):
             shuffle = pipe
         ((pipe, sources),) = sources.values()
-    return Chain(stages, pipe, epochs, _obstacle_above(pipe, sources), draws)
+    return Chain(stages, pipe, epochs, _obstacle_above(pipe, sources), draws, private)
 
 
 def _obstacle(pipe: DataPipe, sources: DataPipeGraph, shuffle: DataPipe | None) -> str | None:
@@ -173,7 +181,7 @@ def _obstacle(pipe: DataPipe, sources: DataPipeGraph, shuffle: DataPipe | None) 
         return None
     if not is_one_to_one(pipe):
         return f"{name} may give more or fewer items than it takes, or others"
-    if shuffle is not None and _has_functions(pipe):
+    if shuffle is not None and has_functions(pipe):
         return f"a function in {name}, which may draw random numbers, stands before {short_name(shuffle)}"
     return None
 
@@ -191,12 +199,12 @@ def _obstacle_above(grouper: KeyGrouperIterDataPipe, sources: DataPipeGraph) -> 
     if type(loader) is not ShardLoaderIterDataPipe:
         return f"{short_name(loader)} stands between load_wds_shards and group_by_key"
     for stage in (grouper, loader):
-        if _has_functions(stage):
+        if has_functions(stage):
             return f"a function in {short_name(stage)} may draw random numbers"
     for pipe in _all_pipes(above):
         if not isinstance(pipe, _CHEAP) and type(pipe).__name__ not in _CHEAP_BY_NAME | {"_AgreedIterDataPipe"}:
             return f"{short_name(pipe)} stands before load_wds_shards"
-        if _has_functions(pipe):
+        if has_functions(pipe):
             return f"a function in {short_name(pipe)} may draw random numbers"
         if type(pipe) is IterableWrapper and not isinstance(pipe.iterable, (list, tuple, range, dict, set, frozenset)):
             return f"the shards come from an object of type {type(pipe.iterable).__name__}"
@@ -224,10 +232,20 @@ def _is_foreign(pipe: DataPipe) -> bool:
     return type(pipe).__module__.partition(".")[0] not in ("torch", "torchdata", "torchdata_wds")
 
 
-def _has_functions(pipe: DataPipe) -> bool:
+def has_functions(pipe: DataPipe) -> bool:
     """Tells whether a pipe holds functions of somebody else."""
+    return any(_is_function(value) for value in _arguments(pipe))
+
+
+def _has_generator(pipe: DataPipe) -> bool:
+    """Tells whether a function that a pipe holds has a random generator of its own, as far as that can be seen."""
+    inside = [part for value in _arguments(pipe) if callable(value) for part in (value, *_contents(value))]
+    return any(isinstance(part, _GENERATORS) for part in inside)
+
+
+def _arguments(pipe: DataPipe) -> list[Any]:
     hidden = ("handler", "source_datapipe", "datapipe", "datapipes")
-    return any(_is_function(value) for name, value in vars(pipe).items() if name not in hidden)
+    return [value for name, value in vars(pipe).items() if name not in hidden]
 
 
 def _is_function(value: Any, depth: int = 4) -> bool:

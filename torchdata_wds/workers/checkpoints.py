@@ -13,7 +13,8 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 
 from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe
 from torchdata_wds.pipes.mapping import ItemMapper
-from torchdata_wds.workers.chains import Chain, find_chain, is_one_to_one, short_name
+from torchdata_wds.pipes.place import warn_once
+from torchdata_wds.workers.chains import Chain, find_chain, has_functions, is_one_to_one, short_name
 from torchdata_wds.workers.signatures import Signature
 from torchdata_wds.workers.states import Streams, pack_facts, unpack_facts
 from torchdata_wds.workers.streams import Seeds
@@ -133,6 +134,12 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
     if obstacle is None and skipping:
         obstacle = f"{' and '.join(skipping)} left out items"
     streams.restart(stream_seeds, obstacle is None)
+    if chain.private:
+        logger.warning(
+            "functions of %s have random generators of their own, whose states are not kept: what they give may differ "
+            "from here on. Let them draw from the generators of random, numpy or torch",
+            " and ".join(chain.private),
+        )
     place = f"resuming at item {sum(counts):,} of epoch {epoch}"
     if obstacle is None:
         logger.info("%s: the items before it are skipped", place)
@@ -156,7 +163,14 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
     while pipe is not front:
         if type(pipe) is Batcher:
             taken *= pipe.batch_size
-        elif len(sources) != 1 or not _holds_nothing(pipe):
+        elif len(sources) == 1 and _holds_nothing(pipe):
+            if has_functions(pipe):
+                warn_once(
+                    f"main {short_name(pipe)}",
+                    f"a function of {short_name(pipe)} runs in the main process: what it draws at random is not kept "
+                    "in states of the loader. Let it run in the workers, before .join_workers()",
+                )
+        else:
             raise RuntimeError(
                 f"a state in the middle of an epoch cannot be taken: {short_name(pipe)}, which runs in the main "
                 "process, may hold items that it has not delivered, or drop some. Let it run in the workers (before "

@@ -83,12 +83,15 @@ class WorkerLink:
         self._turn = order.turn
         self.facts = facts
         self._keeps_facts = keeps_facts
+        is_known = bool(facts.passes)
         try:
             # What comes of an earlier order is in the way: the worker may wait for it to be taken in.
             while self._connection.poll():
                 self._message = self._receiver.receive(0)
                 self._note(self._message)
                 self._drop_message()
+            if not is_known:
+                facts.passes.clear()  # of the epoch that was left
             self._connection.send(order)
         except (OSError, EOFError) as error:
             raise self._explained(error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import os
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, ShardingFilter, Shuffler
 from torch.utils.data.graph import traverse_dps
 
 from torchdata_wds.pipes.base import Held
@@ -30,6 +31,13 @@ _NO_ARGUMENTS = {
     *("storage_options", "handler", "skipped", "counts"),
     *("groups", "num_of_instances", "instance_id"),
 }
+
+
+#: Stages that change nothing but the order and the number of the patterns.
+_ORDER_ONLY = (Shuffler, ShardingFilter)
+
+#: What can be looked at more than once; a set has another order in each process, which the checksum shows.
+_COLLECTIONS = (list, tuple, range, dict, set, frozenset)
 
 
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
@@ -85,6 +93,8 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
 def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
     """Counts what the sources of a graph name, and adds a checksum of it: the shards that patterns stand for now.
 
+    Sources of other kinds, and patterns that a function has changed, are not looked at.
+
     Args:
         datapipe: The last pipe of the graph.
 
@@ -94,21 +104,16 @@ def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
     digests = []
     listed: set[int] = set()
     for pipe in {id(found): found for found in upstream(datapipe)}.values():
-        if isinstance(pipe, ShardListerIterDataPipe) and isinstance(pipe.source_datapipe, IterableWrapper):
-            listed.add(id(pipe.source_datapipe))
-            digests.append(
-                _digest(
-                    iter(
-                        ShardListerIterDataPipe(
-                            IterableWrapper(pipe.source_datapipe.iterable, deepcopy=False),
-                            storage_options=pipe.storage_options,
-                        )
-                    )
-                )
-            )
-        elif (
-            type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, (list, tuple, range))
-        ):
+        if isinstance(pipe, ShardListerIterDataPipe):
+            above = [found for found in upstream(pipe.source_datapipe) if type(found) not in _ORDER_ONLY]
+            if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
+                listed.update(map(id, above))
+                patterns = IterableWrapper([item for found in above for item in found.iterable], deepcopy=False)
+                digests.append(_digest(iter(ShardListerIterDataPipe(patterns, storage_options=pipe.storage_options))))
+        elif type(pipe) is FileLister:
+            listed.update(map(id, upstream(pipe)))
+            digests.append(_digest(iter(copy.deepcopy(pipe))))
+        elif type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, _COLLECTIONS):
             digests.append(_digest(iter(pipe.iterable)))
     return digests
 
@@ -116,7 +121,8 @@ def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
 def _digest(items: Iterator[Any]) -> tuple[int, int]:
     count = digest = 0
     for item in items:
-        digest = zlib.crc32(" ".join(_describe(item, 2)).encode("utf-8", "surrogateescape"), digest)
+        text = item if isinstance(item, str) else " ".join(_describe(item, 2))
+        digest = zlib.crc32(text.encode("utf-8", "surrogateescape"), digest)
         count += 1
     return count, digest
 

@@ -126,6 +126,8 @@ class Stream:
         chain = self.chain
         self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
         self._watch.agreed_seed = self._stream_seeds[0]
+        shards = [] if point is None else point.facts.shards
+        self._watch.known = {(shard.passing, shard.ordinal): shard.digest for shard in shards}
         if point is not None and chain.epochs:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
             for epoch in chain.epochs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import re
 import shlex
@@ -12,8 +13,10 @@ import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import torchdata_wds
 from tests.contract import ROWS
@@ -105,6 +108,16 @@ def test_blocks_do_what_the_text_says(folder: Path, module: types.ModuleType, mo
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert values["train"]() == sum(SIZES)
+    torch.distributed.init_process_group("gloo")
+    states: list[dict[str, Any]] = []
+    models = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 12 * 16, 10)) for _ in range(2)]
+    try:
+        values["train_ddp"](models[0], 2, lambda state: states.append(copy.deepcopy(state)))
+        values["train_ddp"](models[1], 2, lambda _: None, states[0])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(states) > 2
+    assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
 
 
 @pytest.mark.parametrize("command", commands())

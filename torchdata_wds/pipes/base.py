@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Spec = str | Sequence[str]
     StorageOptions = Mapping[str, Mapping[str, Any]] | None
 
-__all__ = ["Held", "WdsPipe", "check_flags", "register", "functional_forms"]
+__all__ = ["Held", "WdsPipe", "check_flags", "in_order", "register", "functional_forms"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -225,6 +225,11 @@ def check_flags(**flags: object) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns names as a tuple, those of a set in the same order in every process."""
+    return tuple(sorted(names) if isinstance(names, (set, frozenset)) else names)
 
 
 class Held(Generic[T]):

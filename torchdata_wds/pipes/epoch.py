@@ -7,17 +7,21 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.passes import Passes
-from torchdata_wds.pipes.place import place_of, rank_place, upstream, warn_once
+from torchdata_wds.pipes.place import Place, place_of, rank_place, upstream, warn_once
 from torchdata_wds.pipes.progress import PassBegun, Wanted, Watch
 
 __all__ = ["EpochCounterIterDataPipe"]
 
 T = TypeVar("T")
+
+
+#: After so many passes without an item there is none to come.
+_EMPTY_PASSES = 10
 
 
 class _Stream:
@@ -29,6 +33,7 @@ class _Stream:
         first: The item of the epoch that the next iteration begins with.
         skipped: How many items of the pass it takes before, and drops.
         early: How many items come first that were taken long ago, when the generators were in other states.
+        empty: How many passes in a row have given nothing.
         passes: Seeds the pipes upstream; None before the first iteration.
         items: The pass's items; None before a pass.
         is_begun: Whether the pass was begun already, in another process.
@@ -40,6 +45,7 @@ class _Stream:
         self.first = 0
         self.skipped = 0
         self.early = 0
+        self.empty = 0
         self.passes: Passes | None = None
         self.items: Iterator[Any] | None = None
         self.is_begun = False
@@ -56,7 +62,10 @@ class _Stream:
             try:
                 taken = next(items)
             except StopIteration:
-                if not self.taken:
+                # A consumer that has one shard of a pass may get an empty one, and others in the next passes.
+                self.empty = 0 if self.taken else self.empty + 1
+                if self.empty == _EMPTY_PASSES:
+                    self.empty = 0
                     raise ValueError(_describe_empty(source)) from None
                 self._end()
             except BaseException:
@@ -106,8 +115,8 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         The items of the source.
 
     Raises:
-        ValueError: if n is less than 1 or than the number of consumers, or if the source gives nothing in a whole
-            pass.
+        ValueError: if n is less than 1 or than the number of consumers, or if the source gives nothing, in several
+            passes.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -125,7 +134,7 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         self._watch: Watch | None = None
 
     def __iter__(self) -> Iterator[T]:
-        share = self._share(place_of(self).consumers)
+        share = self._share(place_of(self))
         _warn_of_short_lives()
         stream, source, watch = self._stream, self.source_datapipe, self._watch
         if stream.passes is None:
@@ -191,14 +200,15 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         stream.taken, stream.skipped, stream.early = stream.first - begun.item, 0, len(wanted.early)
         return Wanted([item - begun.item for item in wanted.early], wanted.first - begun.item)
 
-    def _share(self, consumers: int) -> int:
+    def _share(self, place: Place) -> int:
+        consumers, number = place
         share, left = divmod(self.n, consumers)
         if not share:
             raise ValueError(
                 f"wds_epoch({self.n}) cannot give each of {consumers} consumers (ranks x workers) an item: use fewer "
                 "workers or a larger n"
             )
-        if left:
+        if left and not number:
             warn_once(
                 f"epoch {self.n}/{consumers}",
                 f"wds_epoch({self.n}) gives each of {consumers} consumers (ranks x workers) {share} items, "
@@ -209,7 +219,7 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
 
 def _describe_empty(source: IterDataPipe[Any]) -> str:
     place = place_of(source)
-    message = "the source of wds_epoch gave no item in a whole pass: it has no epoch of any length"
+    message = f"the source of wds_epoch gave no item in {_EMPTY_PASSES} passes: it has no epoch of any length"
     if place.consumers > 1:
         message += (
             f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
@@ -219,7 +229,10 @@ def _describe_empty(source: IterDataPipe[Any]) -> str:
 
 
 def _warn_of_short_lives() -> None:
-    """Warns in a worker of torch's DataLoader that ends with the epoch: the stream ends with it."""
+    """Warns in the first worker of a torch DataLoader whose workers end with the epoch: the stream ends with them."""
+    worker = get_worker_info()
+    if worker is None or worker.id:
+        return
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_worker_loop" and frame.f_locals.get("persistent_workers") is False:

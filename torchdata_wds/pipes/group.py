@@ -17,7 +17,7 @@ from torchdata_wds.format.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
-from torchdata_wds.pipes.base import WdsPipe, check_flags, register
+from torchdata_wds.pipes.base import WdsPipe, check_flags, in_order, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.place import upstream, warn_once
 from torchdata_wds.pipes.progress import ShardBegun, Wanted, Watch
@@ -85,7 +85,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         handler: Handler = reraise_exception,
     ) -> None:
         check_flags(lowercase=lowercase)
-        fields = fields if fields is None or isinstance(fields, str) else tuple(fields)
+        fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
         self.source_datapipe = source_datapipe
         self.keys = keys

@@ -29,7 +29,7 @@ from torchdata_wds.format.slicing import (
 )
 from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception, warn_rarely
-from torchdata_wds.pipes.base import WdsPipe, check_flags, register
+from torchdata_wds.pipes.base import WdsPipe, check_flags, in_order, register
 from torchdata_wds.pipes.place import warn_about_workers
 from torchdata_wds.pipes.progress import ShardBegun, Watch, other_shards
 
@@ -102,7 +102,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             raise TypeError(f"rename must be a function from name to name, not {rename!r}")
         self.source_datapipe = source_datapipe
         if select is not None and not isinstance(select, str) and not callable(select):
-            select = tuple(select) if isinstance(select, Iterable) else ()
+            select = in_order(select) if isinstance(select, Iterable) else ()
         if select is not None:
             name_filter(select)
         self.select = select

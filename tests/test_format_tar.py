@@ -98,7 +98,7 @@ def test_read_members_reads_on_when_archives_are_concatenated() -> None:
         read(GOOD + b"garbage", concatenated=True)
 
 
-@pytest.mark.parametrize("changes", [(0x01, 0x20, 0x80, 0xFF), pytest.param(range(1, 256, 6), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("changes", [(0x01, 0x80), pytest.param(range(1, 256, 6), marks=pytest.mark.slow)])
 def test_read_members_sees_damage_when_any_header_byte_changes(changes: Iterable[int]) -> None:
     """Each single-byte change in a header is an error or changes nothing that is read; never fewer members."""
     archive = tar_bytes([("a.txt", b"A"), ("b.txt", b"B")])
@@ -112,7 +112,13 @@ def test_read_members_sees_damage_when_any_header_byte_changes(changes: Iterable
                 assert "byte" in str(error)
 
 
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(
+    "tar_format",
+    [
+        tarfile.PAX_FORMAT,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT)),
+    ],
+)
 def test_read_members_sees_every_truncation_when_an_archive_is_cut(tar_format: int) -> None:
     """Cut at any byte a shard is an error, or identical once its end marker is whole."""
     name = "ü" * 60 + ".txt" if tar_format != tarfile.USTAR_FORMAT else "long.txt"

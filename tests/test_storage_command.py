@@ -110,7 +110,9 @@ def test_open_shard_raises_when_there_is_no_command(url: str) -> None:
         open_shard(url)
 
 
-@pytest.mark.parametrize("url", ["pipe:echo a\0b", "pipe:true " + "x" * 3_000_000])
+@pytest.mark.parametrize(
+    "url", ["pipe:echo a\0b", pytest.param("pipe:true " + "x" * 3_000_000, marks=pytest.mark.slow, id="long")]
+)
 def test_open_shard_raises_when_the_command_cannot_start(url: str) -> None:
     """What the system refuses to start is a ShardOpenError and leaves nothing open."""
     before = open_files()
@@ -147,6 +149,7 @@ def test_command_leaves_nothing_in_the_background_when_it_has_ended(tmp_path: Pa
     assert wait_until(lambda: not is_alive(int(pid.read_text())))
 
 
+@pytest.mark.slow
 def test_early_closes_leave_no_child_and_no_file_when_there_are_many() -> None:
     """Two hundred early closes, failures and whole readings leave no process and no descriptor."""
     before, files = children(unreaped=True), open_files()

@@ -138,7 +138,9 @@ def test_open_target_raises_when_there_is_no_command(url: str) -> None:
         open_target(url)
 
 
-@pytest.mark.parametrize("url", ["pipe:echo a\0b", "pipe:true " + "x" * 3_000_000])
+@pytest.mark.parametrize(
+    "url", ["pipe:echo a\0b", pytest.param("pipe:true " + "x" * 3_000_000, marks=pytest.mark.slow, id="long")]
+)
 def test_open_target_raises_when_the_command_cannot_start(url: str) -> None:
     """What the system refuses to start is a ShardOpenError and leaves nothing open."""
     before = open_files()
@@ -345,6 +347,7 @@ def test_command_target_is_the_parents_when_a_child_is_forked(tmp_path: Path) ->
     assert read(tmp_path / "x.tar") == DATA
 
 
+@pytest.mark.slow
 def test_command_targets_leave_no_child_and_no_file_when_there_are_many() -> None:
     """Commits, aborts, failures and dropped targets leave no process and no descriptor."""
     before, files = children(unreaped=True), open_files()

@@ -55,6 +55,7 @@ def test_compressor_cannot_be_cut_unnoticed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_compressor_cannot_be_damaged_unnoticed(kind: str) -> None:
     """A byte that is wrong behind the header is an error, or changes no data."""
     packed = pack(kind, TEXT)

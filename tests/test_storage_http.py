@@ -283,6 +283,7 @@ def test_open_shard_goes_through_a_proxy_when_the_environment_names_one(
     http._pool.cache_clear()
 
 
+@pytest.mark.slow
 def test_early_closes_leave_no_socket_when_there_are_many(server: str) -> None:
     """Early closes, broken bodies, refusals and whole readings leave no connection but the one that is kept."""
     read(f"http://{server}/whole")

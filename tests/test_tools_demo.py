@@ -55,6 +55,7 @@ def test_demo_reports_every_sample_once_when_run_as_a_user_does() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_demo_shards_hold_images_labels_and_json(tmp_path: Path) -> None:
     """They are what a user has: uneven shards whose fields belong together."""
     pattern = write_shards(tmp_path)

@@ -197,6 +197,7 @@ def test_service_leaves_nothing_behind_when_epochs_are_broken_off(pipe: IterData
     assert open_files() <= before
 
 
+@pytest.mark.slow
 def test_service_leaves_nothing_behind_when_the_loader_is_forgotten() -> None:
     """Without shutdown, garbage collection ends the workers, in the middle of an epoch and after one."""
     for taken in (1, len(items_of(SIZES))):

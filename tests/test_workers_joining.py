@@ -44,7 +44,7 @@ def epochs(pipe: IterDataPipe, service: Any, count: int = 3) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 9])
+@pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sizes", [(10, 1), (9, 6, 3), SIZES, (0, 0)])
 def test_join_makes_the_stock_service_safe_when_streams_are_uneven(workers: int, sizes: tuple[int, ...]) -> None:
     """Under torchdata's own service each item comes once in each of three epochs, whatever the lengths."""
@@ -109,6 +109,7 @@ def test_join_is_the_border_when_workers_run(name: str) -> None:
     assert not before & after
 
 
+@pytest.mark.slow
 def test_join_leaks_no_marks_when_a_stock_epoch_was_broken_off() -> None:
     """After a break at any point the next epoch is whole, and so is the one after it."""
     with DataLoader2(uneven_pipe().join_workers(), reading_service=stock()) as loader:

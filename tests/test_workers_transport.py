@@ -80,6 +80,7 @@ def segments() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:torchdata_wds")
 
 
+@pytest.mark.slow
 def test_memory_is_used_again_when_batches_are_dropped() -> None:
     """An epoch of many batches takes as much shared memory as a few of them."""
     gc.collect()
@@ -94,6 +95,7 @@ def test_memory_is_used_again_when_batches_are_dropped() -> None:
     assert open_files() <= before
 
 
+@pytest.mark.slow
 def test_rows_stay_as_they_are_when_batches_are_taken_apart() -> None:
     """Samples shuffled and batched anew in the main process keep the memory that they were sent in."""
     pipe = image_batches(800).join_workers().wds_unbatch().wds_shuffle(100).batch(10).collate(wds_collate)
@@ -114,6 +116,7 @@ def keep_all(batches: Any) -> Iterator[Any]:
     yield from kept
 
 
+@pytest.mark.slow
 def test_batches_come_whole_when_the_worker_keeps_and_repeats_them() -> None:
     """Memory that a worker's stage still refers to is not written over."""
     pipe = image_batches(800).wds_compose(keep_all)
@@ -134,6 +137,7 @@ def shared(number: int) -> torch.Tensor:
     return torch.full((10,), number).share_memory_()
 
 
+@pytest.mark.slow
 def test_workers_hold_no_files_when_shared_tensors_are_dropped() -> None:
     """What torch keeps open for tensors in shared memory is closed also when nobody wants them any more."""
     with loader_of(IterableWrapper(range(60)).map(shared), 1) as loader:
@@ -176,6 +180,7 @@ def then_stuck(item: int) -> int:
     return item
 
 
+@pytest.mark.slow
 def test_items_come_in_time_when_the_next_one_does_not() -> None:
     """What a worker has made does not wait for its next item."""
     with loader_of(IterableWrapper(range(4)).map(then_stuck), 1) as loader:
@@ -211,6 +216,7 @@ def counted(item: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.slow
 def test_worker_is_ahead_by_so_many_large_items(ahead: int) -> None:
     """Large items are made ahead one by one: prefetch_factor of them, and no more."""
     made[0] = 0

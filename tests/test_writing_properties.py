@@ -91,6 +91,7 @@ def test_samples_read_back_equal(
 @needs_gnu_tar
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(given_samples=samples())
+@pytest.mark.slow
 def test_shards_read_in_gnu_tar_and_webdataset(
     given_samples: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -126,6 +126,7 @@ def test_registration_keeps_every_name_when_imported_again(results: dict[str, An
     assert outcome["samples"] == [["a", "1", "1"], ["b", "1", "1"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["failed import", "failed second import"])
 def test_registration_shows_the_real_error_when_an_import_fails(results: dict[str, Any], way: str) -> None:
     """What made an import fail is what the user sees."""

@@ -42,7 +42,11 @@ PACKERS: dict[str, Pack] = {
 }
 
 
-@pytest.fixture(params=PACKERS)
+#: Those that take long; the quick ones go the same ways.
+LONG = ("bzip2", "xz")
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) if kind in LONG else kind for kind in PACKERS])
 def pack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pack:
     """Compresses in each format; gzip is read with isal (where it is installed) and without."""
     if request.param == "gzip without isal":

@@ -177,7 +177,7 @@ def test_open_shard_leaves_no_file_open_when_closed_early(tmp_path: Path) -> Non
     for _ in range(1000):
         with open_shard(path) as stream:
             stream.read(512)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 # ------------------------------------------------------------------------------------------------- standard input

@@ -232,9 +232,10 @@ def test_loader_warns_when_a_stock_service_is_not_joined(joined: bool, tmp_path:
 @pytest.mark.parametrize(
     ("source", "times"),
     [
-        ("path", 1000),
-        ("pipe", 100),
-        ("http", 100),
+        ("path", 100),
+        ("pipe", 30),
+        ("http", 30),
+        pytest.param("path", 1000, marks=pytest.mark.slow),
         pytest.param("pipe", 1000, marks=pytest.mark.slow),
         pytest.param("http", 1000, marks=pytest.mark.slow),
     ],

@@ -44,7 +44,7 @@ def epochs(pipe: IterDataPipe, service: Any, count: int = 3) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3, 9))])
 @pytest.mark.parametrize("sizes", [(10, 1), (9, 6, 3), SIZES, (0, 0)])
 def test_join_makes_the_stock_service_safe_when_streams_are_uneven(workers: int, sizes: tuple[int, ...]) -> None:
     """Under torchdata's own service each item comes once in each of three epochs, whatever the lengths."""

@@ -40,7 +40,7 @@ def distinct(orders: list[list[Any]]) -> int:
     return len({tuple(order) for order in orders})
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3, 9))])
 @pytest.mark.parametrize("sizes", [(10, 1), (9, 6, 3), SIZES, (0, 0)])
 def test_service_gives_each_item_once_when_streams_are_uneven(workers: int, sizes: tuple[int, ...]) -> None:
     """Streams of any length, even none at all, and more workers than sources lose and double nothing."""

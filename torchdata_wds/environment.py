@@ -4,6 +4,8 @@
 |---|---|
 | ``WDS_SECURE`` | ``1``: commands (``pipe:``) and pickles are refused everywhere |
 | ``RANK``, ``WORLD_SIZE`` | the place of this process, as torchrun sets it, until torch.distributed is initialised |
+
+A dataset file may name others as ``$NAME`` in its paths, which `load_dataset` puts in.
 """
 
 from __future__ import annotations

@@ -76,8 +76,14 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
     DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
-    upstream of ``.sharding_filter()`` get a seed that is equal in all workers and ranks, others one of their own; the
-    global generators of ``random``, ``numpy`` and ``torch`` are seeded in each worker, each epoch.
+    upstream of ``.sharding_filter()`` get a seed that is equal in all workers and ranks, others one of their own.
+    Where a stage may draw from the global generators of ``random``, ``numpy`` and ``torch``, these are seeded by the
+    epoch's seed, the worker and the number of the item; with ``num_workers=0`` apart from those of the program.
+
+    ``DataLoader2.state_dict()`` and ``from_state`` go on in the middle of an epoch, with the items that are left and,
+    where there is a seed, the same epochs after it. Items before the place are skipped where only such stages follow
+    ``group_by_key`` as give one item for each, batches, ``wds_shuffle`` or ``wds_epoch``; else they are made once more
+    and dropped, and a warning says why.
 
     An exception in a worker is raised in the main process with its type, its attributes and, as its cause, the text of
     its traceback. A worker that dies is a RuntimeError that names it. If the main process dies, so do the workers.

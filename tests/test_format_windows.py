@@ -148,7 +148,7 @@ def test_windows_give_what_reading_one_by_one_gives(data: st.DataObject) -> None
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1200, deadline=None)
 def test_windows_give_what_reading_one_by_one_gives_in_a_long_campaign(data: st.DataObject) -> None:
     """The same, very often."""
     check_equal(data)

@@ -93,13 +93,11 @@ RUNNERS: dict[str, tuple[Callable[..., Iterator[list[str]]], str | None]] = {
     "9 workers": (workers(9), "fork"),
     "1 worker, spawn": (workers(1), "spawn"),
     "3 workers, spawn": (workers(3), "spawn"),
-    "9 workers, spawn": (workers(9), "spawn"),
 }
 SLOW = {
     "1 worker, spawn",
     "2 workers, spawn",
     "3 workers, spawn",
-    "9 workers, spawn",
     "stock service, spawn",
     "torch DataLoader, spawn",
 }

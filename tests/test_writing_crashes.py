@@ -82,7 +82,7 @@ def check(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 6), pytest.param(6, 200, marks=pytest.mark.slow)], ids=["6 times", "194 times"]
+    ("first", "last"), [(0, 6), pytest.param(6, 100, marks=pytest.mark.slow)], ids=["6 times", "94 times"]
 )
 def test_shard_writer_leaves_only_whole_shards_when_it_is_killed(first: int, last: int, tmp_path: Path) -> None:
     """Kill -9 at random moments; each restart continues behind the finished shards in the same folder."""
@@ -100,7 +100,7 @@ def test_shard_writer_leaves_only_whole_shards_when_it_is_killed(first: int, las
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 6), pytest.param(6, 200, marks=pytest.mark.slow)], ids=["6 times", "194 times"]
+    ("first", "last"), [(0, 6), pytest.param(6, 100, marks=pytest.mark.slow)], ids=["6 times", "94 times"]
 )
 def test_tar_writer_leaves_the_old_shard_or_the_new_one_when_it_is_killed(
     first: int, last: int, tmp_path: Path

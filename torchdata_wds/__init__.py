@@ -60,10 +60,10 @@ from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe as FieldTupler
 from torchdata_wds.pipes.tuples import KeyExtractorIterDataPipe as KeyExtractor
 from torchdata_wds.pipes.tuples import TupleMapperIterDataPipe as TupleMapper
 from torchdata_wds.workers.joining import JoinWorkersIterDataPipe as JoinWorkers
-from torchdata_wds.workers.stateful import StatefulPipeline
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.service import WorkersReadingService
+    from torchdata_wds.workers.stateful import StatefulPipeline
 
 __version__ = "0.1.0"
 
@@ -136,4 +136,8 @@ def __getattr__(name: str) -> Any:
         from torchdata_wds.workers.service import WorkersReadingService
 
         return WorkersReadingService
+    if name == "StatefulPipeline":
+        from torchdata_wds.workers.stateful import StatefulPipeline
+
+        return StatefulPipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

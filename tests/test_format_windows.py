@@ -213,6 +213,7 @@ class Counting(io.BytesIO):
         return super().read1(size)
 
 
+@pytest.mark.slow
 def test_windows_begin_small_and_grow() -> None:
     """The first members come alone, which shows how large they are; then windows double from 64 KiB up to 2 MiB."""
     stream = Counting(build([(f"{number}.txt", 500) for number in range(9000)], ["file"], tarfile.USTAR_FORMAT))

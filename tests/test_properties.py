@@ -84,6 +84,7 @@ def test_read_members_equals_tarfile_when_tarfile_wrote_the_archive(
 
 @given(ENTRIES, FORMATS, st.data())
 @settings(max_examples=100, deadline=None)
+@pytest.mark.slow
 def test_read_members_never_loses_members_when_an_archive_is_cut(
     entries: list[tuple[str, str, int, int]], tar_format: int, data: st.DataObject
 ) -> None:

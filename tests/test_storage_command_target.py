@@ -226,6 +226,7 @@ def test_command_target_aborts_at_once_when_the_command_hangs(tmp_path: Path) ->
     assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
+@pytest.mark.slow
 def test_command_target_aborts_when_a_write_is_interrupted(tmp_path: Path) -> None:
     """An interrupt in the middle of a write that hangs leaves no command and no shard."""
     before = children(unreaped=True)
@@ -288,6 +289,7 @@ def test_command_target_stores_nothing_when_its_worker_ends(tmp_path: Path, meth
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
 def test_command_target_stores_nothing_when_its_process_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     """A process that is killed closes the command's input, and yet the command does not see its end."""
     pid = os.fork()

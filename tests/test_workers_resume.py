@@ -136,6 +136,7 @@ def test_resume_is_exact_when_resumed_again_with_two_workers(urls: list[str]) ->
 
 @pytest.mark.parametrize("graph", named(in_epochs, slow=(batched, batches_in_epochs)))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_resume_is_exact_when_an_epoch_was_left_early(graph: Graph, workers: int, urls: list[str]) -> None:
     """Items that were on their way are dropped; the state of the epoch behind is that of the run that goes on."""
     with loader_of(graph(urls), workers) as loader:
@@ -150,6 +151,7 @@ def test_resume_is_exact_when_an_epoch_was_left_early(graph: Graph, workers: int
 
 
 @pytest.mark.parametrize("cut", [4, pytest.param("between", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_resume_is_exact_when_the_loader_was_seeded_once(cut: Cut, urls: list[str]) -> None:
     """After dl.seed(s), and without seed=, all epochs follow from s, also behind a resume."""
     with loader_of(batched(urls), 0, seed=None) as loader:
@@ -201,6 +203,7 @@ def branches_of_two_depths(urls: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_resume_is_exact_between_epochs_when_branches_differ_in_depth(workers: int, urls: list[str]) -> None:
     """The shards of several branches are compared in one order, whichever branch is the deeper one."""
     graph = branches_of_two_depths
@@ -219,6 +222,7 @@ def first_skipped(urls: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("cut", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_resume_is_exact_when_a_worker_skips_before_its_first_item(cut: int, urls: list[str]) -> None:
     """What a handler skipped before anything was sent is told as well, with wds_epoch too."""
     whole = run(first_skipped(urls), 1, 2)
@@ -230,6 +234,7 @@ def many_passes(urls: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("cuts", [(18, 22), pytest.param((10, 20), marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_resume_is_exact_when_resumed_twice_in_a_later_pass(cuts: tuple[int, int], tmp_path: Path) -> None:
     """A stream that was resumed in a pass tells of its shards with the number of that pass."""
     urls = shards_in(tmp_path, (2,) * 12)
@@ -592,6 +597,7 @@ def test_resume_makes_all_items_again_when_a_handler_has_skipped(decoded: list[s
 
 
 @pytest.mark.parametrize("graph", named(in_epochs, slow=(batched,)))
+@pytest.mark.slow
 def test_state_is_small_when_there_are_many_shards(graph: Graph, tmp_path: Path) -> None:
     """The service's part is below 10 KB with two workers and 100 shards, wherever it is taken."""
     urls = write_text_shards(tmp_path, (1, 0) * 50)

@@ -108,6 +108,12 @@ class Stream:
         left = 0 if point is None else point.item - number
         with ExitStack() as stack:
             stack.callback(getattr(iterator, "close", list))  # a generator's files are closed now
+            with own.in_use() if own and left else nullcontext():
+                for passed in range(number, number + left):
+                    if every and passed % every == 0:
+                        seed_generators(seeds[1], worker, "item", passed)
+                    next(iterator, None)
+            number += left
             while True:
                 with own.in_use() if own else nullcontext():
                     if every and number % every == 0:
@@ -116,10 +122,7 @@ class Stream:
                 number += 1
                 if not found:
                     return
-                if left > 0:
-                    left -= 1
-                else:
-                    yield found.pop()
+                yield found.pop()
 
     def _begin(self, seeds: Seeds, worker: int, point: Point | None) -> int:
         """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""

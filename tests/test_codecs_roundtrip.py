@@ -142,7 +142,13 @@ def check_round_trip(extension: str, data: st.DataObject, suffix: str) -> None:
 CASES = given(data=st.data(), suffix=st.sampled_from(["", "", *SUFFIXES]))
 
 
-@pytest.mark.parametrize("extension", sorted(STRATEGIES))
+@pytest.mark.parametrize(
+    "extension",
+    [
+        pytest.param(extension, marks=pytest.mark.slow) if number % 2 else extension
+        for number, extension in enumerate(sorted(STRATEGIES))
+    ],
+)
 @settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
 @CASES
 def test_value_reads_back_equal_when_encoded(extension: str, data: st.DataObject, suffix: str) -> None:

@@ -43,7 +43,7 @@ PACKERS: dict[str, Pack] = {
 
 
 #: Those that take long; the quick ones go the same ways.
-LONG = ("bzip2", "xz")
+LONG = ("gzip without isal", "bzip2", "xz")
 
 
 @pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) if kind in LONG else kind for kind in PACKERS])

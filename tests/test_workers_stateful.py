@@ -147,6 +147,7 @@ def test_stateful_pipeline_is_exact_when_it_runs_in_the_main_process(graph: Grap
         pytest.param(joined, 4, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_stateful_pipeline_is_exact_when_workers_live_on(graph: Graph, snapshot: int, urls: list[str]) -> None:
     """Whether workers send their state with each item or with each fourth; they count epochs themselves."""
     options: dict[str, Any] = {"persistent_workers": True, "snapshot_every_n_steps": snapshot}
@@ -192,6 +193,7 @@ def test_stateful_pipeline_goes_on_when_an_epoch_was_left_early(urls: list[str])
 
 
 @pytest.mark.parametrize("graph", [pytest.param(batched, marks=pytest.mark.slow), in_epochs])
+@pytest.mark.slow
 def test_stateful_pipeline_stays_as_it_is_when_states_are_taken(graph: Graph, urls: list[str]) -> None:
     """A state may be taken at each item: it changes nothing, and is a few hundred bytes."""
     whole = run(graph(urls), 2)
@@ -266,6 +268,7 @@ def test_stateful_pipeline_runs_under_the_plain_dataloader(urls: list[str]) -> N
 
 
 @pytest.mark.parametrize("copied", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_stateful_pipeline_divides_the_work_when_it_was_looked_at_before(copied: bool, urls: list[str]) -> None:
     """Whoever looks at a sample in the main process does not make every worker read everything."""
     pipeline = StatefulPipeline(plain(urls), seed=SEED)

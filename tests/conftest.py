@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,15 @@ def pytest_collection_finish() -> None:
     """Leaves what was imported out of garbage collection, which tests about open files ask for again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets whatever asks for a temporary file, examples too, have it where pytest tidies up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(

@@ -13,6 +13,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.shards import write_text_shards
+from torchdata_wds import index_shard
 from torchdata_wds.handlers import ignore_and_continue
 from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
@@ -30,6 +31,14 @@ Cut = int | str
 
 def shards_in(folder: Path, sizes: Sequence[int] = SIZES) -> list[str]:
     return write_text_shards(folder / "shards", sizes)
+
+
+def indexed_shards_in(folder: Path) -> list[str]:
+    """Small ones, with an index beside each."""
+    urls = shards_in(folder, SMALL)
+    for url in urls:
+        index_shard(url)
+    return urls
 
 
 # ------------------------------------------------------------------------------------------------------ what graphs do

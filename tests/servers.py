@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files without a word."""
+
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -23,9 +25,9 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serve_folder(folder: Path) -> Iterator[str]:
+def serve_folder(folder: Path, handler: type[QuietHandler] = QuietHandler) -> Iterator[str]:
     """Serves the files of a folder; gives the server's URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

@@ -520,7 +520,7 @@ def test_torch_keeps_sharing_when_tensors_share_memory() -> None:
         collections.OrderedDict(a=1),
         "text",
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_torch_reads_back_when_weights_only_accepts_it(value: Any) -> None:
     """What loads without running code is written."""

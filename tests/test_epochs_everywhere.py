@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,10 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.ranks import ranks_of
 from tests.shards import text_keys, write_text_shards
 from tests.test_pipes_epoch import PassTeller, check_passes
-from tests.workers_kit import loader_of, run_script, time_limit
+from tests.workers_kit import loader_of, time_limit
 from torchdata_wds import ShardListError, index_shard
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -122,25 +122,22 @@ def test_counted_epochs_are_passes_when_shards_are_split(
 
 
 RANKS = """
-import json, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+import sys
+import torch
+from tests.ranks import run_ranks
 from tests.test_epochs_everywhere import split_graph, rank_epochs
 
 folder, kind, world, workers, urls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     torch.manual_seed(rank)
     found = {}
     for even in ("drop", "pad", ""):
         found[even] = rank_epochs(split_graph(urls, even or None), kind, workers)
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (world,), nprocs=world, start_method="fork")
+    run_ranks(run, folder, world)
 """
 
 
@@ -182,9 +179,7 @@ def test_ranks_have_what_split_shards_promises(kind: str, ranks: int, workers: i
     urls = write_text_shards(tmp_path / "shards", sizes)
     for url in urls:
         index_shard(url)
-    done = run_script(RANKS, str(tmp_path), kind, str(ranks), str(workers), *urls, seconds=120)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    found = ranks_of(RANKS, tmp_path, kind, str(ranks), str(workers), *urls, world=ranks, seconds=120)
     for even in ("drop", "pad", ""):
         for epoch in range(2):
             shares = [one[even][epoch] for one in found]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.processes import children, open_files, wait_until
+from tests.ranks import ranks_of
 from tests.servers import serve_folder
 from tests.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.workers_kit import run_script, time_limit
@@ -117,25 +118,21 @@ def test_epochs_give_each_key_once_in_a_new_order(name: str, shards: list[str]) 
 
 RANKS = """
 import json, sys
-import torch.distributed as dist, torch.multiprocessing as mp
+from tests.ranks import run_ranks
 from tests.test_workers import graph
 from torchdata_wds import WorkersReadingService
 from torchdata.dataloader2 import DataLoader2
 
 folder, urls, context = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     service = WorkersReadingService(2, distributed=True, multiprocessing_context=context)
     with DataLoader2(graph(urls), reading_service=service) as loader:
         found = [list(loader) for _ in range(3)]
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (2,), nprocs=2, start_method="fork")
+    run_ranks(run, folder)
 """
 
 
@@ -145,9 +142,7 @@ def test_epochs_give_each_key_once_when_two_ranks_have_two_workers(
     context: str, shards: list[str], tmp_path: Path
 ) -> None:
     """Over two gloo ranks of two workers each key comes once per epoch; nothing is cut off."""
-    done = run_script(RANKS, str(tmp_path), json.dumps(shards), context, seconds=90)
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = ranks_of(RANKS, tmp_path, json.dumps(shards), context)
     epochs = list(zip(*ranks, strict=True))
     for one, two in epochs:
         assert sorted(one + two) == sorted(KEYS)

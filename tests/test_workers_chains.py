@@ -209,7 +209,9 @@ class Jitter:
 
 
 @pytest.mark.parametrize(
-    "generator", [random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()], ids=repr
+    "generator",
+    [random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()],
+    ids=["random", "numpy", "old numpy", "torch"],
 )
 def test_chain_tells_when_a_function_has_a_generator_of_its_own(generator: Any) -> None:
     """Of any kind; functions without one are not named."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import ranks_of
 from tests.workers_kit import SIZES, items_of, run_script, uneven_pipe
 from torchdata_wds.workers import ranks as division
 from torchdata_wds.workers.service import WorkersReadingService
@@ -16,15 +17,15 @@ from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is si
 
 RANKS = """
 import json, logging, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+import torch
+from tests.ranks import run_ranks
 from tests.workers_kit import SeedTeller, uneven_pipe
 from torchdata_wds.workers.service import WorkersReadingService
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
 folder, options = sys.argv[1], json.loads(sys.argv[2])
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     torch.manual_seed(rank)
     service = WorkersReadingService(**options["service"])
     if options.get("sequential"):
@@ -38,22 +39,17 @@ def run(rank, world):
             loader.seed(epoch + rank)
         found.append(list(loader))
     loader.shutdown()
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (2,), nprocs=2, start_method="fork")
+    run_ranks(run, folder)
 """
 
 
 def run_ranks(folder: Path, **options: Any) -> list[list[list[Any]]]:
     """Returns, for each of three epochs, what each of two ranks got."""
     folder.mkdir()
-    done = run_script(RANKS, str(folder), json.dumps(options), seconds=90)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    found = ranks_of(RANKS, folder, json.dumps(options))
     return [list(epoch) for epoch in zip(*found, strict=True)]
 
 

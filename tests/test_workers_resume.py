@@ -16,7 +16,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.resume_kit import (
     SEED,
-    SMALL,
     Cut,
     Graph,
     augment,
@@ -26,6 +25,7 @@ from tests.resume_kit import (
     filtered,
     handled,
     in_epochs,
+    indexed_shards_in,
     is_odd,
     joined,
     keys_of,
@@ -65,10 +65,7 @@ def _never_hang() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    found = shards_in(tmp_path_factory.mktemp("resume"), SMALL)
-    for url in found:
-        index_shard(url)
-    return found
+    return indexed_shards_in(tmp_path_factory.mktemp("resume"))
 
 
 # ------------------------------------------------------------------------------------------------------- it is exact

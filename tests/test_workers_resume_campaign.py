@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import ranks_of
 from tests.resume_kit import (
     Cut,
     Graph,
@@ -114,7 +115,7 @@ RANK_CASES: dict[str, tuple[str, Any, bool, int]] = {
 
 RANKS = """
 import pickle, sys, warnings
-import torch.distributed as dist, torch.multiprocessing as mp
+from tests.ranks import run_ranks
 from tests.resume_kit import GRAPHS
 from tests.workers_kit import time_limit
 from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
@@ -150,17 +151,13 @@ def answer(graph, options, sequential, cut):
     rest, *behind = epochs_of(DataLoader2.from_state(state, service(options, sequential)))
     return whole, [begun + rest, *behind], begun
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     with time_limit(100):
         found = {name: answer(*case) for name, case in cases.items()}
-    with open(f"{folder}/{rank}", "wb") as file:
-        pickle.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (2,), nprocs=2, start_method="fork")
+    run_ranks(run, folder)
 """
 
 
@@ -169,9 +166,8 @@ def ranks(urls: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[dic
     """What each of two ranks gives when never stopped and when stopped in the first epoch, by case."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases").write_bytes(pickle.dumps((urls, RANK_CASES)))
-    done = run_script(RANKS, str(folder), seconds=120)
-    assert done.returncode == 0, done.stderr
-    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(2)]
+    found: list[dict[str, Any]] = ranks_of(RANKS, folder, seconds=120)
+    return found
 
 
 @pytest.mark.parametrize("case", RANK_CASES)

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from tests.ranks import ranks_of
 from tests.shards import write_text_shards
 from tests.workers_kit import SIZES, loader_of, run_script, time_limit
 from torchdata_wds import StatefulPipeline
@@ -352,23 +353,19 @@ def test_service_orders_are_the_stored_ones_when_strings_hash_otherwise(
 
 
 RANKS = """
-import json, sys
-import torch.distributed as dist, torch.multiprocessing as mp
+import sys
+from tests.ranks import run_ranks
 from tests.test_workers_seeds import GRAPHS, digest, scramble, service_epochs
 
 folder, urls = sys.argv[1], sys.argv[2:]
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     scramble()
     found = {name: digest(service_epochs(GRAPHS[name](urls), 1, seed=7, distributed=True)) for name in GRAPHS}
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (2,), nprocs=2, start_method="fork")
+    run_ranks(run, folder)
 """
 
 #: As DIGESTS, of one worker in each of two ranks.
@@ -399,6 +396,4 @@ RANK_DIGESTS: list[dict[str, str]] = [
 @pytest.mark.slow
 def test_service_orders_are_the_stored_ones_when_there_are_ranks(urls: Urls, tmp_path: Path) -> None:
     """Two gloo ranks of a worker each, in whatever state their generators are."""
-    done = run_script(RANKS, str(tmp_path), *urls, seconds=90)
-    assert done.returncode == 0, done.stderr
-    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == RANK_DIGESTS
+    assert ranks_of(RANKS, tmp_path, *urls) == RANK_DIGESTS

@@ -22,18 +22,18 @@ from tests.resume_kit import (
     filtered,
     handled,
     in_epochs,
+    indexed_shards_in,
     joined,
     keys_of,
     left_of,
     plain,
     resampled,
     row,
-    shards_in,
     split,
 )
 from tests.shards import text_keys, write_text_shards
 from tests.workers_kit import time_limit
-from torchdata_wds import StatefulPipeline, index_shard
+from torchdata_wds import StatefulPipeline
 
 # StatefulDataLoader calls a function of torch that warns; and the workers of a test may be more than the cores.
 pytestmark = [
@@ -52,10 +52,7 @@ def _never_hang() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    found = shards_in(tmp_path_factory.mktemp("stateful"), SMALL)
-    for url in found:
-        index_shard(url)
-    return found
+    return indexed_shards_in(tmp_path_factory.mktemp("stateful"))
 
 
 def as_it_is(item: Any) -> Any:

@@ -96,3 +96,37 @@ def test_listed_shards_load_when_chained(tmp_path: Path) -> None:
     write_text_shards(tmp_path, (2, 3))
     pipe = IterableWrapper([tmp_path]).list_shards().load_wds_shards().group_by_key()
     assert [sample["__key__"] for sample in pipe] == text_keys((2, 3))
+
+
+def test_list_shards_puts_in_variables_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch reads the environment anew."""
+    pipe = IterableWrapper(["${split}-{0..1}.tar"]).list_shards()
+    for split in ("train", "val"):
+        monkeypatch.setenv("WDS_split", split)
+        assert list(pipe) == [f"{split}-0.tar", f"{split}-1.tar"]
+    monkeypatch.delenv("WDS_split")
+    with pytest.raises(ShardListError, match="WDS_split, which is not set"):
+        list(pipe)
+
+
+def test_list_shards_looks_elsewhere_when_rules_say_so(tmp_path: Path) -> None:
+    """Rules are checked by the constructor, kept in pickles, and shown masked."""
+    write_text_shards(tmp_path / "b", (1, 1))
+    rules = {"gs://": f"{tmp_path}/", "s3://": "pipe:curl -H 'Authorization: secret' "}
+    pipe = IterableWrapper(["gs://b/"]).list_shards(rewrite=rules)
+    assert list(pickle.loads(pickle.dumps(pipe))) == [f"gs://b/shard-{index:06d}.tar" for index in range(2)]
+    assert "secret" not in repr(vars(pipe))
+    with pytest.raises(ValueError, match="rewriting rule 'gs' has no '='"):
+        IterableWrapper([]).list_shards(rewrite="gs")
+
+
+def test_dataset_files_read_no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's file cannot send a variable to its server."""
+    from torchdata_wds.format.dataset_specs import dataset_groups
+    from torchdata_wds.format.spec_places import Origin, SpecPlace
+    from torchdata_wds.storage import list_urls
+
+    monkeypatch.setenv("WDS_token", "secret")
+    place = SpecPlace(Origin.of_file("https://host/set.yaml", trusted=False))
+    (group,) = dataset_groups({"dataset": [{"shards": "https://host/${token}.tar"}]}, place)
+    assert [list(list_urls(entry.patterns)) for entry in group.entries] == [["https://host/${token}.tar"]]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import gzip
 import os
+import shutil
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +19,7 @@ import pytest
 
 from tests.processes import in_child
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.storage import http, open_shard
+from torchdata_wds.storage import http_client, http_retries, open_shard
 
 DATA = os.urandom(100_000)
 ZIPPED = gzip.compress(DATA)
@@ -27,6 +31,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 5
     requests: list[tuple[str, dict[str, str]]]
+    target = ""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -121,6 +126,9 @@ class Handler(BaseHTTPRequestHandler):
     def serve_tofile(self) -> None:
         self.reply(302, Location="file:///etc/passwd")
 
+    def serve_onward(self) -> None:
+        self.reply(302, Location=self.target)
+
     def serve_nothing(self) -> None:
         self.close_connection = True
 
@@ -146,6 +154,12 @@ def running_server() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a server that fails."""
+    monkeypatch.setattr(http_retries, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
+
+
 @pytest.fixture
 def server(running_server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of the server, as host:port; nothing of the environment's proxies."""
@@ -154,7 +168,7 @@ def server(running_server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch)
     Handler.requests.clear()
     yield f"127.0.0.1:{running_server.server_port}"
     # Connections that are kept open belong to the next test, not to this one.
-    http._pool(None, os.getpid()).clear()
+    http_client._pool(None, os.getpid()).clear()
 
 
 def read(url: str, offset: int = 0, **options: Any) -> bytes:
@@ -240,15 +254,13 @@ def test_open_shard_raises_when_nobody_listens() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_open_shard_raises_when_the_server_is_silent(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_shard_raises_when_the_server_is_silent() -> None:
     """A server that accepts and says nothing runs into the time limit."""
     import socket
 
-    monkeypatch.setattr(http, "_READ_SECONDS", 0.1)
-    http._pool.cache_clear()
+    options = {"http": {"read_timeout": 0.1, "retries": 1}}
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ShardOpenError, match="timed out"):
-        open_shard(f"http://127.0.0.1:{silent.getsockname()[1]}/x")
-    http._pool.cache_clear()
+        open_shard(f"http://127.0.0.1:{silent.getsockname()[1]}/x", storage_options=options)
 
 
 def test_open_shard_sends_headers_when_given_options(server: str) -> None:
@@ -263,11 +275,29 @@ def test_open_shard_sends_headers_when_given_options(server: str) -> None:
     assert Handler.requests[1][1]["Authorization"] == "Basic bWU6cEB3"
 
 
-def test_open_shard_raises_when_an_option_is_unknown(server: str) -> None:
-    """A mistyped option is named, and its value is not."""
-    with pytest.raises(TypeError, match="only 'headers', found 'header'") as caught:
-        open_shard(f"http://{server}/whole", storage_options={"http": {"header": {"Authorization": "secret"}}})
-    assert "secret" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"header": {"Authorization": "secret"}}, TypeError, r"only 'headers', 'retries'.*, found 'header'"),
+        ({"headers": "secret"}, TypeError, "'headers' must map names to values, found a str"),
+        ({"headers": {"X-Token": b"secret"}}, TypeError, "'X-Token': a bytes"),
+        ({"headers": {"X-Token": "secr\u20act"}}, ValueError, "'X-Token' .*Latin-1"),
+        ({"headers": {"X-Token": "sec\nret"}}, ValueError, "'X-Token' .*control characters"),
+        ({"headers": {"": "secret"}}, ValueError, "header ''"),
+        ({"headers": {"range": "bytes=5-"}}, ValueError, "'range' belongs to the reader"),
+        ({"retries": "8"}, TypeError, "'retries' must be an int, found a str"),
+        ({"retries": True}, TypeError, "'retries' must be an int, found a bool"),
+        ({"retries": -1}, ValueError, "'retries' must not be negative, found -1"),
+        ({"connect_timeout": None}, TypeError, "'connect_timeout' must be a number of seconds, found a NoneType"),
+        ({"read_timeout": 0}, ValueError, "'read_timeout' must be more than 0 seconds, found 0"),
+        ({"read_timeout": float("nan")}, ValueError, "'read_timeout' must be more than 0 seconds, found nan"),
+    ],
+)
+def test_open_shard_raises_when_an_option_is_wrong(options: Any, kind: type[Exception], said: str) -> None:
+    """A wrong option is named with what is valid, and no value that may be secret is shown."""
+    with pytest.raises(kind, match=said) as caught:
+        open_shard("http://127.0.0.1:9/x.tar", storage_options={"http": options})
+    assert "sec" not in str(caught.value).replace("seconds", "")
 
 
 def test_open_shard_goes_through_a_proxy_when_the_environment_names_one(
@@ -280,7 +310,99 @@ def test_open_shard_goes_through_a_proxy_when_the_environment_names_one(
     assert Handler.requests[0][0] == "http://shards.invalid/x.tar"
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert read(f"http://{server}/whole") == DATA
-    http._pool.cache_clear()
+    http_client._pool.cache_clear()
+
+
+def test_a_proxy_gets_its_own_password_and_no_other_when_addresses_have_some(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy's goes to the proxy; that of the shard's address is a header, not a part of what is asked for."""
+    monkeypatch.setenv("http_proxy", f"http://us:p%40ss@{server}")
+    with pytest.raises(ShardOpenError, match="404"):
+        open_shard("http://me:hunter2@shards.invalid/x.tar")
+    path, headers = Handler.requests[0]
+    assert path == "http://shards.invalid/x.tar"
+    assert headers["Proxy-Authorization"] == "Basic " + base64.b64encode(b"us:p@ss").decode()
+    assert headers["Authorization"] == "Basic " + base64.b64encode(b"me:hunter2").decode()
+    http_client._pool.cache_clear()
+
+
+def test_no_log_line_shows_a_secret_when_the_server_answers(server: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What urllib3 logs of each request is masked, and what is logged of failures."""
+    with caplog.at_level("DEBUG"):
+        read(f"http://{server}/whole?X-Amz-Signature=hunter2")
+        with pytest.raises(ShardOpenError):
+            read(f"http://{server}/broken?X-Amz-Signature=hunter2")
+    assert "GET /whole?X-Amz-Signature=***" in caplog.text
+    assert "answered 500 Internal Server Error; attempt 1 of 8 follows" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+# ----------------------------------------------------------------------------------------------------------- https
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost that nobody has signed, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", names, "-keyout", str(path), "-out", f"{path}.cert"]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_text(path.read_text() + Path(f"{path}.cert").read_text())
+    return path
+
+
+@pytest.fixture
+def secure(certificate: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server with that certificate, which this process trusts."""
+    monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.cert")
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    running = Server(("127.0.0.1", 0), Handler)
+    running.socket = context.wrap_socket(running.socket, server_side=True)
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    http_client._pool.cache_clear()
+    yield f"https://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    thread.join()
+    running.server_close()
+    http_client._pool.cache_clear()
+
+
+def test_open_shard_reads_over_https_when_the_certificate_is_trusted(secure: str) -> None:
+    """An encrypted connection gives the same bytes, whole and in parts."""
+    assert read(f"{secure}/whole") == DATA
+    assert read(f"{secure}/ranged", 90_000) == DATA[90_000:]
+
+
+def test_open_shard_raises_at_once_when_the_certificate_is_wrong(secure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second attempt would end otherwise."""
+    monkeypatch.delenv("SSL_CERT_FILE")
+    http_client._pool.cache_clear()
+    waits: list[float] = []
+    monkeypatch.setattr(http_retries, "seconds_to_wait", lambda failures, asked=0.0: waits.append(asked) or 0.0)
+    with pytest.raises(ShardOpenError, match=r"(?i)cannot open shard https://.*certificate verify failed"):
+        open_shard(f"{secure}/whole")
+    assert not waits
+
+
+def test_open_shard_raises_when_a_redirect_leaves_encryption(secure: str, server: str) -> None:
+    """From https, no redirect leads to http."""
+    Handler.target = f"http://{server}/whole?Signature=abc"
+    with pytest.raises(
+        ShardOpenError, match=r"redirects from https to http://.*Signature=\*\*\*, which is not encrypted"
+    ):
+        open_shard(f"{secure}/onward")
+    assert len(Handler.requests) == 1
+    Handler.target = f"{secure}/whole"
+    assert read(f"http://{server}/onward") == DATA
 
 
 @pytest.mark.slow
@@ -297,7 +419,7 @@ def test_early_closes_leave_no_socket_when_there_are_many(server: str) -> None:
                 stream.read(512 if turn % 8 < 4 else 1 << 20)
         except ShardOpenError:
             pass
-    http._pool(None, os.getpid()).clear()
+    http_client._pool(None, os.getpid()).clear()
     for _ in range(100):
         if (after := len(list(Path("/proc/self/fd").iterdir()))) <= before:
             break
@@ -334,11 +456,3 @@ def test_open_shard_names_the_shard_when_its_address_is_malformed(url: str) -> N
     with pytest.raises(ShardOpenError, match="malformed") as caught:
         open_shard(url)
     assert caught.value.shard == url
-
-
-def test_open_shard_shows_no_header_value_when_it_cannot_be_sent() -> None:
-    """A value with control characters inside is refused by the header's name alone."""
-    options = {"http": {"headers": {"X-Auth-Token": "hun\nter2"}}}
-    with pytest.raises(ValueError, match="X-Auth-Token") as caught:
-        open_shard("http://127.0.0.1:1/x.tar", storage_options=options)
-    assert "ter2" not in str(caught.value)

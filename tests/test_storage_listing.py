@@ -258,3 +258,47 @@ def test_list_urls_raises_when_a_list_is_empty(pattern: object) -> None:
     """An empty list is a pattern that matches nothing."""
     with pytest.raises(ShardListError, match="is empty"):
         list(list_urls(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "urls"),
+    [
+        ("s3://${bucket}/${split}-{0..1}.tar", ["s3://data/train-0.tar", "s3://data/train-1.tar"]),
+        ("${root}/x.tar", ["s3://data/in/x.tar"]),
+        ("${many}", ["a.tar", "b.tar", "s3://data/c-0.tar", "s3://data/c-1.tar"]),
+        ("https://host/${split}.tar", ["https://host/train.tar"]),
+        ("pipe:cat ${HOME}/${split}.tar", ["pipe:cat ${HOME}/train.tar"]),
+        (Path("${split}/x.tar"), ["train/x.tar"]),
+        ("$split-{split}-${x y}.tar", ["$split-{split}-${x y}.tar"]),
+    ],
+)
+def test_list_urls_puts_in_variables(pattern: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``${name}`` is WDS_name, whose value may hold patterns and variables; a shell keeps its own."""
+    values = {
+        "bucket": "data",
+        "split": "train",
+        "root": "s3://${bucket}/in",
+        "many": "{a,b}.tar::s3://${bucket}/c-{0..1}.tar",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"WDS_{name}", value)
+    monkeypatch.delenv("WDS_HOME", raising=False)
+    assert listed(pattern, variables=True) == urls
+
+
+def test_list_urls_raises_when_a_variable_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is not set is named, as are those that never end."""
+    with pytest.raises(ShardListError, match=r"\$\{no_such\} stands for the environment variable WDS_no_such, which"):
+        listed("s3://b/${no_such}.tar", variables=True)
+    monkeypatch.setenv("WDS_a", "${b}")
+    monkeypatch.setenv("WDS_b", "${a}x")
+    with pytest.raises(ShardListError, match="the variables in it stand for each other"):
+        listed("${a}.tar", variables=True)
+
+
+def test_list_urls_leaves_variables_when_it_is_not_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's pattern reads no variable, and a file of exactly that name is meant."""
+    monkeypatch.setenv("WDS_x", "secret")
+    assert listed("s3://b/${x}.tar") == ["s3://b/${x}.tar"]
+    (folder / "${x}.tar").touch()
+    assert listed("${x}.tar", variables=True) == ["${x}.tar"]

@@ -184,7 +184,7 @@ def test_storage_imports_only_what_lies_below(module: str) -> None:
         for name in names:
             assert name.partition(".")[0] not in ("torch", "torchdata")
             if name.startswith("torchdata_wds"):
-                assert name.split(".")[1] in ("storage", "errors", "environment")
+                assert name.split(".")[1] in ("storage", "errors", "handlers", "environment")
 
 
 def test_storage_import_is_cheap_and_needs_no_torch() -> None:

@@ -3,6 +3,12 @@
 | variable | effect |
 |---|---|
 | ``WDS_SECURE`` | ``1``: commands (``pipe:``) and pickles are refused everywhere |
+| ``WDS_REWRITE``, ``GOPEN_REWRITE`` | ``regex=replacement;...``: where URLs are looked for and opened instead |
+| ``WDS_<name>`` | what ``${name}`` in a pattern of ``list_shards`` stands for |
+| ``AIS_ENDPOINT`` | the address of AIStore, as ``http://host:51080``, for ``ais:`` and the schemes of ``USE_AIS_FOR`` |
+| ``USE_AIS_FOR`` | schemes that are read and written through AIStore, as ``gs:s3`` |
+| ``AIS_AUTHN_TOKEN`` | the token that AIStore's gateway is shown |
+| ``WDS_VERBOSE_CACHE`` | ``1``: ``cache_shards`` tells of each hit, download and eviction |
 | ``RANK``, ``WORLD_SIZE`` | the place of this process, as torchrun sets it, until torch.distributed is initialised |
 
 A dataset file may name others as ``$NAME`` in its paths, which `load_dataset` puts in.
@@ -12,12 +18,26 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_secure", "launched_place"]
+__all__ = [
+    "ais_endpoint",
+    "ais_schemes",
+    "ais_token",
+    "pattern_variable",
+    "rewriting_variables",
+    "is_secure",
+    "launched_place",
+    "reports_caching",
+]
 
 
 def is_secure() -> bool:
     """Tells whether ``WDS_SECURE`` is set to anything but ``""`` or ``"0"``."""
     return os.environ.get("WDS_SECURE", "") not in ("", "0")
+
+
+def reports_caching() -> bool:
+    """Tells whether ``WDS_VERBOSE_CACHE`` is set to anything but ``""`` or ``"0"``."""
+    return os.environ.get("WDS_VERBOSE_CACHE", "") not in ("", "0")
 
 
 def launched_place() -> tuple[int, int]:
@@ -30,3 +50,28 @@ def launched_place() -> tuple[int, int]:
     if not (world.isdecimal() and rank.isdecimal() and int(rank) < int(world)):
         raise ValueError(f"RANK={rank!r} and WORLD_SIZE={world!r} in the environment name no rank: set or remove both")
     return int(world), int(rank)
+
+
+def rewriting_variables() -> list[tuple[str, str]]:
+    """The variables with rules that send URLs elsewhere, those that are set, with their values."""
+    return [(name, text) for name in ("WDS_REWRITE", "GOPEN_REWRITE") if (text := os.environ.get(name))]
+
+
+def pattern_variable(name: str) -> str | None:
+    """What ``${name}`` stands for in a pattern: the value of ``WDS_<name>``, or None where it is not set."""
+    return os.environ.get(f"WDS_{name}")
+
+
+def ais_endpoint() -> str:
+    """The address of AIStore, without a slash at its end; "" where ``AIS_ENDPOINT`` is not set."""
+    return os.environ.get("AIS_ENDPOINT", "").strip().rstrip("/")
+
+
+def ais_schemes() -> tuple[str, ...]:
+    """The schemes that go through AIStore besides its own, by ``USE_AIS_FOR``, in small letters."""
+    return tuple(name for name in os.environ.get("USE_AIS_FOR", "").lower().replace(",", ":").split(":") if name)
+
+
+def ais_token() -> str:
+    """The token for AIStore; "" where ``AIS_AUTHN_TOKEN`` is not set."""
+    return os.environ.get("AIS_AUTHN_TOKEN", "").strip()

@@ -24,13 +24,21 @@ class ShardListerIterDataPipe(WdsPipe[str]):
         source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
             any fsspec file system; folders; several joined by ``::``; (nested) lists of those. A path that exists is
             taken verbatim. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
+            ``${name}`` stands for the environment variable ``WDS_name``; in ``pipe:`` only where that is set.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for listing.
+        rewrite: Where URLs are looked for instead: ``"regex=replacement;..."``, or a mapping from regex to replacement.
+            The first rule that matches the beginning of a URL replaces what it matches; then come those in the
+            environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE``. The URLs that are yielded are named as they
+            were asked for: give the loader the same rules, as with `storage_options`.
 
     Yields:
         str: One URL each.
 
     Raises:
-        ShardListError: if a pattern matches nothing, is a single character or no pattern at all.
+        ShardListError: if a pattern matches nothing, is a single character or no pattern at all, or if a variable in it
+            is not set.
+        UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
+        ValueError: if a rule is malformed; or TypeError.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -43,10 +51,12 @@ class ShardListerIterDataPipe(WdsPipe[str]):
         source_datapipe: IterDataPipe[Any],
         *,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
     ) -> None:
         self.source_datapipe = source_datapipe
-        self.storage_options = storage.StorageOptions(storage_options)
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
 
     def __iter__(self) -> Iterator[str]:
         for pattern in self.source_datapipe:
-            yield from storage.list_urls(pattern, storage_options=self.storage_options)
+            yield from storage.list_urls(pattern, storage_options=self.storage_options, variables=True)

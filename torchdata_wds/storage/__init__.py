@@ -11,6 +11,7 @@ from torchdata_wds.storage.compressing import Compressor, compression_for, open_
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.rewriting import RewriteRules
 from torchdata_wds.storage.streams import ByteStream, is_decompressed, wrap_stream
 from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target
 from torchdata_wds.storage.urls import mask_url
@@ -20,6 +21,7 @@ __all__ = [
     "TARGETS",
     "ByteStream",
     "Compressor",
+    "RewriteRules",
     "StorageOptions",
     "Target",
     "Unique",

@@ -69,8 +69,8 @@ class ShellCommand:
         _running[process.pid] = self
 
     def kill(self) -> None:
-        """Kills the command with all that it has started."""
-        if self._process.returncode is None:
+        """Kills the command with all that it has started, but for a copy in a forked child."""
+        if self._process.returncode is None and self._owner == os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -158,6 +158,10 @@ class CommandSource(Source):
         if status not in (0, _ENOUGH_READ):
             raise self._command.report(f"failed with {status_text(status)}: what it gave is not the whole shard")
         self._command.log_complaints()
+
+    def interrupt(self) -> None:
+        """Kills the command: its output ends."""
+        self._command.kill()
 
     def _close(self) -> None:
         self._command.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from torchdata_wds.storage.rewriting import RewriteRules
 
 __all__ = ["StorageOptions"]
 
@@ -13,18 +15,30 @@ class StorageOptions(Mapping[str, Mapping[str, Any]]):
 
     Args:
         options: A mapping from protocol to that protocol's options, another holder, or None for no options.
+        rewrite: Rules that send URLs elsewhere, as `RewriteRules` takes them; None are those of the other holder.
+
+    Attributes:
+        rewrite: The rules, to be tried before the environment's.
 
     Raises:
-        TypeError: if it is not a mapping of mappings.
+        TypeError: if it is not a mapping of mappings, or the rules are neither text nor a mapping.
+        ValueError: if a rule is malformed.
 
     Example:
         >>> StorageOptions({"s3": {"key": "AKIA", "anon": False}})
         StorageOptions(s3={key=***, anon=***})
     """
 
-    __slots__ = ("_options",)
+    __slots__ = ("_options", "rewrite")
 
-    def __init__(self, options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        rewrite: str | Mapping[str, str] | RewriteRules | None = None,
+    ) -> None:
+        given = options.rewrite if rewrite is None and isinstance(options, StorageOptions) else rewrite
+        self.rewrite: RewriteRules = RewriteRules(given)
         self._options: dict[str, dict[str, Any]] = {
             protocol: dict(chosen) for protocol, chosen in _checked(options).items()
         }
@@ -39,14 +53,19 @@ class StorageOptions(Mapping[str, Mapping[str, Any]]):
         return len(self._options)
 
     def __repr__(self) -> str:
-        shown = (f"{protocol}={{{', '.join(f'{name}=***' for name in self[protocol])}}}" for protocol in self)
+        shown = [f"{protocol}={{{', '.join(f'{name}=***' for name in self[protocol])}}}" for protocol in self]
+        shown += [f"rewrite={self.rewrite!r}"] if self.rewrite else []
         return f"StorageOptions({', '.join(shown)})"
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self._options)))
 
-    def __reduce__(self) -> tuple[type[StorageOptions], tuple[dict[str, dict[str, Any]]]]:
-        return StorageOptions, (self._options,)
+    def __reduce__(self) -> tuple[Callable[..., StorageOptions], tuple[dict[str, dict[str, Any]], RewriteRules]]:
+        return _restored, (self._options, self.rewrite)
+
+
+def _restored(options: dict[str, dict[str, Any]], rewrite: RewriteRules) -> StorageOptions:
+    return StorageOptions(options, rewrite=rewrite)
 
 
 def _checked(options: object) -> Mapping[str, Mapping[str, Any]]:

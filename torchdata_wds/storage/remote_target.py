@@ -11,34 +11,23 @@ import logging
 import os
 import re
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.connecting import HOPELESS, connect, error_words
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.remote import connect
-from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
+from torchdata_wds.storage.patience import Patience
+from torchdata_wds.storage.urls import mask_url, masked_cause
 from torchdata_wds.storage.writing import FileTarget, cannot_write
 
-__all__ = ["list_remote", "open_remote_target", "remove_remote"]
+__all__ = ["list_remote", "open_remote_target", "remove_remote", "target_in"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between the attempts to upload.
-RETRY_WAITS: tuple[float, ...] = (0.5, 1.0, 2.0)
+#: Attempts to upload that may follow the first.
+RETRIES = 4
 
-# What no second attempt will change.
-_HOPELESS = (
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-    ImportError,
-    NotImplementedError,
-    TypeError,
-)
 _SHOWN_NAME = 100
 
 
@@ -83,23 +72,19 @@ class RemoteTarget(FileTarget):
                 logger.warning("the upload of shard %s was interrupted; it is kept whole in %s", self._shard, local)
                 raise
             raise ShardOpenError(
-                f"shard {self._shard} could not be uploaded: {_words(error)}. "
+                f"shard {self._shard} could not be uploaded: {error_words(error)}. "
                 f"It is kept whole in {local}: upload it from there, or delete it",
                 shard=self._shard,
             ) from masked_cause(error)
 
     def _upload(self, local: str) -> None:
-        for wait in (*RETRY_WAITS, None):
+        patience = Patience(RETRIES, self._shard)
+        while True:
             try:
                 return self._put(local)
             except Exception as error:
-                if wait is None or isinstance(error, _HOPELESS):
+                if isinstance(error, HOPELESS) or not patience.endures(f"uploading it failed: {error_words(error)}"):
                     raise
-                logger.warning(
-                    "uploading shard %s failed and is tried again in %g s: %s", self._shard, wait, _words(error)
-                )
-                time.sleep(wait)
-        return None
 
     def _put(self, local: str) -> None:
         _make_parent(self._filesystem, self._path)
@@ -132,14 +117,23 @@ def open_remote_target(url: str, overwrite: bool, options: StorageOptions) -> Re
         ShardOpenError: if the scheme is unknown, its package is missing, the store refuses, or the shard exists
             (unless `overwrite`).
     """
-    shard = mask_url(url)
     filesystem, path = connect(url, options)
+    return target_in(url, filesystem, path, overwrite)
+
+
+def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTarget:
+    """Makes a target in a store to which there is a connection.
+
+    Raises:
+        ShardOpenError: if the shard exists (unless `overwrite`), or the store does not say.
+    """
+    shard = mask_url(url)
     if not overwrite:
         try:
             exists = _exists(filesystem, path)
         except Exception as error:  # noqa: BLE001 - whatever a client library raises
             raise cannot_write(
-                shard, f"whether it exists cannot be asked: {_words(error)}; overwrite=True does not ask"
+                shard, f"whether it exists cannot be asked: {error_words(error)}; overwrite=True does not ask"
             ) from masked_cause(error)
         if exists:
             raise cannot_write(shard, "it already exists; pass overwrite=True, another pattern, or start_shard='next'")
@@ -207,15 +201,11 @@ def _size(filesystem: Any, path: str) -> int | None:
         raise OSError("it is not there after the upload") from error
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
         # Who may write need not be allowed to look; what is in the store has been taken by the store.
-        logger.info("the size of an uploaded shard cannot be asked: %s", _words(error))
+        logger.info("the size of an uploaded shard cannot be asked: %s", error_words(error))
         return None
     return size if isinstance(size, int) else None
 
 
 def _failure(what: str, url: str, error: Exception) -> ShardOpenError:
     shard = mask_url(url)
-    return ShardOpenError(f"cannot {what} {shard}: {_words(error)}", shard=shard)
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {mask_text(str(error))}"
+    return ShardOpenError(f"cannot {what} {shard}: {error_words(error)}", shard=shard)

@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from torchdata_wds.errors import ShardListError, WdsError
+from torchdata_wds.storage.connecting import connect, protocol_of
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.remote import connect, protocol_of
 from torchdata_wds.storage.urls import local_path, mask_text, mask_url, scheme_of
 
-__all__ = ["SHARD_SUFFIXES", "search_local", "search_remote"]
+__all__ = ["SHARD_SUFFIXES", "is_pattern", "search_local", "search_remote"]
 
 SHARD_SUFFIXES = (
     ".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz",
@@ -55,7 +55,7 @@ def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
         ShardListError: if there are none, or the store cannot be asked.
     """
     parts = url.split("::")
-    index = next((i for i, part in enumerate(parts) if _is_pattern(part)), None)
+    index = next((i for i, part in enumerate(parts) if is_pattern(part)), None)
     if index is None:
         yield url
         return
@@ -80,6 +80,7 @@ def is_shard(name: str) -> bool:
 
 def _names(url: str, part: str, options: StorageOptions) -> Iterator[str]:
     filesystem, path = connect(url, options)
+    filesystem.invalidate_cache()  # listings are kept for ever, and shards come and go between epochs
     if part.endswith("/"):
         entries: Iterable[dict[str, Any]] = filesystem.ls(path, detail=True)
         yield from (entry["name"] for entry in _files(entries) if is_shard(entry["name"].rpartition("/")[2]))
@@ -91,7 +92,8 @@ def _files(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (entry for entry in entries if entry.get("type") != "directory")
 
 
-def _is_pattern(part: str) -> bool:
+def is_pattern(part: str) -> bool:
+    """Tells whether a URL of a store (one part of a chained one) is a glob or a folder."""
     protocol, slashes, path = part.partition("://")
     return bool(slashes) and (bool(_MAGIC.search(_QUERY.sub("", path))) or (path.endswith("/") and protocol != "dir"))
 

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["BUFFER_SIZE", "ByteStream", "Source", "is_decompressed", "wrap_source", "wrap_stream"]
+__all__ = [
+    "BUFFER_SIZE",
+    "ByteStream",
+    "Source",
+    "interrupt",
+    "is_decompressed",
+    "stored_bytes",
+    "wrap_source",
+    "wrap_stream",
+]
 
 BUFFER_SIZE = 1 << 20
 
@@ -60,6 +69,9 @@ class Source(io.RawIOBase):
 
     def _close(self) -> None:
         """Lets go of what the source holds; called once."""
+
+    def interrupt(self) -> None:
+        """Ends a read that another thread waits in soon, where the source can; whatever is read then is not used."""
 
     def readable(self) -> bool:
         """True."""
@@ -114,6 +126,16 @@ class ShardSource(Source):
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream or client library raises
             self._failure = _shard_error(error, self._shard, self._position)
             raise self._failure from self._failure.__cause__
+
+    def interrupt(self) -> None:
+        if isinstance(self._source, Source):
+            self._source.interrupt()
+
+    def take_as_stored(self) -> None:
+        """Leaves what comes compressed, where nothing has been read yet."""
+        if self._started and isinstance(self._source, ShardSource):
+            self._source.take_as_stored()
+        self._started = True
 
     @property
     def is_compressed(self) -> bool:
@@ -198,6 +220,26 @@ def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool 
         A `ByteStream`.
     """
     return io.BufferedReader(ShardSource(source, shard, skip=skip, plain=plain), BUFFER_SIZE)
+
+
+def stored_bytes(stream: ByteStream) -> io.RawIOBase:
+    """Makes an unread stream of `open_shard` into one of the bytes that its source holds, compressed or not.
+
+    Args:
+        stream: The stream, opened at the beginning; it must not be used any more.
+    """
+    assert isinstance(stream, io.BufferedReader)
+    source = stream.detach()
+    if isinstance(source, ShardSource):
+        source.take_as_stored()
+    return source
+
+
+def interrupt(stream: ByteStream) -> None:
+    """Ends a read of a stream that another thread waits in soon, where its source can."""
+    source = getattr(stream, "raw", None)
+    if isinstance(source, Source):
+        source.interrupt()
 
 
 def is_decompressed(stream: ByteStream) -> bool:

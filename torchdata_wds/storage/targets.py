@@ -6,10 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.aistore import is_in_aistore, no_listing, open_ais_target, remove_ais
 from torchdata_wds.storage.command_target import open_command_target
+from torchdata_wds.storage.elsewhere import naming
 from torchdata_wds.storage.local_target import list_local, open_local_target, remove_local
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.remote_target import list_remote, open_remote_target, remove_remote
+from torchdata_wds.storage.rewriting import rewritten
 from torchdata_wds.storage.standard_output import open_standard_output
 from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of, url_text
 from torchdata_wds.storage.writing import cannot_write
@@ -20,6 +24,7 @@ STDOUT = STDIN
 _LOCAL = ("", "file")
 _WITHOUT_NAMES = (STDOUT, "pipe")
 _WEB = ("http", "https")
+_WHY = "where a rewriting rule puts"
 
 
 class Target(Protocol):
@@ -76,8 +81,9 @@ def open_target(
 
     Args:
         url: A local path (taken verbatim) or ``file:``, written as ``<name>.partial`` and renamed; ``-`` (standard
-            output); ``pipe:command``, which gets the shard as its input and must exit with 0; or any URL that fsspec
-            knows, for which the shard is collected in the folder for temporary files (``TMPDIR``) and uploaded whole.
+            output); ``pipe:command``, which gets the shard as its input and must exit with 0; or ``ais:`` or any URL
+            that fsspec knows, for which the shard is collected in the folder for temporary files (``TMPDIR``) and
+            uploaded whole. The rules in ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold here too.
         overwrite: Replaces what exists, at once and only by a whole shard. Otherwise it is an error, here or at
             ``commit`` if another writer was faster.
         storage_options: Options by protocol: ``{"s3": {"endpoint_url": ...}}``.
@@ -101,8 +107,14 @@ def open_target(
         >>> path.stat().st_size
         1024
     """
-    text = url_text(url)
-    return TARGETS.get(scheme_of(text), open_remote_target)(text, overwrite, StorageOptions(storage_options))
+    text, options = url_text(url), StorageOptions(storage_options)
+    place = rewritten(text, options.rewrite)
+    scheme = scheme_of(place)
+    opener = open_ais_target if is_in_aistore(scheme) else TARGETS.get(scheme, open_remote_target)
+    if place == text:
+        return opener(text, overwrite, options)
+    with naming(text, _WHY):
+        return opener(place, overwrite, options)
 
 
 def remove_target(
@@ -123,6 +135,8 @@ def remove_target(
     text, scheme, options = _place(url, storage_options)
     if scheme in _LOCAL:
         remove_local(text)
+    elif is_in_aistore(scheme):
+        remove_ais(text, options)
     elif scheme not in _WITHOUT_NAMES:
         remove_remote(text, options)
 
@@ -152,13 +166,16 @@ def list_targets(
     text, scheme, options = _place(folder_url, storage_options)
     if scheme in _WITHOUT_NAMES:
         return []
+    if is_in_aistore(scheme):
+        raise ShardOpenError(str(no_listing(text)), shard=mask_url(text))
     return list_local(text) if scheme in _LOCAL else list_remote(text, options)
 
 
 def _place(
     url: str | os.PathLike[str], storage_options: Mapping[str, Mapping[str, Any]] | None
 ) -> tuple[str, str, StorageOptions]:
-    text, options = url_text(url), StorageOptions(storage_options)
+    options = StorageOptions(storage_options)
+    text = rewritten(url_text(url), options.rewrite)
     scheme = scheme_of(text)
     if scheme in _WEB:
         _refuse_web(text, False, options)

@@ -1,0 +1,313 @@
+"""The files of a cache's folder: locks, copies in the making, finished ones, and which of those are removed.
+
+Everything is said by files and the system's locks on them, which end with the process that holds them, however it ends.
+A finished copy ``x.tar`` is only ever renamed into place. Who makes it has ``x.tar.lock``, and fills a file
+``x.tar.<unique>.part``, whose name is written in the former; an exclusive lock on it says that there is more to come.
+Whoever reads a finished copy has a shared lock on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import re
+import secrets
+import stat
+import time
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchdata_wds.storage.cache_names import LOCK, PART, is_own_name
+
+__all__ = [
+    "CopyLock",
+    "Kept",
+    "LockedFile",
+    "is_sealed",
+    "make_room",
+    "mark_as_ours",
+    "mark_of",
+    "open_copy",
+    "open_part",
+    "seal",
+]
+
+#: Held while copies are counted and removed, one per folder: no copy has a lock of this name.
+_ROOM = PART + LOCK
+_MARK = "user.torchdata_wds"
+#: The time of change that a file gets which ended well, and is not kept.
+_SEAL = 1_000_000_000
+_UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
+#: Seconds after which a part that nobody fills is removed although its shard was not asked for again.
+_OLD_SECONDS = 24 * 3600.0
+
+# A forked child closes its copies of these, which would keep the locks for as long as it lives.
+_open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for file in list(_open):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class LockedFile(io.FileIO):
+    """An open file with a lock that ends with it, and not with the last copy that forked children have of it.
+
+    Args:
+        file: Its descriptor.
+    """
+
+    def __init__(self, file: int) -> None:
+        super().__init__(file, "rb")
+        self._owner = os.getpid()
+        _open.add(self)
+
+    def lock(self, kind: int) -> bool:
+        """Takes or changes the lock without waiting; tells whether that was possible.
+
+        Args:
+            kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        """
+        try:
+            fcntl.flock(self, kind | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Gives up the lock."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Closes the file; a second time does nothing."""
+        if not self.closed and self._owner == os.getpid():
+            self.unlock()
+        super().close()
+
+    def leave(self) -> None:
+        """Closes the file and leaves its lock to another object that was made of a copy of the descriptor."""
+        super().close()
+
+    def is_at(self, path: str) -> bool:
+        """Tells whether a path is that of this file."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self.fileno()))  # noqa: PTH116 - a str
+        except FileNotFoundError:
+            return False
+
+
+class CopyLock:
+    """The lock of one copy: who has it may make the copy.
+
+    Attributes:
+        path: The copy's path.
+    """
+
+    def __init__(self, path: str, file: LockedFile) -> None:
+        self.path = path
+        self._file = file
+
+    @staticmethod
+    def acquire(path: str) -> CopyLock | None:
+        """Takes the lock of a copy; None if somebody has it.
+
+        Raises:
+            OSError: if there can be no lock in this folder.
+        """
+        name = path + LOCK
+        while True:
+            file = LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Who had it has removed it, perhaps: then it is a lock on nothing.
+                if file.is_at(name):
+                    return CopyLock(path, file)
+            except BlockingIOError:
+                file.close()
+                return None
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+
+    @staticmethod
+    def part_of(path: str) -> str | None:
+        """The path of the file that the holder of a copy's lock fills; None if there is none yet."""
+        try:
+            with open(path + LOCK, "rb") as file:  # noqa: PTH123
+                name = os.fsdecode(file.read(4096))
+        except FileNotFoundError:
+            return None
+        return os.path.join(os.path.dirname(path), name) if name.endswith(PART) else None  # noqa: PTH118, PTH120
+
+    def create_part(self) -> tuple[str, LockedFile]:
+        """Makes the file for a copy, after removing those that its former makers left, and old ones of other copies.
+
+        Returns:
+            Its path, and the file with the exclusive lock that tells readers that it is being filled.
+        """
+        os.ftruncate(self._file.fileno(), 0)
+        folder, base = os.path.split(self.path)
+        for left in os.listdir(folder):  # noqa: PTH208 - strs here, as in all of this module
+            found = _UNIQUE.search(left)
+            with contextlib.suppress(OSError):
+                path = os.path.join(folder, left)  # noqa: PTH118
+                if found is not None and (left[: found.start()] == base or _is_abandoned(path)):
+                    os.unlink(path)  # noqa: PTH108
+        name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
+        part = os.path.join(folder, name)  # noqa: PTH118
+        file = LockedFile(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(self._file.fileno(), os.fsencode(name), 0)
+        except BaseException:
+            file.close()
+            os.unlink(part)  # noqa: PTH108
+            raise
+        return part, file
+
+    def release(self) -> None:
+        """Lets go of the lock, and removes its file; in a forked child, nothing."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path + LOCK)  # noqa: PTH108
+            self._file.close()
+
+
+def open_part(path: str) -> LockedFile | None:
+    """Opens a file that somebody fills; None if it is not there, or nobody does."""
+    try:
+        file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None
+    if file.lock(fcntl.LOCK_SH):
+        file.close()
+        return None
+    return file
+
+
+def _is_abandoned(part: str) -> bool:
+    """Tells whether nobody has filled a file for long, nor does now."""
+    if os.stat(part).st_mtime > time.time() - _OLD_SECONDS:  # noqa: PTH116
+        return False
+    file = open_part(part)
+    if file is not None:
+        file.close()
+    return file is None
+
+
+def open_copy(path: str) -> LockedFile:
+    """Opens a finished copy, with a shared lock if that can be had, and notes its use by the time of access.
+
+    Raises:
+        OSError: if it cannot be opened; FileNotFoundError if it is not there.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    copy = LockedFile(file)
+    copy.lock(fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(max(time.time_ns(), status.st_atime_ns), status.st_mtime_ns))
+    return copy
+
+
+def seal(file: int) -> None:
+    """Marks an open file as complete although it is not kept, for those who are reading it."""
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(_SEAL, _SEAL))
+
+
+def is_sealed(file: int) -> bool:
+    """Tells whether an open file was marked by `seal`."""
+    return os.fstat(file).st_mtime_ns == _SEAL
+
+
+def mark_as_ours(file: int, digest: str) -> None:
+    """Notes of which URL a file is the copy, where the file system allows it."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setxattr(file, _MARK, digest.encode())
+
+
+def mark_of(file: int | str) -> str | None:
+    """The digest of the URL that a file is the copy of, if this package has made it and noted that."""
+    try:
+        return os.getxattr(file, _MARK).decode(errors="replace")
+    except (OSError, AttributeError):
+        return None
+
+
+class Kept(NamedTuple):
+    """A finished copy that this package has made."""
+
+    used: int
+    size: int
+    path: str
+
+
+@contextlib.contextmanager
+def make_room(folder: str, size: int, max_bytes: float, *, deep: bool) -> Iterator[tuple[bool, list[Kept]]]:
+    """Removes the copies that were not used for longest, until another one fits in; nobody else adds one meanwhile.
+
+    Args:
+        folder: The cache's folder.
+        size: How large the new copy is, in bytes.
+        max_bytes: How large all may be together.
+        deep: Whether copies lie in folders of that folder, too.
+
+    Yields:
+        Whether there is room, or the others would at least fit in by themselves; and what was removed.
+    """
+    name = os.path.join(folder, _ROOM)  # noqa: PTH118
+    with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        kept = sorted(_kept(folder, deep))
+        total = sum(copy.size for copy in kept)
+        removed = []
+        for copy in kept:
+            if total + size <= max_bytes:
+                break
+            if _remove_unread(copy.path):
+                total -= copy.size
+                removed.append(copy)
+        yield total <= max_bytes, removed
+
+
+def _kept(folder: str, deep: bool) -> Iterator[Kept]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if deep:
+                    yield from _kept(entry.path, deep)
+            elif not entry.name.endswith((PART, LOCK)) and (is_own_name(entry.name) or mark_of(entry.path)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield Kept(status.st_atime_ns, status.st_size, entry.path)
+
+
+def _remove_unread(path: str) -> bool:
+    """Removes a file, unless somebody has it open for reading."""
+    try:
+        file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file.is_at(path):
+                os.unlink(path)  # noqa: PTH108
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,264 @@
+"""One request to a web server, by urllib3: connections, proxies, redirects, and which headers go to whom."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urljoin
+from urllib.request import getproxies, proxy_bypass
+
+from torchdata_wds.storage.http_options import HttpOptions
+from torchdata_wds.storage.http_retries import HttpFailure, retry_after
+from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
+
+if TYPE_CHECKING:
+    import urllib3
+
+__all__ = ["Answer", "HttpRequest", "is_well_formed"]
+
+_REDIRECTS = 8
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+#: Headers of the user that any host may see.
+_HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
+#: Bodies of answers that are not the shard are read up to this size, to keep the connection.
+_WORTH_READING = 16 * 1024
+# Workers read several shards at once, and a store redirects to many hosts.
+_CONNECTIONS_PER_HOST = 32
+_HOSTS = 32
+
+
+class Answer:
+    """A response whose body is read piece by piece.
+
+    Args:
+        response: The response of urllib3.
+        via: " (redirected to ...)", masked, or "".
+
+    Attributes:
+        status: Its status.
+        headers: Its headers; names in any case.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, via: str) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+        self._via = via
+
+    def read(self, size: int) -> bytes:
+        """Reads what has come, up to `size` bytes as they were sent; none only at the end of the body.
+
+        Raises:
+            HttpFailure: if the connection broke or stalled, or the body ends before its length or its last chunk.
+        """
+        import urllib3
+
+        try:
+            # read() would drop what it has already received when the connection breaks.
+            return self._response.read1(size, decode_content=False) or b""
+        except urllib3.exceptions.HTTPError as error:
+            raise HttpFailure(_reason(error), cause=masked_cause(error)) from None
+
+    def interrupt(self) -> None:
+        """Ends a read that another thread waits in, where urllib3 can."""
+        # There is no such method before urllib3 2.3, and no connection any more behind the body's end.
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+            self._response.shutdown()
+
+    def describe(self) -> str:
+        """Says what was answered, for messages."""
+        status = f"{self.status} {self._response.reason or ''}".strip()
+        return f"the server answered {mask_text(status)}{self._via}"
+
+    def close(self) -> None:
+        """Lets go of the body; the connection is kept only if it was read to its end."""
+        self._response.close()
+
+    def dismiss(self) -> None:
+        """Lets go of a body that nobody wants, and keeps the connection if little is left to be read."""
+        _dismiss(self._response)
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """How to ask for one shard.
+
+    Attributes:
+        url: Its URL, as given.
+        shard: The masked URL.
+        options: What the user chose.
+    """
+
+    url: str = field(repr=False)
+    shard: str
+    options: HttpOptions
+
+    def send(self, headers: Mapping[str, str]) -> Answer:
+        """Asks for the shard, following redirects.
+
+        Args:
+            headers: Those of this request, which are sent wherever it is redirected to.
+
+        Raises:
+            HttpFailure: if no server answers, or one that may answer otherwise the next time.
+        """
+        response, final = self._follow(headers)
+        via = "" if mask_url(final) == mask_url(_without_auth(self.url)) else f" (redirected to {mask_url(final)})"
+        answer = Answer(response, via)
+        if answer.status in _PASSING_STATUSES:
+            answer.dismiss()
+            raise HttpFailure(answer.describe(), wait=retry_after(answer.headers))
+        return answer
+
+    def _follow(self, headers: Mapping[str, str]) -> tuple[urllib3.BaseHTTPResponse, str]:
+        url, own = _without_auth(self.url), {**_auth_headers(self.url), **self.options.headers}
+        for _ in range(_REDIRECTS + 1):
+            response = self._send(url, {"Accept-Encoding": "identity", **own}, headers)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECT_STATUSES or not location:
+                return response, url
+            _dismiss(response)
+            target = _redirect_target(url, location)
+            if _origin(target) != _origin(url):
+                # For good: a host that sends us back may have chosen where to.
+                own = {name: value for name, value in own.items() if name.lower() in _HARMLESS}
+            url = target
+        raise HttpFailure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
+
+    def _send(self, url: str, own: Mapping[str, str], headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        import urllib3
+
+        merged = urllib3.HTTPHeaderDict(own)
+        for name, value in headers.items():
+            merged[name] = value
+        timeout = urllib3.Timeout(connect=self.options.connect_timeout, read=self.options.read_timeout)
+        try:
+            # Where urllib3 tries again or follows by itself, it logs URLs and sends what it should not.
+            return _pool(_proxy(url), os.getpid()).request(
+                "GET", url, headers=merged, preload_content=False, retries=False, redirect=False, timeout=timeout
+            )
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise HttpFailure(_reason(error), lasting=_is_lasting(error), cause=masked_cause(error)) from None
+
+
+def is_well_formed(url: str) -> str | None:
+    """Says what is wrong with an address, masked; None if it is well-formed."""
+    import urllib3
+
+    try:
+        urllib3.util.parse_url(url)
+    except urllib3.exceptions.HTTPError as error:
+        return _reason(error)
+    return None
+
+
+def _dismiss(response: urllib3.BaseHTTPResponse) -> None:
+    length = response.headers.get("Content-Length", "")
+    if length.isascii() and length.isdecimal() and int(length) <= _WORTH_READING:
+        response.drain_conn()
+    response.close()
+
+
+# ------------------------------------------------------------------------------------------------------- addresses
+
+
+def _redirect_target(url: str, location: str) -> str:
+    """The address that a redirect leads to, without a user name.
+
+    Raises:
+        HttpFailure: if it is malformed, no web address, or unencrypted where the one before was not.
+    """
+    target = urljoin(url, location)
+    scheme, before = (address.partition(":")[0].lower() for address in (target, url))
+    shown = mask_url(target)
+    if scheme not in ("http", "https"):
+        raise HttpFailure(f"the server redirects to {shown}, which is no web address", lasting=True)
+    if wrong := is_well_formed(target):
+        raise HttpFailure(f"the server redirects to {shown}, which is malformed: {wrong}", lasting=True)
+    if before == "https" and scheme == "http":
+        raise HttpFailure(f"the server redirects from https to {shown}, which is not encrypted", lasting=True)
+    return _without_auth(target)
+
+
+def _origin(url: str) -> tuple[str | None, str | None, int | None]:
+    import urllib3
+
+    parsed = urllib3.util.parse_url(url)
+    return parsed.scheme, parsed.host, parsed.port or {"http": 80, "https": 443}.get(parsed.scheme or "")
+
+
+def _without_auth(url: str) -> str:
+    import urllib3
+
+    # A proxy would see a user name and password, and servers have no use for them there.
+    return urllib3.util.parse_url(url)._replace(auth=None).url
+
+
+def _auth_headers(url: str) -> dict[str, str]:
+    import urllib3
+
+    auth = urllib3.util.parse_url(url).auth
+    return dict(urllib3.make_headers(basic_auth=unquote(auth))) if auth else {}
+
+
+# ----------------------------------------------------------------------------------------------------- connections
+
+
+def _proxy(url: str) -> str | None:
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0].rpartition("@")[2]
+    return None if proxy_bypass(host) else getproxies().get(scheme.lower())
+
+
+@lru_cache(maxsize=8)
+def _pool(proxy: str | None, process: int) -> urllib3.PoolManager:  # noqa: ARG001 - one pool per process, for fork
+    import urllib3
+
+    for name in ("urllib3.connectionpool", "urllib3.connection"):
+        logging.getLogger(name).addFilter(_mask_record)
+    if not proxy:
+        return urllib3.PoolManager(_HOSTS, maxsize=_CONNECTIONS_PER_HOST)
+    auth = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=unquote(auth)) if auth else None
+    return urllib3.ProxyManager(_without_auth(proxy), _HOSTS, proxy_headers=headers, maxsize=_CONNECTIONS_PER_HOST)
+
+
+def _mask_record(record: logging.LogRecord) -> bool:
+    """A logging filter: urllib3 logs whole addresses, signed queries included, at the level DEBUG."""
+    record.msg, record.args = mask_text(record.getMessage()), ()
+    return True
+
+
+# -------------------------------------------------------------------------------------------------------- failures
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether another attempt would fail alike: a malformed address, an unknown host, a wrong certificate."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError | ssl.CertificateError):
+            return True
+        if isinstance(seen, socket.gaierror):
+            return seen.errno == socket.EAI_NONAME
+        if isinstance(seen, ValueError) and not isinstance(seen, OSError):
+            return True
+        inner = getattr(seen, "reason", None) or seen.__cause__ or next(iter(seen.args), None)
+        seen = inner if isinstance(inner, BaseException) else None
+    return False
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "reason", None) or error
+    args: tuple[object, ...] = getattr(cause, "args", ())
+    text = f"{args[0]} {args[1]}" if len(args) == 2 and isinstance(args[1], Exception) else str(cause)
+    # urllib3 puts the connection object before the text: "<...HTTPConnection object at 0x...>: Failed to ..."
+    return mask_text(re.sub(r"<?[\w.]*HTTPS?Connection(Pool)?\b[^:>]*?(object at 0x\w+)?>?: ", "", text))

@@ -1,0 +1,152 @@
+"""A shard that a thread opens and reads ahead of those who will ask for its bytes."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, Source, interrupt
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["ReadAhead"]
+
+#: So many bytes of a shard are read ahead at most.
+LARGEST_LEAD = 16 << 20
+_PIECE = 1 << 18
+#: Seconds that closing waits for a thread whose source does not answer; the thread closes it when it does.
+_PATIENCE = 5.0
+
+T = TypeVar("T")
+
+
+class ReadAhead(Generic[T]):
+    """Opens a stream in a thread of its own, at once, and reads on while nobody asks for bytes yet.
+
+    Args:
+        opening: Opens the stream; gives it with whatever else it found out.
+        lead: The bytes to hold at most.
+
+    Example:
+        >>> import io
+        >>> ahead = ReadAhead(lambda: (io.BytesIO(b"shard"), "more"))
+        >>> stream, found = ahead.opened()
+        >>> with stream:
+        ...     stream.read(3), found
+        (b'sha', 'more')
+    """
+
+    def __init__(self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD) -> None:
+        self._opening = opening
+        self._lead = lead
+        self._changed = threading.Condition()
+        self._pieces: deque[bytes] = deque()
+        self._held = 0
+        self._stream: ByteStream | None = None
+        self._found: list[T] = []
+        self._failure: Exception | None = None
+        self._is_over = False  # the thread adds no more
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="shard read-ahead", daemon=True)
+        self._thread.start()
+
+    def opened(self) -> tuple[ByteStream, T]:
+        """Waits until the stream is open.
+
+        Returns:
+            A stream of the same bytes, which closes everything, and what else the opening gave.
+
+        Raises:
+            Exception: what the opening raised; all is closed then.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._found or self._is_over)
+            if self._found:
+                return io.BufferedReader(_AheadSource(self), BUFFER_SIZE), self._found[0]
+        failure = self._failure
+        self.close()
+        raise failure or RuntimeError("a shard that was opened ahead is closed already")
+
+    def take(self) -> bytes:
+        """Gives the next bytes; none at the end of the stream.
+
+        Raises:
+            Exception: what reading raised, each time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces or self._is_over)
+            if self._pieces:
+                piece = self._pieces.popleft()
+                self._held -= len(piece)
+                self._changed.notify_all()
+                return piece
+        if self._failure is not None:
+            raise self._failure
+        return b""
+
+    def stop(self) -> None:
+        """Lets the thread end."""
+        with self._changed:
+            self._is_closed = True
+            self._pieces.clear()
+            stream = None if self._is_over else self._stream
+            self._changed.notify_all()
+        if stream is not None:
+            interrupt(stream)
+
+    def close(self) -> None:
+        """Lets the thread end, and waits for it; a source that does not answer is left to it."""
+        self.stop()
+        self._thread.join(_PATIENCE)
+        self._failure = None  # it holds the frames that raised it
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        try:
+            stream, found = self._opening()
+            with stream:
+                with self._changed:
+                    self._stream = stream
+                    self._found.append(found)
+                    self._changed.notify_all()
+                self._read(getattr(stream, "read1", stream.read))
+        except Exception as error:  # noqa: BLE001  (who asks for the bytes is told)
+            failure = error
+        with self._changed:
+            self._is_over = True
+            self._failure = None if self._is_closed else failure
+            self._changed.notify_all()
+
+    def _read(self, read: Callable[[int], bytes]) -> None:
+        while not self._is_closed:
+            piece = read(_PIECE)
+            if not piece:
+                return
+            with self._changed:
+                self._pieces.append(piece)
+                self._held += len(piece)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._held < self._lead or self._is_closed)
+
+
+class _AheadSource(Source):
+    """What a `ReadAhead` has read."""
+
+    def __init__(self, ahead: ReadAhead[T]) -> None:
+        self._ahead = ahead
+        self._rest = memoryview(b"")
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        if not self._rest:
+            self._rest = memoryview(self._ahead.take())
+        count = min(len(view), len(self._rest))
+        view[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+    def _close(self) -> None:
+        self._ahead.close()

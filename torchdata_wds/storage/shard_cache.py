@@ -1,0 +1,264 @@
+"""Copies of shards in a local folder: each is downloaded once, appears only whole, and reads like the shard itself."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
+from torchdata_wds.handlers import warn_rarely
+from torchdata_wds.storage.cache_files import CopyLock, LockedFile, mark_of, open_copy
+from torchdata_wds.storage.cache_names import digest_of, unsigned
+from torchdata_wds.storage.cache_reports import report
+from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.downloading import Download
+from torchdata_wds.storage.following import FollowedShard, find_origin, pauses
+from torchdata_wds.storage.opening import open_shard
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["Check", "ShardCache"]
+
+#: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
+Check = Callable[[str, str], None]
+
+_BLOCK = 512
+_PLAIN_BUFFER_SIZE = 1 << 16
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """A folder of copies, by its settings alone: nothing is open, and it can be pickled at any time.
+
+    Attributes:
+        folder: The absolute path of the folder.
+        max_bytes: How large all copies may be together; None is no limit.
+        is_named_by_digest: Whether names tell all URLs apart, so that a copy can only be that of its URL.
+        check: Tells whether a download is a whole shard; None keeps whatever has the length that was announced.
+        while_reading: Whether a shard is read while it is downloaded.
+        verbose: Whether to tell of hits, downloads and evictions.
+        storage_options: Options by protocol, for reading.
+    """
+
+    folder: str
+    max_bytes: float | None = None
+    is_named_by_digest: bool = True
+    check: Check | None = None
+    while_reading: bool = True
+    verbose: bool = False
+    storage_options: StorageOptions = field(default_factory=StorageOptions)
+
+    def open(self, url: str, path: str, offset: int = 0, *, finish: bool = False) -> ByteStream:
+        """Opens the copy of a shard, which is made if it is not there.
+
+        Args:
+            url: The shard.
+            path: The path of its copy.
+            offset: Decompressed bytes to leave out.
+            finish: Whether to make the copy whole also when the stream is closed before its end.
+
+        Raises:
+            ShardOpenError: if there is no copy, and the source cannot be opened or read.
+            CacheError: if the copy is that of another shard.
+        """
+        if offset < 0:
+            raise ValueError(f"offset must not be negative, found {offset}")
+        copy = self._open_copy(url, path, offset)
+        if copy is None and not self.while_reading:
+            reason = self._make(url, path)
+            if reason is not None:
+                self.warn(url, reason)
+                return self._open_source(url, offset)
+            copy = self._open_copy(url, path, offset)
+        if copy is not None:
+            return copy
+        source = FollowedShard(self, url, path, find_origin(self, url, path), finish=finish)
+        return wrap_source(source, mask_url(url), skip=offset)
+
+    def fetch(self, url: str, path: str) -> Path:
+        """Makes the copy of a shard if it is not there, and gives its path; other processes' downloads are waited for.
+
+        Raises:
+            CacheError: if it cannot be kept, or is that of another shard.
+            ShardOpenError: if the source cannot be opened or read.
+        """
+        reason = self._make(url, path)
+        if reason is not None:
+            raise self._not_kept(url, reason)
+        self._check_mark(url, path, path)
+        return Path(path)
+
+    def too_large(self, size: int) -> str | None:
+        """Says why a shard of so many bytes cannot be kept; None if it can."""
+        if self.max_bytes is None or size <= self.max_bytes:
+            return None
+        return f"it is larger than max_bytes={self.max_bytes:,}"
+
+    def warn(self, url: str, reason: str) -> None:
+        """Warns, but not too often, that a shard is read from its source."""
+        shard = mask_url(url)
+        message = f"shard {shard} is read from its source, and not from the cache folder {self.folder}: {reason}"
+        warn_rarely("not cached", CacheError(message, shard=shard))
+
+    def _make(self, url: str, path: str) -> str | None:
+        """Makes a copy that is not there, or waits for who does; gives the reason if there can be none."""
+        try:
+            for pause in pauses():
+                if os.path.exists(path):  # noqa: PTH110 - a str
+                    break
+                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+                lock = CopyLock.acquire(path)
+                if lock is None:
+                    time.sleep(pause)
+                elif os.path.exists(path):  # noqa: PTH110
+                    lock.release()
+                else:
+                    report(self.verbose, "miss %s", mask_url(url))
+                    return Download(self, url, lock, is_quiet=True).complete()
+        except WdsError:
+            raise
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    def _not_kept(self, url: str, reason: str) -> CacheError:
+        shard = mask_url(url)
+        return CacheError(f"shard {shard} cannot be kept in the cache folder {self.folder}: {reason}", shard=shard)
+
+    def _open_source(self, url: str, offset: int) -> ByteStream:
+        return open_shard(url, offset=offset, storage_options=self.storage_options)
+
+    def _open_copy(self, url: str, path: str, offset: int) -> ByteStream | None:
+        """Opens a finished copy; None where there is none, any more."""
+        try:
+            file = open_copy(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.warn(url, f"its copy {path} cannot be opened: {error.strerror or error}")
+            return self._open_source(url, offset)
+        try:
+            self._check_mark(url, path, file.fileno())
+            if self.check is None or not _is_cut(file.fileno()):
+                report(self.verbose, "hit %s: %s", mask_url(url), path)
+                return _CopySource.open(self, url, path, file, offset)
+            self.warn(url, f"its copy {path} is cut (verify=False reads it nevertheless)")
+            is_gone = self.drop(path, file)
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return None if is_gone else self._open_source(url, offset)
+
+    def drop(self, path: str, file: LockedFile) -> bool:
+        """Removes a damaged copy that this package has made; tells whether it is gone."""
+        if not self.is_named_by_digest and mark_of(file.fileno()) is None:
+            return False
+        with contextlib.suppress(OSError):
+            lock = CopyLock.acquire(path)
+            if lock is not None:
+                try:
+                    if file.is_at(path):
+                        os.unlink(path)  # noqa: PTH108 - a str
+                finally:
+                    lock.release()
+        return not file.is_at(path)
+
+    def _check_mark(self, url: str, path: str, file: int | str) -> None:
+        """Makes sure that a copy whose name may be that of several URLs is not that of another one."""
+        if self.is_named_by_digest:
+            return
+        mark = mark_of(file)
+        if mark is not None and mark != digest_of(unsigned(url)):
+            shard = mask_url(url)
+            raise CacheError(
+                f"shard {shard} has the same name in the cache folder as another URL, whose copy is {path}. Leave "
+                "name= out, or pass one that tells them apart; if it is the same shard by a new URL, remove the copy",
+                shard=shard,
+            )
+
+
+class _CopySource(Source):
+    """The decompressed bytes of a finished copy; where that turns out to be damaged, the rest comes from the source."""
+
+    def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, position: int) -> None:
+        self._cache = cache
+        self._url = url
+        self._path = path
+        self._file = file
+        self._stream: io.RawIOBase = file
+        self._position = position
+        self._is_source = False
+        self._failure: Exception | None = None
+
+    @classmethod
+    def open(cls, cache: ShardCache, url: str, path: str, file: LockedFile, offset: int) -> io.BufferedReader:
+        """Opens the copy at a byte of its decompressed content; the file is closed with the stream."""
+        source = cls(cache, url, path, file, offset)
+        head = os.pread(file.fileno(), HEAD_SIZE, 0)
+        if is_compressed(head) or len(head) < HEAD_SIZE:
+            source._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
+            return io.BufferedReader(source, BUFFER_SIZE)
+        size = os.fstat(file.fileno()).st_size
+        if offset > size:
+            shard = mask_url(url)
+            raise ShardFormatError(
+                f"the copy {path} of shard {shard} ends at byte {size:,}, before the offset {offset:,} that was asked "
+                "for; is the shard's index older than the shard, or the copy?",
+                shard=shard,
+            )
+        file.seek(offset)
+        return io.BufferedReader(source, _PLAIN_BUFFER_SIZE)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        try:
+            count = self._stream.readinto(buffer) or 0
+        except (OSError, ShardFormatError) as error:
+            if self._is_source:
+                raise
+            self._turn_to_source(error)
+            count = self._stream.readinto(buffer) or 0
+        self._position += count
+        return count
+
+    def _turn_to_source(self, reason: Exception) -> None:
+        self._cache.warn(self._url, f"its copy {self._path} is damaged: {reason}")
+        self._is_source = True
+        self._cache.drop(self._path, self._file)
+        self._stream.close()
+        options = self._cache.storage_options
+        try:
+            stream = open_shard(self._url, offset=self._position, storage_options=options)
+        except Exception as error:
+            self._failure = error
+            raise
+        assert isinstance(stream, io.BufferedReader)
+        self._stream = stream.detach()
+
+    def interrupt(self) -> None:
+        if isinstance(self._stream, Source):
+            self._stream.interrupt()
+
+    def _close(self) -> None:
+        self._failure = None
+        self._stream.close()
+
+
+def _is_cut(file: int) -> bool:
+    """Tells whether an open file is evidently not whole: a tar archive that does not end as one."""
+    size = os.fstat(file).st_size
+    if os.pread(file, 5, 257) != b"ustar":
+        return size == 0
+    return bool(size % _BLOCK) or bool(os.pread(file, _BLOCK, size - _BLOCK).strip(b"\0"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from torchdata_wds.format.drafts import Draft, KeyedRun
@@ -88,7 +88,7 @@ def group_members(
     on_error: Callable[[Exception], bool] = _raise,
     skipped: Counter[str] | None = None,
     shown: Callable[[str], str] = str,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Groups consecutive members with one key into samples.
 
     The end of a shard, or of one reading of it, always ends a sample. At `Mark.BROKEN` the open sample is dropped.
@@ -129,7 +129,7 @@ def _group(
     on_error: Callable[[Exception], bool],
     skipped: Counter[str],
     shown: Callable[[str], str],
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     seen: set[int] = set()
     reading: tuple[str, int] | None = None
     for found in _drafts(members, rules.split, on_error, skipped):

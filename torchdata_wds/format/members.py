@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-__all__ = ["FailedMember", "Mark", "MemberRun", "PassedMember", "ShardMember", "Single", "Unit", "singles"]
+__all__ = [
+    "FailedMember",
+    "LocatedUrl",
+    "Mark",
+    "MemberRun",
+    "PassedMember",
+    "ShardMember",
+    "Single",
+    "Unit",
+    "singles",
+]
 
 
 class ShardMember(NamedTuple):
@@ -23,6 +33,34 @@ class ShardMember(NamedTuple):
     name: str
     data: bytes
     visit: int = 0
+
+
+class LocatedUrl(str):
+    """The URL of a shard that is read from a local copy, in its members.
+
+    Attributes:
+        url: The URL as it was listed.
+        local_path: The path of the copy.
+
+    Example:
+        >>> url = LocatedUrl("s3://bucket/x.tar", "/cache/x.tar")
+        >>> url, url.local_path
+        ('s3://bucket/x.tar', '/cache/x.tar')
+    """
+
+    __slots__ = ("local_path", "url")
+
+    url: str
+    local_path: str
+
+    def __new__(cls, url: str, local_path: str) -> Self:
+        """Makes a str of the URL."""
+        made = super().__new__(cls, url)
+        made.url, made.local_path = url, local_path
+        return made
+
+    def __reduce__(self) -> tuple[type[LocatedUrl], tuple[str, str]]:
+        return LocatedUrl, (self.url, self.local_path)
 
 
 class PassedMember(NamedTuple):

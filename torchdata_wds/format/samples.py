@@ -8,6 +8,7 @@ from typing import Any
 
 from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
 from torchdata_wds.format.drafts import Draft, KeyedRun
+from torchdata_wds.format.members import LocatedUrl
 from torchdata_wds.format.names import RESERVED_FIELDS
 from torchdata_wds.format.rules import GroupingRules, OnReappearing
 from torchdata_wds.handlers import warn_rarely
@@ -38,7 +39,8 @@ def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown
 def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str]) -> dict[str, Any]:
     """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries.
 
-    A negative visit is one of samples that another consumer reads too: they are marked with ``__pad__``.
+    A negative visit is one of samples that another consumer reads too: they are marked with ``__pad__``. Samples of a
+    shard that is read from a local copy have its path as ``__local_path__``.
     """
     sample: dict[str, Any] = {"__key__": draft.key, "__url__": draft.url}
     for field, name, data in draft.parts:
@@ -56,9 +58,20 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str])
             if rules.on_duplicate == "first":
                 continue
         sample[field] = data
-    if draft.visit < 0 and len(sample) > 2:
-        sample["__pad__"] = True
+    if len(sample) > 2:
+        _mark([sample], draft)
     return sample
+
+
+def _mark(samples: Iterable[dict[str, Any]], source: Draft | KeyedRun) -> None:
+    """Adds what is known of the reading of the shard that samples are from."""
+    if isinstance(source.url, LocatedUrl):
+        for sample in samples:
+            sample["__url__"] = source.url.url
+            sample["__local_path__"] = source.url.local_path
+    if source.visit < 0:
+        for sample in samples:
+            sample["__pad__"] = True
 
 
 def _reserved(draft: Draft, field: str, name: str, shard: str) -> SampleError:
@@ -115,9 +128,7 @@ def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[di
         if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
             return None
         seen |= hashes
-    if run.visit < 0:
-        for sample in samples:
-            sample["__pad__"] = True
+    _mark(samples, run)
     return samples
 
 

@@ -1,0 +1,318 @@
+"""Record shards: concatenated CBOR items or MessagePack values, read one by one.
+
+Such a shard has no end marker: one that is cut between two records looks whole, unless its source knows its length or
+its compression ends with a checksum.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.storage import ByteStream
+
+__all__ = ["DEFAULT_MAX_BYTES", "RecordFormat", "read_records"]
+
+RecordFormat = Literal["cbor", "msgpack"]
+
+#: What a record may have at most, unless ``max_bytes=`` says otherwise: 1 GiB.
+DEFAULT_MAX_BYTES = 2**30
+
+_PIECE = 1 << 16
+#: What a stream without ``read1`` is asked for at a time: where it fails then, so much before may be lost.
+_SMALL_PIECE = 1 << 12
+#: Seconds after which a piece is taken as it is: the records of a slow source do not wait for it to fill.
+_PATIENCE = 0.02
+_TAR_MAGIC = b"ustar"
+_TAR_MAGIC_AT = 257
+_TEXT_SIZE = 16
+
+
+def read_records(
+    stream: ByteStream, shard: str, record_format: RecordFormat, *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Iterator[Any]:
+    """Reads the records of a shard in their order, one at a time in memory.
+
+    Nothing in a record runs code. Types that CBOR has tags for (dates, decimals, sets and the like) become Python's;
+    other tags and MessagePack's extension types stay ``CBORTag`` and ``ExtType``.
+
+    Args:
+        stream: The decompressed shard.
+        shard: Its masked URL.
+        record_format: ``"cbor"`` or ``"msgpack"``.
+        max_bytes: The most that a record may have.
+
+    Yields:
+        Whatever the records are, dicts as a rule.
+
+    Raises:
+        ShardFormatError: where a record is cut off, damaged or too large, after all records before it.
+        ShardOpenError: if the package that reads the format is not installed, or the source fails.
+
+    Example:
+        >>> import io, msgpack
+        >>> list(read_records(io.BytesIO(msgpack.packb({"cls": 1}) * 2), "x.msgpack", "msgpack"))
+        [{'cls': 1}, {'cls': 1}]
+    """
+    package, read = _FORMATS[record_format]
+    place = _Place(shard, record_format)
+    try:
+        library = importlib.import_module(package)
+    except ImportError as error:
+        raise ShardOpenError(
+            f"reading the records of shard {shard} needs the package {package}, which is not installed: "
+            f"pip install 'torchdata_wds[{record_format}]'",
+            shard=shard,
+        ) from error
+    yield from read(_Pieces(stream), place, library, max_bytes)
+
+
+class _Place:
+    """Where the reader is, for messages.
+
+    Attributes:
+        offset: Where the record begins that is being read.
+        number: Which one it is, from 0.
+    """
+
+    def __init__(self, shard: str, record_format: RecordFormat) -> None:
+        self.shard = shard
+        self.record_format = record_format
+        self.offset = 0
+        self.number = 0
+
+    def move(self, size: int) -> None:
+        """Goes to the next record."""
+        self.offset += size
+        self.number += 1
+
+    def cut(self, size: int) -> ShardFormatError:
+        """Makes the error for a shard that ends after so many bytes of the record."""
+        return self._error(
+            f"is cut off inside record {self.number:,}, which begins at byte {self.offset:,}: the shard ends at byte "
+            f"{self.offset + size:,}. Download it again"
+        )
+
+    def too_large(self, max_bytes: int) -> ShardFormatError:
+        """Makes the error for a record of more than the limit."""
+        return self._error(
+            f"has a record {self.number:,} at byte {self.offset:,} of more than max_bytes={max_bytes:,} bytes: either "
+            "it is damaged, or the limit must be higher"
+        )
+
+    def damaged(self, cause: Exception) -> ShardFormatError:
+        """Makes the error for a record that does not decode."""
+        reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        return self._error(
+            f"is damaged: record {self.number:,}, which begins at byte {self.offset:,}, is no {self.record_format} "
+            f"({reason}). Download it again"
+        )
+
+    def check_head(self, head: bytes) -> None:
+        """Recognises shards of other kinds, whose bytes would pass for numbers.
+
+        Raises:
+            ShardFormatError: if the shard begins like a tar archive, or like text.
+        """
+        if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
+            raise self._error("is a tar archive, which .load_wds_shards() reads")
+        text = head[:_TEXT_SIZE]
+        # In MessagePack each byte below 128 is a number by itself; in CBOR it may begin a text.
+        if self.record_format == "msgpack" and len(text) == _TEXT_SIZE and text.isascii() and _is_printable(text):
+            raise self._error(f"is text, and no msgpack: it begins with {text!r}")
+
+    def _error(self, text: str) -> ShardFormatError:
+        return ShardFormatError(
+            f"shard {self.shard} {text}, or skip damaged shards with handler=warn_and_continue.", shard=self.shard
+        )
+
+
+def _is_printable(text: bytes) -> bool:
+    return text.decode("ascii").translate({9: 32, 10: 32, 13: 32}).isprintable()
+
+
+class _Pieces:
+    """The bytes of a stream in pieces, as they come; what came before a failure is given before that is raised."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+        self._size = _PIECE if hasattr(stream, "read1") else _SMALL_PIECE
+        self._failure: Exception | None = None
+
+    def next(self) -> bytes:
+        """Gives the next piece, none at the end."""
+        if self._failure is not None:
+            raise self._failure
+        pieces: list[bytes] = []
+        missing = self._size
+        begun = time.monotonic()
+        try:
+            while missing > 0 and (not pieces or time.monotonic() - begun < _PATIENCE):
+                piece = self._read(missing)
+                if not piece:
+                    break
+                pieces.append(piece)
+                missing -= len(piece)
+        except Exception as error:
+            if not pieces:
+                raise
+            self._failure = error.with_traceback(None)
+        return b"".join(pieces)
+
+
+# ------------------------------------------------------------------------------------------------------------- CBOR
+
+
+class _Item:
+    """A record that does not lie whole in one piece: read in the sizes that it announces, and no more.
+
+    What the decoder asks for is looked at before it is read: a record must not announce more than it may have.
+    """
+
+    def __init__(self, head: bytes, pieces: _Pieces, place: _Place, max_bytes: int) -> None:
+        self._head = memoryview(head)
+        self._pieces = pieces
+        self._place = place
+        self._max_bytes = max_bytes
+        self.taken = 0
+        self.failure: Exception | None = None
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """False: then the decoder reads no further than the record goes."""
+        return False
+
+    def read(self, size: int, /) -> bytes:
+        """Gives exactly so many bytes, fewer at the end of the shard."""
+        if self.taken + size > self._max_bytes:
+            self.failure = self._place.too_large(self._max_bytes)
+            raise self.failure
+        parts: list[memoryview] = []
+        missing = size
+        while missing:
+            if not self._head:
+                self._head = memoryview(self._more())
+                if not self._head:
+                    self.failure = self._place.cut(self.taken + size - missing)
+                    break
+            part, self._head = self._head[:missing], self._head[missing:]
+            parts.append(part)
+            missing -= len(part)
+        self.taken += size - missing
+        return b"".join(parts)
+
+    def left(self) -> bytes:
+        """What was read of the stream and not of the record."""
+        return bytes(self._head)
+
+    def _more(self) -> bytes:
+        try:
+            return self._pieces.next()
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> Iterator[Any]:
+    piece = pieces.next()
+    place.check_head(piece)
+    while piece:
+        window = io.BytesIO(piece)
+        position = 0
+        while position < len(piece):
+            try:
+                record = cbor2.load(window)
+            except Exception:  # noqa: BLE001 - cut off by the window's end, or damaged: it is read again to find out
+                break
+            size = window.tell() - position
+            if size > max_bytes:
+                break
+            place.move(size)
+            position += size
+            yield record
+        piece = piece[position:]
+        if piece:
+            item = _Item(piece, pieces, place, max_bytes)
+            record = _load_item(item, place, cbor2)
+            place.move(item.taken)
+            yield record
+            piece = item.left()
+        piece = piece or pieces.next()
+
+
+def _load_item(item: _Item, place: _Place, cbor2: Any) -> Any:
+    try:
+        return cbor2.load(item)
+    except Exception as error:
+        if item.failure is not None:
+            raise item.failure from item.failure.__cause__
+        raise place.damaged(error) from error
+
+
+# ------------------------------------------------------------------------------------------------------ MessagePack
+
+
+def _read_msgpack(pieces: _Pieces, place: _Place, msgpack: Any, max_bytes: int) -> Iterator[Any]:
+    # The first reading only finds where a record ends: what it announces takes no memory there, and in the second
+    # reading no more than it has.
+    scanner = msgpack.Unpacker(max_buffer_size=0)
+    held: list[bytes] = []
+    size = 0
+    while piece := pieces.next():
+        if not place.number and not held:
+            place.check_head(piece)
+        held.append(piece)
+        size += len(piece)
+        scanner.feed(piece)
+        data = b""
+        position = 0
+        while (end := _record_end(scanner, place, msgpack)) is not None:
+            data = data or b"".join(held)
+            length = end - place.offset
+            record = _unpack(memoryview(data)[position : position + length], place, msgpack, max_bytes)
+            place.move(length)
+            position += length
+            yield record
+        if data:
+            held, size = [data[position:]], size - position
+        if size > max_bytes:
+            raise place.too_large(max_bytes)
+    if size:
+        raise place.cut(size)
+
+
+def _record_end(scanner: Any, place: _Place, msgpack: Any) -> int | None:
+    """Where the next record ends in the shard; None if that has not been read yet."""
+    try:
+        scanner.skip()
+    except msgpack.OutOfData:
+        return None
+    except Exception as error:
+        raise place.damaged(error) from error
+    end: int = scanner.tell()
+    return end
+
+
+def _unpack(data: memoryview, place: _Place, msgpack: Any, max_bytes: int) -> Any:
+    if len(data) > max_bytes:
+        raise place.too_large(max_bytes)
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except Exception as error:
+        raise place.damaged(error) from error
+
+
+class _Format(NamedTuple):
+    package: str
+    read: Callable[[_Pieces, _Place, Any, int], Iterator[Any]]
+
+
+_FORMATS: dict[str, _Format] = {"cbor": _Format("cbor2", _read_cbor), "msgpack": _Format("msgpack", _read_msgpack)}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cbor2
+import msgpack
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -18,6 +20,16 @@ SAMPLES = [
     for number in range(12)
 ]
 VALUES = [{"__key__": f"k{number}", "__url__": "x.tar", "txt": "text", "cls": number} for number in range(12)]
+DOCUMENTS = [
+    {
+        "__key__": f"d{number}",
+        "__url__": "x.tar",
+        "json": {"text_list": ["text"], "image_info": [{"image_name": "a.png", "matched_text_index": 0}]},
+        "a.jpg": b"\xff\xd8",
+    }
+    for number in range(12)
+]
+NO_IMAGE = {field: value for field, value in DOCUMENTS[0].items() if field != "a.jpg"} | {"__key__": "e"}
 NO_VALUE = [{"__key__": "a", "__url__": "x.tar", "cls": None}, VALUES[0]]
 TUPLES = [(number, str(number)) for number in range(12)]
 
@@ -50,6 +62,20 @@ def shards(folder: Path) -> list[str]:
         for number, path in enumerate(paths):
             write_tar(path, text_samples(f"s{number}-", 4))
     return [str(path) for path in paths]
+
+
+def record_shards(folder: Path, kind: str) -> list[str]:
+    """Three record shards of four records each."""
+    paths = [folder / f"{number}.{kind}" for number in range(3)]
+    dumps = cbor2.dumps if kind == "cbor" else msgpack.packb
+    for number, path in enumerate(paths):
+        path.write_bytes(b"".join(dumps(value) for value in VALUES[4 * number : 4 * number + 4]))
+    return [str(path) for path in paths]
+
+
+def load_records(urls: list[str], kind: str, **options: Any) -> IterDataPipe[Any]:
+    """The pipe that loads record shards of a kind."""
+    return getattr(items(urls), f"load_{kind}_shards")(**options)
 
 
 def items(values: list[Any]) -> IterDataPipe[Any]:
@@ -85,6 +111,12 @@ ROWS: dict[str, Row] = {
     "split_shards": Row(
         lambda folder: items(shards(folder)).split_shards({f"{number}.tar": 4 for number in range(3)}, even="drop"), 3
     ),
+    "cache_shards": Row(
+        lambda folder: items(shards(folder)).cache_shards(folder / "cache", cache_local=True),
+        3,
+        bad=lambda folder, handler: items([3, shards(folder)[0]]).cache_shards(folder / "cache", handler=handler),
+        error=ValueError,
+    ),
     "load_wds_shards": Row(
         lambda folder: items(shards(folder)).load_wds_shards(),
         36,
@@ -104,6 +136,12 @@ ROWS: dict[str, Row] = {
         lambda folder: items(SAMPLES).wds_decode(),
         12,
         bad=lambda folder, handler: items(BAD_FIELD).wds_decode(handler=handler),
+        error=ValueError,
+    ),
+    "wds_interleaved": Row(
+        lambda folder: items(DOCUMENTS).wds_interleaved(),
+        12,
+        bad=lambda folder, handler: items([NO_IMAGE, *DOCUMENTS]).wds_interleaved(handler=handler),
         error=ValueError,
     ),
     "wds_rename": Row(
@@ -165,5 +203,24 @@ ROWS: dict[str, Row] = {
     "wds_unbatch": Row(lambda folder: items(TUPLES).batch(5).collate(wds_collate).wds_unbatch(), 12),
     "wds_mix": Row(lambda folder: items(SAMPLES).wds_mix(items(VALUES), weights=(1, 2), stop="all"), 24, random=True),
     "wds_epoch": Row(lambda folder: items(SAMPLES).wds_epoch(12), 12),
+    "cache_samples": Row(
+        lambda folder: items(VALUES).cache_samples(folder / "cache.db"),
+        12,
+        opens=True,
+        bad=lambda folder, handler: items([object(), VALUES[0]]).cache_samples(folder / "bad.db", handler=handler),
+        error=ValueError,
+    ),
+    **{
+        f"load_{kind}_shards": Row(
+            lambda folder, kind=kind: load_records(record_shards(folder, kind), kind),
+            12,
+            opens=True,
+            bad=lambda folder, handler, kind=kind: load_records(
+                [str(folder / "missing"), *record_shards(folder, kind)], kind, handler=handler
+            ),
+            error=OSError,
+        )
+        for kind in ("cbor", "msgpack")
+    },
     "join_workers": Row(lambda folder: items(SAMPLES).join_workers(), 12),
 }

@@ -323,3 +323,31 @@ def test_webdataset_draws_differently_in_each_worker_when_resampled(shards: list
     first, second = ([key for worker, key in rows if worker == number] for number in range(2))
     assert set(first) == set(second) == set(text_keys(SIZES))
     assert first != second
+
+
+def test_webdataset_caches_the_shards_of_each_worker_when_it_has_a_cache_dir(shards: list[str]) -> None:
+    """Behind the split, before the loader."""
+    pipe = WebDataset(shards, cache_dir="cache", cache_name="basename", cache_size=1e9)
+    assert types(pipe)[3:6] == ["ShardingFilter", "ShardCacher", "ShardLoader"]
+    cacher = pipe.source_datapipe.source_datapipe
+    assert (cacher.folder, cacher.name, cacher.max_bytes) == ("cache", "basename", 1e9)
+    assert WebDataset(shards, cache_dir="cache", cache_size=-1).source_datapipe.source_datapipe.max_bytes is None
+    assert types(WebDataset(shards, resampled=True, cache_dir="cache"))[3:5] == ["ShardResampler", "ShardCacher"]
+    assert sorted(keys(pipe)) == sorted(text_keys(SIZES))  # local files are read where they are
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"cache_name": "basename"}, ValueError),
+        ({"cache_size": 100}, ValueError),
+        ({"cache_dir": ""}, ValueError),
+        ({"cache_dir": "c", "cache_size": 0}, ValueError),
+        ({"cache_dir": "c", "cache_size": "1GB"}, TypeError),
+        ({"cache_dir": "c", "cache_name": "url"}, ValueError),
+    ],
+)
+def test_webdataset_raises_when_options_of_the_cache_are_wrong(options: Any, error: type[Exception]) -> None:
+    """Options without a cache, and those that cache_shards refuses."""
+    with pytest.raises(error):
+        WebDataset("x.tar", **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 import pickle
@@ -22,8 +21,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from tests.processes import open_files
+from tests.ranks import ranks_of
 from tests.shards import text_keys, write_text_shards
-from tests.workers_kit import SIZES, expand, items_of, loader_of, run_script, time_limit
+from tests.workers_kit import SIZES, expand, items_of, loader_of, time_limit
 from torchdata_wds.pipes import place
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -366,7 +366,7 @@ def test_wds_epoch_fails_again_when_its_source_always_does() -> None:
 @pytest.mark.parametrize("n", [0, -1, 1.5, "3", True, None, math.inf])
 def test_wds_epoch_raises_when_n_is_no_number_of_items(n: Any) -> None:
     """A whole number from 1."""
-    with pytest.raises(ValueError, match="whole number of items from 1"):
+    with pytest.raises(ValueError, match="n must be a whole number from 1"):
         IterableWrapper([1]).wds_epoch(n)
 
 
@@ -685,8 +685,9 @@ def whole_passes(epochs: list[list[Any]], variant: dict[str, Any]) -> int:
 
 
 RANKS = """
-import json, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+import sys
+import torch
+from tests.ranks import run_ranks
 from tests.test_pipes_epoch import FULL, dataloader, uneven
 from tests.workers_kit import loader_of
 from torchdata_wds.workers.service import WorkersReadingService
@@ -694,8 +695,7 @@ from torchdata.dataloader2 import DataLoader2, DistributedReadingService, Sequen
 
 folder, kind, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     torch.manual_seed(0 if kind == "dataloader" else rank)
     pipe = uneven(FULL).join_workers().wds_epoch(100) if kind == "behind" else uneven(FULL).wds_epoch(100)
     if kind == "dataloader":
@@ -708,13 +708,10 @@ def run(rank, world):
     found = [list(loader) for epoch in range(15)]
     if kind != "dataloader":
         loader.shutdown()
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (2,), nprocs=2, start_method="fork")
+    run_ranks(run, folder)
 """
 
 
@@ -724,9 +721,7 @@ if __name__ == "__main__":
 )
 def test_wds_epoch_gives_ranks_equal_epochs_of_one_stream(kind: str, workers: int, tmp_path: Path) -> None:
     """Two gloo ranks: n // 2 items an epoch each, and over both every item once a pass."""
-    done = run_script(RANKS, str(tmp_path), kind, str(workers), seconds=90)
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = ranks_of(RANKS, tmp_path, kind, str(workers))
     assert {len(epoch) for epochs in ranks for epoch in epochs} == {50}
     items = [(number, tuple(item)) for epochs in ranks for epoch in epochs for number, item in epoch]
     check_passes(items, items_of(FULL), passes_in(15, 100, 2 * max(workers, 1)))

@@ -147,11 +147,13 @@ PIPES: dict[str, IterDataPipe[Any]] = {
     "list_shards": SOURCE.list_shards(),
     "resample_shards": SOURCE.resample_shards(),
     "split_shards": SOURCE.split_shards(),
+    "cache_shards": SOURCE.cache_shards("cache"),
     "load_wds_shards": SOURCE.load_wds_shards(),
     "group_by_key": SOURCE.group_by_key(),
     "wds_epoch": SOURCE.wds_epoch(1),
     "wds_shuffle": SOURCE.wds_shuffle(),
     "wds_decode": SOURCE.wds_decode(),
+    "wds_interleaved": SOURCE.wds_interleaved(),
     "wds_rename": SOURCE.wds_rename(a="b"),
     "wds_map_dict": SOURCE.wds_map_dict(a=int),
     "wds_rename_keys": SOURCE.wds_rename_keys(a="b"),
@@ -164,6 +166,9 @@ PIPES: dict[str, IterDataPipe[Any]] = {
     "save_wds_shards": SOURCE.save_wds_shards("x-%d.tar"),
     "wds_unbatch": SOURCE.wds_unbatch(),
     "wds_mix": SOURCE.wds_mix(stop="all"),
+    "cache_samples": SOURCE.cache_samples(None),
+    "load_cbor_shards": SOURCE.load_cbor_shards(),
+    "load_msgpack_shards": SOURCE.load_msgpack_shards(),
     "join_workers": SOURCE.join_workers(),
 }
 

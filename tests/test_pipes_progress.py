@@ -253,7 +253,11 @@ def told_by(pipe: Any, watch: Watch) -> tuple[list[Any], Facts]:
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-@pytest.mark.parametrize("options", [{}, {"fields": "cls"}, {"handler": torchdata_wds.ignore_and_continue}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fields": "cls"}, {"handler": torchdata_wds.ignore_and_continue}],
+    ids=["plain", "fields", "handler"],
+)
 def test_group_by_key_gives_what_is_wanted_when_it_begins_in_the_middle(
     indexed: bool, options: dict[str, Any], tmp_path: Path
 ) -> None:

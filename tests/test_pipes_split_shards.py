@@ -10,12 +10,8 @@ import pickle
 import random
 import re
 import tarfile
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +25,10 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 import torchdata_wds
+from tests.ranks import ranks_of
+from tests.servers import QuietHandler, serve_folder
 from tests.shards import tar_bytes, text_keys, text_samples, write_tar, write_text_shards
-from tests.workers_kit import loader_of, run_script, time_limit
+from tests.workers_kit import loader_of, time_limit
 from torchdata_wds import (
     ShardFormatError,
     ShardIndex,
@@ -40,11 +38,13 @@ from torchdata_wds import (
     handlers,
     ignore_and_continue,
     index_shard,
+    reraise_exception,
     warn_and_continue,
 )
 from torchdata_wds.format.index import index_url
+from torchdata_wds.handlers import Asked
 from torchdata_wds.pipes import place
-from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.progress import Watch
 
 MODES = (None, "drop", "pad")
 
@@ -445,15 +445,12 @@ def test_split_shards_warns_once_when_shards_are_too_few(
 # --------------------------------------------------------------------------------------------------- how it is loaded
 
 
-class Ranged(SimpleHTTPRequestHandler):
+class Ranged(QuietHandler):
     """Serves files, and parts of them, and notes what was asked for."""
 
     asked: list[tuple[str, str | None]] = []  # noqa: RUF012
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that the server calls
         asked = self.headers.get("Range")
         self.asked.append((Path(self.path).name, asked))
         path = Path(self.translate_path(self.path))
@@ -476,27 +473,12 @@ class Ranged(SimpleHTTPRequestHandler):
             self.close_connection = True
 
 
-@contextmanager
-def ranged_server(folder: Path) -> Iterator[str]:
-    """A server of a folder that answers to Range."""
-    Ranged.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranged, directory=str(folder)))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_loader_asks_a_server_for_the_part_only(tmp_path: Path) -> None:
+def test_loader_asks_a_server_for_the_part_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an index beside the shard a slice begins with a range request at its first sample."""
     (path,) = write_indexed(tmp_path, [8])
     begin = ShardIndex.load(index_url(path))[5].start
-    with ranged_server(tmp_path) as server:
+    monkeypatch.setattr(Ranged, "asked", [])
+    with serve_folder(tmp_path, Ranged) as server:
         url = f"{server}/{Path(path).name}"
         pipe = IterableWrapper([ShardSlice(url, 5, 7)]).load_wds_shards().group_by_key()
         assert keys_of(pipe) == ["s0-00005", "s0-00006"]
@@ -576,12 +558,11 @@ def test_loader_opens_nothing_in_vain(tmp_path: Path, monkeypatch: pytest.Monkey
     """Neither an index to seek by a few samples, nor a shard of which all has been read."""
     (url,) = write_indexed(tmp_path, [9])
     offsets = offsets_of(monkeypatch)
-    loader = IterableWrapper([]).load_wds_shards()
-    assert read_from(loader, ShardSlice(url, 2, None, 3), 0) == ["s0-00002", "s0-00005", "s0-00008"]
+    assert read_from(ShardSlice(url, 2, None, 3), 0) == ["s0-00002", "s0-00005", "s0-00008"]
     assert offsets == [0]
-    assert read_from(loader, ShardSlice(url, 2, 5), 3) == []
+    assert read_from(ShardSlice(url, 2, 5), 3) == []
     assert offsets == [0]
-    assert read_from(loader, ShardSlice(url, 2, None, 3), 1) == ["s0-00005", "s0-00008"]
+    assert read_from(ShardSlice(url, 2, None, 3), 1) == ["s0-00005", "s0-00008"]
     assert offsets[1:] == [ShardIndex.load(index_url(url))[5].start]
 
 
@@ -659,22 +640,24 @@ def test_loader_raises_when_counts_are_stale(tmp_path: Path) -> None:
             list(map(list, shares))
 
 
-def read_from(loader: ShardLoaderIterDataPipe, item: Any, skip: int) -> list[str]:
+def read_from(item: Any, skip: int) -> list[str]:
     """The keys that are left of an item."""
     from torchdata_wds.format import group_members
 
-    return keys_of(group_members(loader._read(item, skip, "first_dot")))
+    loader = IterableWrapper([item]).load_wds_shards()
+    shards = loader.shards(Asked(reraise_exception, Counter()), Watch(), None, {0: skip})
+    return keys_of(group_members(itertools.chain.from_iterable(shards)))
 
 
 @pytest.mark.parametrize("has_index", [True, False])
 def test_loader_leaves_samples_out_at_the_beginning_of_an_item(has_index: bool, tmp_path: Path) -> None:
     """Of whole shards, slices and strides."""
     urls = write_indexed(tmp_path, [9]) if has_index else write_text_shards(tmp_path, [9])
-    (loader, keys) = (IterableWrapper([]).load_wds_shards(), text_keys([9]))
+    keys = text_keys([9])
     for item in (urls[0], ShardSlice(urls[0], 2, 8), ShardSlice(urls[0], 1, None, 3)):
         part = slice(*item[1:]) if isinstance(item, ShardSlice) else slice(None)
         for skip in range(len(keys[part]) + 1):
-            assert read_from(loader, item, skip) == keys[part][skip:]
+            assert read_from(item, skip) == keys[part][skip:]
 
 
 def test_loader_reads_past_when_it_leaves_samples_out_and_the_index_is_stale(
@@ -683,8 +666,7 @@ def test_loader_reads_past_when_it_leaves_samples_out_and_the_index_is_stale(
     """A plain URL asks for no index: a wrong one costs time only, and a warning says so."""
     monkeypatch.setattr(handlers, "_warned", Counter())
     url = stale_shard(tmp_path)
-    loader = IterableWrapper([]).load_wds_shards()
-    assert read_from(loader, url, 2) == ["s0-00003", "s0-00004", "s0-00005", "s0-00000"]
+    assert read_from(url, 2) == ["s0-00003", "s0-00004", "s0-00005", "s0-00000"]
     assert "read past" in caplog.text
 
 
@@ -800,16 +782,16 @@ def test_split_shards_raises_when_workers_have_no_shards(kind: str, tmp_path: Pa
 
 
 RANKS = """
-import json, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+import sys
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
+from tests.ranks import run_ranks
 from tests.workers_kit import loader_of
 
 folder, kind, urls = sys.argv[1], sys.argv[2], sys.argv[3:]
 
-def run(rank, world):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def run(rank):
     torch.manual_seed(rank if kind == "service" else 0)
     found = []
     for even in ("drop", "pad", None):
@@ -822,13 +804,10 @@ def run(rank, world):
             found.append([(sample["__key__"], "__pad__" in sample) for sample in loader])
         if kind == "service":
             loader.shutdown()
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 if __name__ == "__main__":
-    mp.start_processes(run, (2,), nprocs=2, start_method="fork")
+    run_ranks(run, folder)
 """
 
 
@@ -838,9 +817,7 @@ def test_split_shards_makes_ranks_equal(kind: str, tmp_path: Path) -> None:
     """Two ranks of two workers: equal shares with even=, every sample once or marked without loss."""
     sizes = [5, 2, 0, 6]
     urls = write_indexed(tmp_path / "shards", sizes)
-    done = run_script(RANKS, str(tmp_path), kind, *urls, seconds=90)
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = ranks_of(RANKS, tmp_path, kind, *urls)
     for number, epochs in enumerate(zip(*ranks, strict=True)):
         even = ("drop", "pad", None)[number // 2]
         own = [key for epoch in epochs for key, is_padding in epoch if not is_padding]

@@ -97,6 +97,18 @@ def test_packed_facts_are_whole_when_there_are_few() -> None:
     assert isinstance(found.passes[0], PassBegun)
 
 
+def test_packed_facts_keep_what_was_open_when_shards_are_interleaved() -> None:
+    """The numbers of the open shards and what they had given; a state has room for fewer shards then."""
+    facts = Facts()
+    facts.add([PassBegun(0, 0)])
+    facts.add([ShardBegun(0, 3 * number, number, 7, ((number, 0), (2, 5 * number))) for number in range(300)])
+    packed = pack_facts(facts, 600, 1, 2)
+    found = unpack_facts(pickle.loads(pickle.dumps(packed)))
+    assert set(found.shards) <= set(facts.shards)
+    assert found.shard_of(0, 600) == (ShardBegun(0, 600, 200, 7, ((200, 0), (2, 1000))), True)
+    assert 40 < len(found.shards) < 60
+
+
 def test_packed_facts_keep_the_place_when_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last beginning before the item is kept, and is known to be the last; the first pass and shard are too."""
     monkeypatch.setattr(states, "_MOST_BYTES", 0)
@@ -267,9 +279,13 @@ def graph(**changed: Any) -> IterDataPipe:
         "mean": np.arange(3.0),
         "size": 4,
         "handler": torchdata_wds.reraise_exception,
+        "folder": "one",
+        "interleave": 2,
+        "elsewhere": {"read_ahead": 0},
     }
     given.update(changed)
-    pipe = IterableWrapper(["a.tar"]).sharding_filter().load_wds_shards(handler=given["handler"])
+    pipe = IterableWrapper(["a.tar"]).sharding_filter().cache_shards(given["folder"])
+    pipe = pipe.load_wds_shards(handler=given["handler"], interleave=given["interleave"], **given["elsewhere"])
     pipe = pipe.group_by_key(fields=given["fields"]).wds_shuffle(given["buffer_size"])
     return pipe.map(functools.partial(double, given["factor"], mean=given["mean"])).batch(given["size"])
 
@@ -284,6 +300,7 @@ def graph(**changed: Any) -> IterDataPipe:
         ({"mean": np.arange(3.0) + 1e-9}, "Mapper"),
         ({"mean": torch.arange(3.0)}, "Mapper"),
         ({"size": 5}, "Batcher"),
+        ({"interleave": 3}, "ShardLoader"),
     ],
     ids=str,
 )
@@ -293,9 +310,19 @@ def test_signature_names_the_stage_when_an_argument_differs(changed: dict[str, A
     assert [name for (name, old), (_, new) in zip(before, after, strict=True) if old != new] == [stage]
 
 
-@pytest.mark.parametrize("changed", [{}, {"fields": ("txt", "cls")}, {"handler": torchdata_wds.ignore_and_continue}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"fields": ("txt", "cls")},
+        {"handler": torchdata_wds.ignore_and_continue},
+        {"folder": "two"},
+        {"elsewhere": {"read_ahead": 3, "rewrite": "s3://=/data/"}},
+    ],
+    ids=["again", "tuple", "handler", "folder", "place"],
+)
 def test_signature_stays_when_nothing_that_counts_differs(changed: dict[str, Any]) -> None:
-    """Built again it is the same; handlers may differ, for they say only what happens to damage."""
+    """Built again it is the same; handlers, and whence bytes come, may differ."""
     assert graph_signature(graph()) == graph_signature(graph(**changed))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata_wds.codecs import handle_extension, image_decoder
+from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.errors import (
     CacheError,
     DecodingError,
@@ -25,6 +26,8 @@ from torchdata_wds.errors import (
     WdsError,
 )
 from torchdata_wds.format import ShardIndex, ShardInfo, ShardMember, dali_index, index_shard, wids_index
+from torchdata_wds.format.interleaved import ImageSegment, TextSegment
+from torchdata_wds.format.interleaved_samples import interleaved_sample
 from torchdata_wds.format.slicing import ShardSlice
 from torchdata_wds.handlers import (
     ignore_and_continue,
@@ -34,6 +37,9 @@ from torchdata_wds.handlers import (
     warn_and_stop,
 )
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.cache_samples import SampleCacherIterDataPipe as SampleCacher
+from torchdata_wds.pipes.cache_shards import CachedShard
+from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe as ShardCacher
 from torchdata_wds.pipes.collate import SampleUnbatcherIterDataPipe as SampleUnbatcher
 from torchdata_wds.pipes.collate import wds_collate
 from torchdata_wds.pipes.compose import StageComposerIterDataPipe as StageComposer
@@ -46,7 +52,10 @@ from torchdata_wds.pipes.fields import FieldMapperIterDataPipe as FieldMapper
 from torchdata_wds.pipes.fields import FieldRenamerIterDataPipe as FieldRenamer
 from torchdata_wds.pipes.fields import KeyRenamerIterDataPipe as KeyRenamer
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe as KeyGrouper
+from torchdata_wds.pipes.interleaved import DocumentInterleaverIterDataPipe as DocumentInterleaver
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe as ShardLister
+from torchdata_wds.pipes.load_records import CborShardLoaderIterDataPipe as CborShardLoader
+from torchdata_wds.pipes.load_records import MsgpackShardLoaderIterDataPipe as MsgpackShardLoader
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe as ShardLoader
 from torchdata_wds.pipes.mapping import WdsMapperIterDataPipe as WdsMapper
 from torchdata_wds.pipes.mix import SampleMixerIterDataPipe as SampleMixer
@@ -75,8 +84,14 @@ __all__ = [
     "wds_collate",
     "handle_extension",
     "image_decoder",
+    "torch_video",
+    "torch_audio",
+    "TextSegment",
+    "ImageSegment",
+    "interleaved_sample",
     "ShardMember",
     "ShardSlice",
+    "CachedShard",
     # writing
     "TarWriter",
     "ShardWriter",
@@ -89,10 +104,12 @@ __all__ = [
     "ShardLister",
     "ShardResampler",
     "ShardSplitter",
+    "ShardCacher",
     "ShardLoader",
     "KeyGrouper",
     "SampleShuffler",
     "SampleDecoder",
+    "DocumentInterleaver",
     "FieldRenamer",
     "FieldMapper",
     "KeyRenamer",
@@ -104,6 +121,9 @@ __all__ = [
     "SampleUnbatcher",
     "SampleMixer",
     "EpochCounter",
+    "SampleCacher",
+    "CborShardLoader",
+    "MsgpackShardLoader",
     "JoinWorkers",
     "SampleEncoder",
     "ShardSaver",

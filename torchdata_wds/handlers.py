@@ -111,6 +111,29 @@ def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) ->
     return answer
 
 
+class Asked:
+    """A handler of one iteration of a pipe: called with an exception, it asks and remembers.
+
+    Args:
+        handler: The handler.
+        skipped: The pipe's own count by exception type.
+
+    Attributes:
+        is_over: Whether the handler has ended the stream.
+    """
+
+    def __init__(self, handler: Handler, skipped: Counter[str]) -> None:
+        self._handler = handler
+        self._skipped = skipped
+        self.is_over = False
+
+    def __call__(self, exception: Exception) -> bool:
+        """Asks the handler as `keep_going` does."""
+        if not keep_going(self._handler, exception, self._skipped):
+            self.is_over = True
+        return not self.is_over
+
+
 def warn_rarely(outcome: str, exception: Exception) -> None:
     """Logs a warning: the first ten of an outcome and exception type, then the hundredth, the thousandth and so on."""
     kind = type(exception).__name__

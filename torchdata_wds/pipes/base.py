@@ -14,21 +14,27 @@ if TYPE_CHECKING:
     from torch.utils.data import DataChunk
 
     from torchdata_wds.codecs import EncoderLike
+    from torchdata_wds.codecs.images import ImageDecoder
+    from torchdata_wds.format.interleaved import Layout
     from torchdata_wds.format.members import ShardMember
     from torchdata_wds.format.names import KeyRule
     from torchdata_wds.format.rules import OnDuplicate, OnReappearing
     from torchdata_wds.format.shard_file import ShardInfo
     from torchdata_wds.format.slicing import ShardSlice
     from torchdata_wds.handlers import Handler
+    from torchdata_wds.pipes.interleaved import Missing
     from torchdata_wds.pipes.shard_counts import Index
     from torchdata_wds.pipes.shard_writer import StartShard
     from torchdata_wds.pipes.split_shards import Even
     from torchdata_wds.pipes.tar_writer import TarOptions
+    from torchdata_wds.storage.cache_names import Naming
+    from torchdata_wds.storage.rewriting import RewriteRules
 
     Spec = str | Sequence[str]
     StorageOptions = Mapping[str, Mapping[str, Any]] | None
+    Rewrite = str | Mapping[str, str] | RewriteRules | None
 
-__all__ = ["Held", "WdsPipe", "check_flags", "in_order", "register", "functional_forms"]
+__all__ = ["Held", "WdsPipe", "check_count", "check_flags", "in_order", "register", "functional_forms"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -47,13 +53,33 @@ class WdsPipe(IterDataPipe[T_co]):
     if TYPE_CHECKING:
         # What editors and type checkers see of the functional forms. A test compares each with its constructor.
 
-        def list_shards(self, *, storage_options: StorageOptions = None) -> WdsPipe[str]: ...
+        def list_shards(self, *, storage_options: StorageOptions = None, rewrite: Rewrite = None) -> WdsPipe[str]: ...
 
         def resample_shards(self, n: int | None = None, *, replacement: bool = True) -> WdsPipe[T_co]: ...
 
         def split_shards(
-            self, index: Index = None, *, even: Even = None, storage_options: StorageOptions = None
+            self,
+            index: Index = None,
+            *,
+            even: Even = None,
+            storage_options: StorageOptions = None,
+            rewrite: Rewrite = None,
         ) -> WdsPipe[ShardSlice]: ...
+
+        def cache_shards(
+            self,
+            folder: str | os.PathLike[str] | None,
+            *,
+            max_bytes: float | None = None,
+            name: Naming = None,
+            verify: bool = True,
+            while_reading: bool = True,
+            cache_local: bool = False,
+            verbose: bool = False,
+            storage_options: StorageOptions = None,
+            rewrite: Rewrite = None,
+            handler: Handler = ...,
+        ) -> WdsPipe[Any]: ...
 
         def load_wds_shards(
             self,
@@ -63,7 +89,10 @@ class WdsPipe(IterDataPipe[T_co]):
             keys: KeyRule = "first_dot",
             require_end_marker: bool = True,
             concatenated: bool = False,
+            read_ahead: int = 0,
+            interleave: int = 1,
             storage_options: StorageOptions = None,
+            rewrite: Rewrite = None,
             handler: Handler = ...,
         ) -> WdsPipe[ShardMember]: ...
 
@@ -89,6 +118,18 @@ class WdsPipe(IterDataPipe[T_co]):
             allow_pickle: bool = False,
             exif_transpose: bool = False,
             errors: str = "strict",
+            handler: Handler = ...,
+        ) -> WdsPipe[dict[str, Any]]: ...
+
+        def wds_interleaved(
+            self,
+            *,
+            layout: Layout = "auto",
+            missing: Missing = "error",
+            images: str | ImageDecoder | None = None,
+            min_images: int | None = None,
+            max_images: int | None = None,
+            min_similarity: float | None = None,
             handler: Handler = ...,
         ) -> WdsPipe[dict[str, Any]]: ...
 
@@ -161,6 +202,33 @@ class WdsPipe(IterDataPipe[T_co]):
 
         def wds_epoch(self, n: int) -> WdsPipe[T_co]: ...
 
+        def cache_samples(
+            self,
+            file: str | os.PathLike[str] | None,
+            *,
+            max_samples: int | None = None,
+            allow_pickle: bool = False,
+            handler: Handler = ...,
+        ) -> WdsPipe[T_co]: ...
+
+        def load_cbor_shards(
+            self,
+            *,
+            max_bytes: int = ...,
+            storage_options: StorageOptions = None,
+            rewrite: Rewrite = None,
+            handler: Handler = ...,
+        ) -> WdsPipe[Any]: ...
+
+        def load_msgpack_shards(
+            self,
+            *,
+            max_bytes: int = ...,
+            storage_options: StorageOptions = None,
+            rewrite: Rewrite = None,
+            handler: Handler = ...,
+        ) -> WdsPipe[Any]: ...
+
         def join_workers(self) -> WdsPipe[T_co]: ...
 
         # torch's own forms, so that a chain keeps its type through them
@@ -214,6 +282,16 @@ def register(name: str) -> Callable[[P], P]:
         return cls
 
     return decorate
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Checks that an option which is a number of things is one.
+
+    Raises:
+        ValueError: names it, if it is no whole number, or less than the least.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
 
 
 def check_flags(**flags: object) -> None:

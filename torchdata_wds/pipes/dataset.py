@@ -12,6 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags
+from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
@@ -19,6 +20,7 @@ from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.resample_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
 from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe, TupleMapperIterDataPipe
+from torchdata_wds.storage.cache_names import Naming
 
 __all__ = ["WebDataset"]
 
@@ -33,6 +35,9 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     handler: Handler = reraise_exception,
     *,
     resampled: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_name: Naming = None,
+    cache_size: float | None = None,
 ) -> WdsPipe[Any]:
     """Builds the usual graph: list, shuffle and split shards, load, group, and what else is asked for.
 
@@ -50,6 +55,9 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         handler: Given to every stage.
         resampled: Whether to draw shards at random without end, with replacement, each worker of each rank for
             itself, as ``resample_shards()`` does. Chain ``.wds_epoch(n)`` to have epochs.
+        cache_dir: A folder where copies of remote shards are kept, as by ``cache_shards``; None keeps none.
+        cache_name: How the copies are called: the ``name=`` of ``cache_shards``.
+        cache_size: How many bytes all copies may take: its ``max_bytes=``; None or -1 is no limit.
 
     Returns:
         A pipe of samples (dict), or of tuples where `extensions` is given.
@@ -72,6 +80,11 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled)
     shards = _shards(ShardListerIterDataPipe(_patterns(urls)), shardshuffle, resampled)
+    if cache_dir is not None:
+        max_bytes = None if cache_size == -1 else cache_size
+        shards = ShardCacherIterDataPipe(shards, cache_dir, max_bytes=max_bytes, name=cache_name, handler=handler)
+    elif cache_name is not None or cache_size not in (None, -1):
+        raise ValueError("cache_name and cache_size are about a cache: pass its folder as cache_dir= as well")
     members = ShardLoaderIterDataPipe(shards, handler=handler)
     pipe: WdsPipe[Any] = KeyGrouperIterDataPipe(members, handler=handler)
     if shuffle:

@@ -1,8 +1,7 @@
-"""The pipes of the graph that a dataset file describes: its shards, their copies, and what its samples are given."""
+"""The pipes of the graph that a dataset file describes: its shards, and what its samples are given."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,17 +9,15 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.format.dataset_specs import SpecEntry
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
 from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.place import Place, Seed
-from torchdata_wds.storage.shard_copies import is_copied, local_copy
 
 __all__ = [
     "Entries",
     "EntryMapperIterDataPipe",
     "EntryUrl",
-    "ShardCopierIterDataPipe",
     "SpecShardsIterDataPipe",
     "Transform",
 ]
@@ -79,51 +76,6 @@ class SpecShardsIterDataPipe(WdsPipe[str]):
         for number, entry in enumerate(entries):
             for url in entry.choose(self.storage_options, draw):
                 yield _entry_url(url, number)
-
-
-class ShardCopierIterDataPipe(WdsPipe[Any]):
-    """Opens the local copies of remote shards, which it makes where there are none.
-
-    Args:
-        source_datapipe: Yields URLs.
-        folder: The folder of the copies.
-        storage_options: fsspec options by protocol.
-        handler: Asked about each shard that cannot be copied.
-
-    Yields:
-        tuple: ``(url, stream)`` of a remote shard; the URL alone of any other.
-
-    Raises:
-        CacheError: through the handler, if the folder cannot be written.
-        ShardOpenError: through the handler, if a shard cannot be read.
-    """
-
-    def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        folder: str,
-        *,
-        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
-        handler: Handler = reraise_exception,
-    ) -> None:
-        self.source_datapipe = source_datapipe
-        self.folder = folder
-        self.storage_options = storage.StorageOptions(storage_options)
-        self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
-
-    def __iter__(self) -> Iterator[Any]:
-        for url in self.source_datapipe:
-            if not is_copied(url):
-                yield url
-                continue
-            try:
-                stream = storage.open_shard(local_copy(url, self.folder, storage_options=self.storage_options))
-            except Exception as error:  # noqa: BLE001  (the handler decides)
-                if not keep_going(self.handler, error, self.skipped):
-                    return
-                continue
-            yield url, stream
 
 
 class EntryMapperIterDataPipe(ItemMapper):

@@ -16,10 +16,10 @@ from torchdata_wds.format.spec_places import Origin, SpecPlace, short
 from torchdata_wds.format.wids_lists import wids_groups
 from torchdata_wds.handlers import Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe, check_flags
+from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.dataset_entries import (
     Entries,
     EntryMapperIterDataPipe,
-    ShardCopierIterDataPipe,
     SpecShardsIterDataPipe,
     Transform,
 )
@@ -74,9 +74,8 @@ def load_dataset(
         stop: When a mix by weights ends, as in ``wds_mix``: ``"all"``, ``"first"`` or ``"cycle"``.
         allow_pipe: Whether the file is trusted like the program; ``WDS_SECURE=1`` refuses commands in any case.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for the file and its shards.
-        cache_dir: A folder where copies of remote shards are kept, decompressed: each is downloaded once, by one
-            process, and read from there ever after. Local files and commands are read directly.
-        handler: Given to every stage; for copying, an item is a shard.
+        cache_dir: A folder where copies of remote shards and of what commands give are kept, as ``cache_shards`` does.
+        handler: Given to every stage; an item of the loader is a shard.
 
     Returns:
         A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
@@ -87,7 +86,6 @@ def load_dataset(
         UnsafeDataError: for what a stranger's file may not do.
         ShardOpenError: if the file cannot be read.
         ImportError: if the file is YAML and PyYAML is not installed.
-        CacheError: through the handler when iterated, if `cache_dir` cannot be written.
         ValueError: if an argument is wrong; or TypeError.
 
     Example:
@@ -184,7 +182,7 @@ def _branch(
         SpecShardsIterDataPipe(held, storage_options=options).shuffle(buffer_size=_SHUFFLED_SHARDS).sharding_filter()
     )
     if cache_dir is not None:
-        shards = ShardCopierIterDataPipe(shards, os.fspath(cache_dir), storage_options=options, handler=handler)
+        shards = ShardCacherIterDataPipe(shards, cache_dir, storage_options=options, handler=handler)
     members = ShardLoaderIterDataPipe(shards, storage_options=options, handler=handler)
     kept = [name for entry in entries for names in entry.fields or () for name in names]
     fields = kept if all(entry.fields is not None for entry in entries) else None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.passes import Passes
 from torchdata_wds.pipes.place import Place, place_of, rank_place, upstream, warn_once
 from torchdata_wds.pipes.progress import PassBegun, Wanted, Watch
@@ -126,8 +126,7 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
     """
 
     def __init__(self, source_datapipe: IterDataPipe[T], n: int) -> None:
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"n must be a whole number of items from 1, not {n!r}")
+        check_count("n", n, 1)
         self.source_datapipe = source_datapipe
         self.n = n
         self._stream = _Stream()

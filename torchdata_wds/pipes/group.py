@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -16,11 +16,12 @@ from torchdata_wds.format.grouping import group_members
 from torchdata_wds.format.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Asked, Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, in_order, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.place import upstream, warn_once
 from torchdata_wds.pipes.progress import ShardBegun, Wanted, Watch
+from torchdata_wds.pipes.shard_readings import Interleaver, in_sequence
 from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe
 
 __all__ = ["KeyGrouperIterDataPipe"]
@@ -103,14 +104,14 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         restart, self._restart = self._restart, None
         if not isinstance(source, ShardLoaderIterDataPipe):
             self._compare_keys()
-            yield from self._group(self._members())
+            yield from self._group(self._members(), Asked(self.handler, self.skipped))
         elif restart is not None:
             yield from self._go_on(source, restart)
         elif watch is None:
-            yield from self._group(source.marked_members(keys=self.keys))
+            yield from self._samples_of(source)
         else:
             watch.samples = 0
-            yield from self._counted(self._group(source.marked_members(watch, keys=self.keys)), watch)
+            yield from self._counted(self._samples_of(source, watch), watch)
 
     def __len__(self) -> int:
         """The number of samples that this consumer gets in the coming epoch, where an index tells it.
@@ -151,7 +152,36 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         """
         self._restart = _Restart(wanted, begun, in_shard, is_over)
 
-    def _group(self, members: Iterable[Unit]) -> Iterator[dict[str, Any]]:
+    def _samples_of(
+        self,
+        loader: ShardLoaderIterDataPipe,
+        watch: Watch | None = None,
+        begun: ShardBegun | None = None,
+        skips: Mapping[int, int] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Groups what the loader reads: shard after shard, or several of them in turn."""
+        loading, grouping = Asked(loader.handler, loader.skipped), Asked(self.handler, self.skipped)
+        with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:
+            if loader.interleave == 1:
+                yield from self._group_and_close(in_sequence(shards), grouping)
+                return
+            turns = Interleaver(
+                (self._group_and_close(units, grouping) for units in shards),
+                loader.interleave,
+                lambda: loading.is_over or grouping.is_over,
+                () if begun is None else begun.places,
+            )
+            if watch is not None:
+                watch.places = turns.places
+            yield from turns.take()
+
+    def _group_and_close(
+        self, members: Generator[Unit, None, None], ask: Asked
+    ) -> Generator[dict[str, Any], None, None]:
+        with closing(members):
+            yield from self._group(members, ask)
+
+    def _group(self, members: Iterable[Unit], ask: Asked) -> Generator[dict[str, Any], None, None]:
         return group_members(
             members,
             keys=self.keys,
@@ -159,7 +189,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             fields=self.fields,
             on_duplicate=self.on_duplicate,
             on_reappearing=self.on_reappearing,
-            on_error=partial(keep_going, self.handler, skipped=self.skipped),
+            on_error=ask,
             skipped=self.skipped,
             shown=storage.mask_url,
         )
@@ -175,14 +205,17 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         if is_over:
             return
         watch = self._watch or Watch()
-        first = watch.samples = 0 if begun is None else begun.samples
-        skip = 0
         # Where each sample of a shard comes out of here, they can be counted in the shard.
-        if in_shard and self.fields is None and self.handler is reraise_exception and loader.select is None:
-            skip = wanted.least - first
+        is_counted = self.fields is None and self.handler is reraise_exception and loader.select is None
+        if loader.interleave > 1 and not is_counted:
+            begun = None
+        watch.samples = 0 if begun is None else begun.samples
+        skips = {} if begun is None else dict(begun.places)
+        if is_counted and in_shard and loader.interleave == 1:
+            skips[0 if begun is None else begun.ordinal] = wanted.least - watch.samples
             watch.samples = wanted.least
         early = set(wanted.early)
-        for sample in self._counted(self._group(loader.marked_members(watch, begun, skip, keys=self.keys)), watch):
+        for sample in self._counted(self._samples_of(loader, watch, begun, skips), watch):
             number = watch.samples - 1
             if number >= wanted.first or number in early:
                 yield sample

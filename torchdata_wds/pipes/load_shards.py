@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 
@@ -18,20 +17,26 @@ from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.index import IndexedSample
 from torchdata_wds.format.members import Mark, MemberRun, ShardMember, Unit
-from torchdata_wds.format.names import KeyRule, key_splitter
-from torchdata_wds.format.slicing import (
-    PaddingSlice,
-    ShardSlice,
-    check_size,
-    find_index,
-    place_of_sample,
-    slice_members,
-)
+from torchdata_wds.format.names import KeyRule, SplitName, key_splitter
+from torchdata_wds.format.slicing import PaddingSlice, slice_members
 from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception, warn_rarely
-from torchdata_wds.pipes.base import WdsPipe, check_flags, in_order, register
+from torchdata_wds.handlers import Asked, Handler, check_handler, reraise_exception
+from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order, register
+from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.place import warn_about_workers
 from torchdata_wds.pipes.progress import ShardBegun, Watch, other_shards
+from torchdata_wds.pipes.shard_readings import (
+    Ahead,
+    Interleaver,
+    ShardOpener,
+    ShardSource,
+    as_source,
+    in_sequence,
+    is_opened,
+    read_ahead,
+    stale_index,
+)
+from torchdata_wds.storage.read_ahead import ReadAhead
 
 __all__ = ["ShardLoaderIterDataPipe"]
 
@@ -40,12 +45,30 @@ __all__ = ["ShardLoaderIterDataPipe"]
 _visits = count(1)
 
 
+class _Item(NamedTuple):
+    """An item of the source.
+
+    Attributes:
+        value: The item.
+        skip: How many of its samples to leave out.
+        ordinal: Its number in the pass, if somebody watches.
+        digest: A CRC-32 over the items up to and with it, if somebody is to be told.
+    """
+
+    value: Any
+    skip: int = 0
+    ordinal: int = 0
+    digest: int | None = None
+
+
 @register("load_wds_shards")
 class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     """Loads tar shards into their members (functional name: ``load_wds_shards``).
 
-    Shards are read front to back in the order they come, one open at a time, one sample in memory. The members of
-    a sample come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a
+    Shards are read front to back in the order they come, one open at a time, one sample in memory. With `read_ahead`,
+    threads open the next shards and read them up to 16 MiB ahead, which hides the latency of servers; with
+    `interleave`, several shards are open and give a sample each in turn, which mixes them. The members of a sample
+    come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a
     sample. An item, for the handler, is a shard: one that fails is left at the damage, after the whole samples
     before it.
 
@@ -55,8 +78,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     compression, nor the exit status of a command, except by the consumer that reads the shard's last samples.
 
     Args:
-        source_datapipe: Yields URLs (str or Path), `ShardSlice` of ``split_shards``, or ``(url, stream)`` pairs from
-            torchdata's openers.
+        source_datapipe: Yields URLs (str or Path), `ShardSlice` of ``split_shards``, `CachedShard` of
+            ``cache_shards``, or ``(url, stream)`` pairs from torchdata's openers.
         select: Which members to read: a glob, several separated by blanks, a list of globs, or a
             ``callable(name) -> bool``; None reads all.
         rename: ``callable(name) -> name``, applied before everything that looks at names.
@@ -64,11 +87,18 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             behind ``split_shards`` give both the same, which must be that of the index.
         require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
         concatenated: Whether to read on behind the end marker, for shards joined with ``cat``.
+        read_ahead: How many shards to open before their turn, each read by a thread of its own, as the current one is
+            then; the source is asked for so many items before they are needed. 0 starts no thread. Pairs
+            ``(url, stream)`` are read when their turn comes.
+        interleave: How many shards to keep open and to take samples from in turn. Where one ends, the next comes in
+            its place; the order depends on nothing else.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
+        rewrite: Where shards are read instead, as in ``list_shards``.
         handler: Asked about each shard that cannot be opened or read to its end.
 
     Yields:
-        ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad.
+        ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad. The
+            URL of a shard with a local copy has its path as the attribute ``local_path``.
 
     Raises:
         ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
@@ -93,11 +123,16 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         keys: KeyRule = "first_dot",
         require_end_marker: bool = True,
         concatenated: bool = False,
+        read_ahead: int = 0,
+        interleave: int = 1,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
         handler: Handler = reraise_exception,
     ) -> None:
         key_splitter(keys)
         check_flags(require_end_marker=require_end_marker, concatenated=concatenated)
+        check_count("read_ahead", read_ahead, 0)
+        check_count("interleave", interleave, 1)
         if rename is not None and not callable(rename):
             raise TypeError(f"rename must be a function from name to name, not {rename!r}")
         self.source_datapipe = source_datapipe
@@ -110,169 +145,184 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.keys = keys
         self.require_end_marker = require_end_marker
         self.concatenated = concatenated
-        self.storage_options = storage.StorageOptions(storage_options)
+        self.read_ahead = read_ahead
+        self.interleave = interleave
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
         self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[ShardMember]:
-        on_error = partial(keep_going, self.handler, skipped=self.skipped)
-        yield from release_whole_samples(self.marked_members(), key_splitter(self.keys), on_error)
+        ask = Asked(self.handler, self.skipped)
+        split = key_splitter(self.keys)
+        with closing(self.shards(ask)) as shards:
+            if self.interleave == 1:
+                with closing(in_sequence(shards)) as units:
+                    yield from release_whole_samples(units, split, ask)
+                return
+            samples = (_whole_samples(units, split, ask) for units in shards)
+            with closing(Interleaver(samples, self.interleave, lambda: ask.is_over).take()) as turns:
+                for members in turns:
+                    yield from members
 
-    def marked_members(
+    def shards(
         self,
+        ask: Asked,
         watch: Watch | None = None,
         begun: ShardBegun | None = None,
-        skip: int = 0,
+        skips: Mapping[int, int] | None = None,
         *,
         keys: KeyRule | None = None,
-    ) -> Iterator[Unit]:
-        """Reads members as they come, with a mark behind each shard, for a grouping that heeds the marks.
+    ) -> Generator[Generator[Unit, None, None], None, None]:
+        """Reads the members of each shard as they come, with a mark behind them, for a grouping that heeds the marks.
+
+        Each shard's members must be asked for before the next shard is, and be closed if they are not read to their
+        end.
 
         Args:
+            ask: Asks this pipe's handler.
             watch: Is told of each shard.
-            begun: The item of the source to begin with; those before it are passed over.
-            skip: How many samples of that to leave out.
+            begun: The item of the source to begin with; those before it are passed over, but for those in `skips`.
+            skips: How many samples of items to leave out at their beginnings, by the items' numbers.
             keys: The rule by which the grouping tells samples apart, if not that of this pipe.
+
+        Yields:
+            The units of one shard.
 
         Raises:
             ShardListError: if the source does not give the items that `begun` tells of.
         """
         warn_about_workers(self)
-        for item in self.source_datapipe if watch is None else self._items_from(begun, watch):
-            skipped, skip = skip, 0
-            try:
-                yield from self._read(item, skipped, self.keys if keys is None else keys)
-            except Exception as error:  # noqa: BLE001  (the handler decides)
-                yield Mark.BROKEN  # what is whole goes out before the handler may raise
-                if not keep_going(self.handler, error, self.skipped):
+        opener = ShardOpener(self.storage_options, seeks=self.rename is None)
+        keys = self.keys if keys is None else keys
+        items = map(_Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
+        with closing(read_ahead(items, self.read_ahead, partial(_start, opener, keys))) as started:
+            for item, ahead in started:
+                yield self._units(item, ahead, opener, keys, ask, watch)
+                if ask.is_over:
                     return
 
-    def _items_from(self, begun: ShardBegun | None, watch: Watch) -> Iterator[Any]:
+    def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
         digest = 0
         ordinal = -1
-        last_passed = -1 if begun is None else begun.ordinal - 1
+        first = 0 if begun is None else begun.ordinal
         for ordinal, item in enumerate(self.source_datapipe):
-            digest = zlib.crc32(repr(item[0] if _is_opened(item) else item).encode(), digest)
-            if begun is None or ordinal > begun.ordinal:
-                watch.begin_shard(ordinal, digest)
-            elif ordinal == begun.ordinal and digest != begun.digest:
+            digest = zlib.crc32(repr(_identity(item)).encode(), digest)
+            if begun is not None and ordinal == first and digest != begun.digest:
                 break
-            if ordinal > last_passed:
-                yield item
+            if ordinal >= first or ordinal in skips:
+                is_new = begun is None or ordinal > first
+                yield _Item(item, skips.get(ordinal, 0), ordinal, digest if is_new else None)
         else:
-            if ordinal > last_passed or begun is None:
+            if ordinal >= first or begun is None:
                 return
         raise other_shards(ordinal)
 
-    def _read(self, item: Any, skip: int, keys: KeyRule) -> Iterator[Unit]:
+    def _units(
+        self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, ask: Asked, watch: Watch | None
+    ) -> Generator[Unit, None, None]:
+        with nullcontext() if ahead is None else closing(ahead):
+            if watch is not None and item.digest is not None:
+                watch.begin_shard(item.ordinal, item.digest)
+            try:
+                yield from self._read(item, ahead, opener, keys)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                yield Mark.BROKEN  # what is whole goes out before the handler may raise
+                ask(error)
+
+    def _read(self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule) -> Iterator[Unit]:
         """Reads what an item asks for, without so many of its samples at its beginning."""
-        part, given = _as_source(item)
-        start = part.start + skip * part.step
-        if skip and part.stop is not None and start >= part.stop:
+        source = as_source(item.value)
+        part = source.part
+        start = _start_of(source, item.skip)
+        if item.skip and part.stop is not None and start >= part.stop:
             return
         visit = -next(_visits) if isinstance(part, PaddingSlice) else next(_visits)
-        first = 0
-        sought = None
-        if given is None and start >= part.step:  # else there is nothing to gain
-            sought = self._seek(part, start, visit, keys, strict=isinstance(item, ShardSlice))
-        if sought is not None:
-            (stream, units), first = sought, start
-        elif given is None:
-            stream = storage.open_shard(part.url, storage_options=self.storage_options)
-            units = self._members_of(stream, part.url, visit)
-        else:
-            stream = storage.wrap_stream(given, part.url)
-            units = self._members_of(stream, part.url, visit)
-        with closing(stream):
+        with ExitStack() as stack:
+            stream, begin = opener.open(source, start, keys) if ahead is None else ahead.opened()
+            stack.enter_context(closing(stream))
+            units = self._members_of(source, stream, visit, opener, 0 if begin is None else begin.start)
+            if begin is not None:
+                try:
+                    units = _beginning_with(units, begin)
+                except ShardFormatError as error:
+                    stale_index(source, start, begin, error)
+                    begin = None
+                    stream = stack.enter_context(closing(opener.open_at(source)))
+                    units = self._members_of(source, stream, visit, opener)
             if start or part.stop is not None or part.step > 1:
                 part = part._replace(start=start)
+                first = 0 if begin is None else start
                 units = slice_members(units, key_splitter(keys), part, first=first, shard=storage.mask_url(part.url))
             yield from units
 
-    def _members_of(self, stream: storage.ByteStream, url: str, visit: int, offset: int = 0) -> Iterator[Unit]:
+    def _members_of(
+        self, source: ShardSource, stream: storage.ByteStream, visit: int, opener: ShardOpener, offset: int = 0
+    ) -> Iterator[Unit]:
+        can_reopen = source.cached is not None or (
+            source.given is None and storage.can_reopen(source.part.url, storage_options=self.storage_options)
+        )
         options = ReadOptions(
             self.select,
             self.rename,
             visit=visit,
-            shard=storage.mask_url(url),
-            reopen=partial(_open_at, url, self.storage_options) if storage.can_reopen(url) else None,
+            shard=storage.mask_url(source.part.url),
+            reopen=partial(opener.open_at, source) if can_reopen else None,
             require_end_marker=self.require_end_marker,
             concatenated=self.concatenated,
             offset=offset,
         )
-        return read_marked_members(stream, url, options, self.skipped)
-
-    def _seek(
-        self, part: ShardSlice, start: int, visit: int, keys: KeyRule, *, strict: bool
-    ) -> tuple[storage.ByteStream, Iterator[Unit]] | None:
-        """Opens a shard at one of its samples; None where no index tells its place.
-
-        Raises:
-            ShardFormatError: if the index is not that of the shard; where not `strict` that is a warning, and None.
-        """
-        index = None if self.rename else find_index(part.url, keys, self.storage_options)
-        begin = None if index is None else place_of_sample(index, start)
-        if index is None or begin is None:
-            return None
-        try:
-            check_size(index, part.url)
-            return self._open_at_sample(part.url, begin, visit)
-        except ShardFormatError as error:
-            shard = storage.mask_url(part.url)
-            stale = ShardFormatError(
-                f"shard {shard} has no sample {begin.key!r} at byte {begin.start:,}, where the index beside it says "
-                f"that sample {start:,} begins: {error}. The shard is damaged there, or its index is of another "
-                "version of it: make that again with index_shard",
-                shard=shard,
-                key=begin.key,
-            )
-            if strict:
-                raise stale from error
-            warn_rarely("read past", stale)
-            return None
-
-    def _open_at_sample(self, url: str, begin: IndexedSample, visit: int) -> tuple[storage.ByteStream, Iterator[Unit]]:
-        stream = _open_at(url, self.storage_options, begin.start)
-        try:
-            units = self._members_of(stream, url, visit, begin.start)
-            head = next(units)
-            name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
-            if name != begin.members[0].name:
-                raise ShardFormatError("there is " + (f"member {name}" if name else "the end of the archive"))
-        except BaseException:
-            stream.close()
-            raise
-        return stream, chain((head,), units)
+        return read_marked_members(stream, source.url, options, self.skipped)
 
 
-def _open_at(url: str, storage_options: storage.StorageOptions, offset: int) -> storage.ByteStream:
-    return storage.open_shard(url, offset=offset, storage_options=storage_options)
+def _start(opener: ShardOpener, keys: KeyRule, item: _Item) -> Ahead | None:
+    """Lets a thread open what an item asks for, if it is sound."""
+    try:
+        source = as_source(item.value)
+    except ShardListError:
+        return None
+    if source.given is not None:
+        return None
+    return ReadAhead(partial(opener.open, source, _start_of(source, item.skip), keys))
 
 
-def _is_opened(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], tuple)
+def _identity(item: Any) -> Any:
+    """What stays the same of an item in another run, wherever its shard is opened or kept."""
+    if isinstance(item, CachedShard):
+        return item.url if item.part is None else item.part
+    return item[0] if is_opened(item) else item
 
 
-def _as_source(item: Any) -> tuple[ShardSlice, Any]:
-    """Splits an item into what to read of which URL and, where somebody has opened it already, its stream."""
-    if isinstance(item, ShardSlice):
-        return _checked(item), None
-    if isinstance(item, (str, os.PathLike)):
-        return ShardSlice(os.fspath(item)), None
-    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], (str, os.PathLike)):
-        return ShardSlice(os.fspath(item[0])), item[1]
-    raise ShardListError(
-        f"load_wds_shards got {type(item).__name__} {str(item)[:80]!r}; it takes URLs (str or Path), ShardSlice or "
-        "pairs (url, stream). Lists of patterns go through .list_shards() first."
-    )
+def _start_of(source: ShardSource, skip: int) -> int:
+    return source.part.start + skip * source.part.step
 
 
-def _checked(part: ShardSlice) -> ShardSlice:
-    url, start, stop, step = part
-    numbers = (start, 0 if stop is None else stop, step)
-    if not all(isinstance(number, int) for number in numbers) or min(numbers) < 0 or not step:
-        raise ShardListError(
-            f"{part!r} is no slice of a shard: start and stop must be whole numbers from 0 (stop may be None), and "
-            "step one from 1"
-        )
-    return part if isinstance(url, str) else part._replace(url=os.fspath(url))
+def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Unit]:
+    """Makes sure that members begin with those of a sample.
+
+    Raises:
+        ShardFormatError: if they do not.
+    """
+    head = next(units)
+    name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
+    if name != begin.members[0].name:
+        raise ShardFormatError("there is " + (f"member {name}" if name else "the end of the archive"))
+    return chain((head,), units)
+
+
+def _whole_samples(
+    units: Generator[Unit, None, None], split: SplitName, ask: Asked
+) -> Generator[list[ShardMember], None, None]:
+    """Gives the members of one sample at a time."""
+    held: list[ShardMember] = []
+    current: str | None = None
+    with closing(units):
+        for member in release_whole_samples(units, split, ask):
+            parts = split(member.name)
+            if held and parts is not None and parts[0] != current:
+                yield held
+                held = []
+            current = current if parts is None else parts[0]
+            held.append(member)
+        if held:
+            yield held

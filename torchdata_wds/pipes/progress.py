@@ -35,12 +35,14 @@ class ShardBegun(NamedTuple):
         samples: How many samples of the pass came before.
         ordinal: The number of the item in the pass.
         digest: A CRC-32 over the items of the pass up to and with this one.
+        places: Where several items are read in turn: the numbers of all, and how many samples each had given.
     """
 
     passing: int
     samples: int
     ordinal: int
     digest: int
+    places: tuple[tuple[int, int], ...] = ()
 
 
 class PassEnded(NamedTuple):
@@ -81,6 +83,7 @@ class Watch:
         passing: The pass that runs.
         samples: How many samples of the pass there were.
         agreed_seed: The seed that all consumers of the stream share.
+        places: What a loader that reads several items in turn has open, as `ShardBegun` tells it.
         known: The digests of items that loaders came to before the stream was stopped, by pass and ordinal.
         reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
             stage draws from the global generators.
@@ -91,6 +94,7 @@ class Watch:
         self.passing = 0
         self.samples = 0
         self.agreed_seed: int | None = None
+        self.places: Sequence[tuple[int, int]] = ()
         self.known: dict[tuple[int, int], int] = {}
         self.reseed: Callable[[int, int], object] | None = None
 
@@ -111,7 +115,7 @@ class Watch:
         """
         if self.known.get((self.passing, ordinal), digest) != digest:
             raise other_shards(ordinal)
-        self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest))
+        self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest, tuple(self.places)))
 
     def end_samples(self) -> None:
         """Tells that the samples of the pass have ended."""

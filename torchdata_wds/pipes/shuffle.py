@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.place import Seed, place_of
 from torchdata_wds.pipes.progress import Wanted
 
@@ -75,8 +75,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
     ) -> None:
         limit = 0 if max_bytes is None else max_bytes
         for name, value in (("buffer_size", buffer_size), ("initial", initial), ("max_bytes", limit)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} must be a whole number from 0, not {value!r}")
+            check_count(name, value, 0)
         self.source_datapipe = source_datapipe
         self.buffer_size = buffer_size
         self.initial = initial

@@ -56,6 +56,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
             ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index. None does
             neither.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for reading the index.
+        rewrite: Where indexes are read instead, as in ``list_shards``.
 
     Yields:
         ShardSlice: ``(url, start, stop, step)``, for ``load_wds_shards``.
@@ -80,6 +81,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         *,
         even: Even = None,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
     ) -> None:
         if even not in (None, "drop", "pad"):
             raise ValueError(f"even must be 'drop', 'pad' or None, not {even!r}")
@@ -93,7 +95,8 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         self.source_datapipe: Any = _AgreedIterDataPipe(source_datapipe).sharding_filter()
         self.index = shard_counts(index)
         self.even = even
-        self.storage_options = storage.StorageOptions(storage_options)
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
 
     def __iter__(self) -> Iterator[ShardSlice]:
         shards = self.source_datapipe.source_datapipe

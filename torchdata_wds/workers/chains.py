@@ -47,6 +47,7 @@ _CHEAP_BY_NAME = {
     "HeaderIterDataPipe",
     "LengthSetterIterDataPipe",
     "RepeaterIterDataPipe",
+    "ShardCacherIterDataPipe",
     "ShardListerIterDataPipe",
     "SpecShardsIterDataPipe",
     "ShardResamplerIterDataPipe",

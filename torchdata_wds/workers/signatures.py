@@ -17,6 +17,7 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, Shardin
 from torch.utils.data.graph import traverse_dps
 
 from torchdata_wds.pipes.base import Held
+from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.place import upstream
 from torchdata_wds.workers.chains import short_name
@@ -28,7 +29,7 @@ Signature = dict[str, Any]
 #: Attributes that say how a pipe is held and not what it does, or that change while it runs.
 _NO_ARGUMENTS = {
     *("datapipe", "source_datapipe", "datapipes", "others", "iterable"),
-    *("storage_options", "handler", "skipped", "counts"),
+    *("storage_options", "rewrite", "read_ahead", "handler", "skipped", "counts"),
     *("groups", "num_of_instances", "instance_id"),
 }
 
@@ -60,6 +61,8 @@ def _in_order(graph: Any) -> Iterator[Any]:
 
 
 def _arguments(pipe: Any) -> dict[str, Any]:
+    if type(pipe) is ShardCacherIterDataPipe:
+        return {}  # wherever copies are, they are of the same shards
     return {name: value for name, value in vars(pipe).items() if name[0] != "_" and name not in _NO_ARGUMENTS}
 
 

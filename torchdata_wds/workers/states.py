@@ -17,6 +17,7 @@ __all__ = ["Streams", "pack_facts", "unpack_facts"]
 _MOST_BYTES = 6000
 
 _SHARD = struct.Struct("<IQQI")
+_PLACE = struct.Struct("<QQ")
 
 
 class Streams:
@@ -90,7 +91,8 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
         ratio: How many samples an item is made of.
         workers: How many workers there are.
     """
-    room = max(4, _MOST_BYTES // workers // _SHARD.size)
+    width = max((len(shard.places) for shard in facts.shards), default=0)
+    room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
     place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
     passes = _thinned(facts.passes[: place + 2], place, max(2, room // 4))
     known = {begun.passing for begun in passes}
@@ -101,11 +103,12 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
     kept = _thinned(shards[: place + 2], place, room)
     return (
         [tuple(begun) for begun in passes],
-        b"".join(_SHARD.pack(*shard) for shard in kept),
+        b"".join(_SHARD.pack(*shard[:4]) for shard in kept),
         {number: length for number, length in facts.lengths.items() if number in known},
         sorted(facts.skipping),
         facts.shards_cut or len(shards) > place + 2,
         facts.passes_cut or passes[-1] != facts.passes[-1],
+        [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
     )
 
 
@@ -123,10 +126,13 @@ def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
 
 def unpack_facts(packed: Sequence[Any]) -> Facts:
     """Undoes `pack_facts`."""
-    passes, shards, lengths, skipping, shards_cut, passes_cut = packed
+    passes, shards, lengths, skipping, shards_cut, passes_cut, places = packed
     facts = Facts()
     facts.passes = [PassBegun(*begun) for begun in passes]
     facts.shards = [ShardBegun(*shard) for shard in _SHARD.iter_unpack(shards)]
+    if places:
+        found = [tuple(_PLACE.iter_unpack(packed)) for packed in places]
+        facts.shards = [shard._replace(places=rows) for shard, rows in zip(facts.shards, found, strict=True)]
     facts.lengths = dict(lengths)
     facts.skipping = set(skipping)
     facts.shards_cut, facts.passes_cut = shards_cut, passes_cut

@@ -1,0 +1,336 @@
+"""Samples kept in a file of the local disk by the first pass, and served from it by all others."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.codecs.stored_values import StoredValue, decode_value, encode_value
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
+from torchdata_wds.handlers import (
+    Handler,
+    check_handler,
+    ignore_and_continue,
+    keep_going,
+    reraise_exception,
+    warn_and_continue,
+)
+from torchdata_wds.pipes.base import WdsPipe, check_flags, register
+from torchdata_wds.pipes.passes import above_filters
+from torchdata_wds.pipes.place import Place, mix, place_among_ranks, place_of, process_place, upstream, warn_once
+from torchdata_wds.storage.sample_store import SampleReader, open_samples
+from torchdata_wds.storage.sample_writer import SampleWriter, begin_samples
+from torchdata_wds.storage.urls import mask_url, scheme_of
+
+__all__ = ["SampleCacherIterDataPipe", "part_name"]
+
+T = TypeVar("T")
+
+
+@register("cache_samples")
+class SampleCacherIterDataPipe(WdsPipe[T]):
+    """Keeps samples in a SQLite file, and serves them from it (functional name: ``cache_samples``).
+
+    The first pass writes what it passes on; once it has come to its end, later passes and later runs read the file
+    and ask nothing of the stages above. A pass that was left early, failed or was killed leaves no file, and the next
+    one begins anew. Nor does one leave a file in which a stage above has skipped a shard that could not be opened, or
+    has ended the stream at an error (which a handler that is none of this package's may have done), or that was empty.
+    While another process writes the same file, samples pass through.
+
+    The file knows nothing of the stages above: when they change, or the shards, delete it, and give each pipeline its
+    own. What they do at random is frozen, and so is their order: shuffle and augment behind this stage. An endless
+    stream needs `max_samples`. Read from the file, samples are equal to those that were written, with the few
+    exceptions that `torchdata_wds.codecs.stored_values` lists.
+
+    Where several consumers (workers of ranks) divide the work, each has a file of its own beside `file`, as
+    ``cache-00001-of-00004.db`` for ``cache.db``; the files of one number of consumers are not used by another. So that
+    files of different passes fit together, shards that are shuffled before they are divided are shuffled in one and the
+    same order in all passes that write.
+
+    Args:
+        source_datapipe: Yields samples, tuples, batches or anything else.
+        file: A local file, whose folder is made if need be; None turns the stage off, and everything passes.
+        max_samples: How many samples each consumer gives in each epoch, from the first one on: the first ones of its
+            pass, and no more are asked for. None keeps all.
+        allow_pickle: Whether values are pickled that have no other form: all but None, bool, numbers, str, bytes,
+            lists, tuples, dicts, sets, NumPy arrays, tensors and PIL images. Reading such a file needs it too, and
+            runs code that the file chooses.
+        handler: Asked about each sample that cannot be stored, or not be read back. A pass that it ends leaves no file.
+
+    Yields:
+        The same samples.
+
+    Raises:
+        ValueError: if `max_samples` is no number of samples, or `file` is a URL; while it runs, behind
+            ``join_workers`` in several ranks.
+        CacheError: if the file is damaged, no sample cache, or has fewer samples than are asked for, or if there can be
+            none.
+        UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
+        EncodingError: through the handler, if a sample holds something that has no form.
+        DecodingError: through the handler, if a sample cannot be read back.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "cache.db")
+        >>> list(IterableWrapper([1, 2, 3]).cache_samples(file, max_samples=2))
+        [1, 2]
+        >>> list(IterableWrapper([]).cache_samples(file, max_samples=2))
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        file: str | os.PathLike[str] | None,
+        *,
+        max_samples: int | None = None,
+        allow_pickle: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        if max_samples is not None and (
+            not isinstance(max_samples, int) or isinstance(max_samples, bool) or max_samples < 1
+        ):
+            raise ValueError(
+                f"max_samples must be a whole number of samples from 1, or None for all, not {max_samples!r}"
+            )
+        check_flags(allow_pickle=allow_pickle)
+        self.source_datapipe = source_datapipe
+        self.file = _checked(file)
+        self.max_samples = max_samples
+        self.allow_pickle = allow_pickle
+        self.handler = check_handler(handler)
+        self.skipped: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[T]:
+        if self.file is None:
+            yield from self.source_datapipe
+            return
+        path = self._path(self.file)
+        reader = open_samples(path)
+        writer = None
+        if reader is None:
+            writer = begin_samples(path)
+            # Another process may have finished it meanwhile.
+            reader = open_samples(path) if writer is not None else None
+        if reader is not None:
+            if writer is not None:
+                writer.abort()
+            yield from self._serve(reader)
+            return
+        self._fix_division()
+        if writer is not None:
+            yield from self._fill(writer)
+            return
+        warn_once(
+            f"cache_samples busy {path}",
+            f"the sample cache {path} is being written by another process or iteration: samples pass through this one",
+        )
+        yield from islice(self.source_datapipe, self.max_samples)
+
+    def __len__(self) -> int:
+        """How many samples an epoch has: those of the finished file, or as many as the source."""
+        if self.file is not None:
+            try:
+                reader = open_samples(self._path(self.file))
+                if reader is not None:
+                    with reader:
+                        return self._checked_count(reader)
+            except (WdsError, ValueError) as error:
+                raise TypeError(f"the length of cache_samples is not known: {error}") from error
+            if self.handler is not reraise_exception:
+                raise TypeError("cache_samples may skip samples: its length is not known; .set_length(n) sets one")
+        length = len(self.source_datapipe)
+        return length if self.file is None or self.max_samples is None else min(length, self.max_samples)
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def _fill(self, writer: SampleWriter) -> Iterator[T]:
+        """Passes samples on and writes them."""
+        failed_before = self._failures()
+        count, is_kept, pickles = 0, True, False
+        try:
+            for sample in self.source_datapipe:
+                try:
+                    data, is_pickled = self._encode(sample, writer)
+                except Exception as error:  # noqa: BLE001  (the handler decides)
+                    if not keep_going(self.handler, error, self.skipped):
+                        return
+                    continue
+                count += 1
+                pickles |= is_pickled
+                is_kept = is_kept and self._store(writer, data)
+                is_last = count == self.max_samples
+                if is_last and is_kept:
+                    # Before the last sample is out: whoever takes so many may never ask for another.
+                    self._finish(writer, failed_before, ended=False, pickles=pickles)
+                yield sample
+                if is_last:
+                    return
+            if is_kept and count:
+                self._finish(writer, failed_before, ended=True, pickles=pickles)
+        finally:
+            writer.abort()
+
+    def _encode(self, sample: T, writer: SampleWriter) -> StoredValue:
+        try:
+            stored = encode_value(sample, allow_pickle=self.allow_pickle)
+            if len(stored.data) > writer.max_bytes:
+                raise ValueError(f"it takes {len(stored.data):,} bytes, and SQLite holds {writer.max_bytes:,} at most")
+        except (ValueError, UnsafeDataError) as error:
+            key = _key_of(sample)
+            kind = UnsafeDataError if isinstance(error, UnsafeDataError) else EncodingError
+            raise kind(f"cache_samples cannot store sample {key!r}: {error}", key=key) from error.__cause__
+        return stored
+
+    def _store(self, writer: SampleWriter, data: bytes) -> bool:
+        """Writes a sample, and tells whether that went well; where it fails the pass goes on without its file."""
+        try:
+            writer.append(data)
+        except CacheError as error:
+            writer.abort()
+            warn_once(f"cache_samples full {writer.path}", f"{error}. Samples pass through meanwhile")
+            return False
+        return True
+
+    def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
+        """Completes the file, unless a sample may be missing that the next pass has."""
+        failed = self._failures() - failed_before
+        if failed:
+            warn_once(
+                f"cache_samples lost {writer.path}",
+                f"the sample cache {writer.path} is not kept: stages above have skipped {failed} shards that could not "
+                "be opened or read, or may have ended the stream at an error, and samples would be missing for ever. "
+                "The next pass writes it again",
+            )
+            return
+        try:
+            writer.finish(ended=ended, pickles=pickles, shares=place_of(self).consumers)
+        except CacheError as error:
+            warn_once(f"cache_samples full {writer.path}", f"{error}. The next pass writes it again")
+
+    def _failures(self) -> int:
+        """How often stages above have left out what the next pass may have.
+
+        That is a shard whose source failed, or any error where the handler may have ended the stream.
+        """
+        return sum(_count_failures(pipe) for pipe in upstream(self.source_datapipe))
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _serve(self, reader: SampleReader) -> Iterator[T]:
+        """Gives the samples of a finished file."""
+        with reader:
+            self._checked_count(reader)
+            for number, data in enumerate(reader.rows(self.max_samples)):
+                try:
+                    sample = decode_value(data, allow_pickle=self.allow_pickle)
+                except ValueError as error:
+                    failure = DecodingError(
+                        f"sample {number:,} of the sample cache {reader.path} cannot be read back: {error}. Delete the "
+                        "file, and the next pass makes it again"
+                    )
+                    failure.__cause__ = error.__cause__
+                    if not keep_going(self.handler, failure, self.skipped):
+                        return
+                else:
+                    yield sample
+
+    def _checked_count(self, reader: SampleReader) -> int:
+        """How many samples of a file are wanted.
+
+        Raises:
+            CacheError: if it has not all of them.
+            UnsafeDataError: if it holds pickles that may not be loaded.
+        """
+        samples, ended, pickles, shares = reader.facts
+        found = place_of(self).consumers
+        if shares != found:
+            raise CacheError(
+                f"the sample cache {reader.path} is one of {shares} that share the samples, and the stages above now "
+                f"divide the work among {found}, as with another .sharding_filter(): delete it and those beside it, "
+                "and they are made again"
+            )
+        if pickles and (not self.allow_pickle or is_secure()):
+            reason = "WDS_SECURE=1 refuses them" if self.allow_pickle else "allow_pickle=True was not given"
+            raise UnsafeDataError(
+                f"the sample cache {reader.path} holds pickles, which can run any code while they are loaded, and "
+                f"{reason}. If you trust whoever wrote it, allow them; otherwise delete it, and it is made again"
+            )
+        if not ended and (self.max_samples is None or self.max_samples > samples):
+            wanted = "all" if self.max_samples is None else f"{self.max_samples:,}"
+            raise CacheError(
+                f"the sample cache {reader.path} has only the first {samples:,} samples, and {wanted} are wanted: pass "
+                f"max_samples={samples}, or delete it, and it is made again"
+            )
+        return samples if self.max_samples is None else min(samples, self.max_samples)
+
+    # -------------------------------------------------------------------------------------------------------- places
+
+    def _path(self, file: str) -> Path:
+        """The file of this consumer."""
+        found = list(upstream(self))
+        if any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in found):
+            return part_name(file, place_among_ranks(place_of(self)))
+        if any(isinstance(place := vars(pipe).get("place"), Place) and place.consumers > 1 for pipe in found):
+            raise ValueError(
+                "cache_samples stands behind .join_workers() in several ranks, where it cannot see that shards are "
+                "divided alike in each pass: put it before .join_workers()"
+            )
+        return part_name(file, process_place())
+
+    def _fix_division(self) -> None:
+        """Lets shards be divided alike in all passes that read them: files of several may stand beside each other."""
+        if place_among_ranks(place_of(self)).consumers == 1:
+            return
+        found = list(upstream(self))
+        agreed = above_filters(found)
+        random = [pipe for pipe in found if id(pipe) in agreed and inspect.ismethod(getattr(pipe, "set_seed", None))]
+        for number, pipe in enumerate(random):
+            pipe.set_seed(mix("cache_samples", number))
+
+
+def part_name(file: str | os.PathLike[str], place: Place) -> Path:
+    """Names the file of one consumer.
+
+    Example:
+        >>> part_name("/data/cache.db", Place()).name, part_name("/data/cache.db", Place(4, 1)).name
+        ('cache.db', 'cache-00001-of-00004.db')
+    """
+    path = Path(file).absolute()
+    if place.consumers == 1:
+        return path
+    return path.with_name(f"{path.stem}-{place.number:05d}-of-{place.consumers:05d}{path.suffix}")
+
+
+def _checked(file: object) -> str | None:
+    if file is None:
+        return None
+    text = os.fspath(file) if isinstance(file, (str, os.PathLike)) else file
+    if not isinstance(text, str):
+        raise TypeError(f"file must be the path of a local file, or None for no cache, not {file!r}")
+    if not Path(text).name or text.endswith("/") or scheme_of(text):
+        raise ValueError(f"file must be the path of a local file, or None for no cache, not {mask_url(text)!r}")
+    return text
+
+
+def _count_failures(pipe: Any) -> int:
+    skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
+    if not isinstance(skipped, Counter):
+        return 0
+    if handler in (warn_and_continue, ignore_and_continue):
+        return skipped["ShardOpenError"]
+    return sum(times for name, times in skipped.items() if name.endswith(("Error", "Exception")))
+
+
+def _key_of(sample: Any) -> str:
+    return str(sample.get("__key__", "?")) if isinstance(sample, dict) else "?"

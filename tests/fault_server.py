@@ -22,12 +22,13 @@ class Fault(NamedTuple):
     Attributes:
         kind: "drop" (the connection ends), "reset", "stall", "status", "overstate" or "understate" (the length),
             "whole" (Range is ignored), "change" (the object is another from now on), "redirect", "silent" (no answer),
-            "garbage" (no HTTP), "elsewhere" (another part than asked for), "less" (a shorter part than asked for).
+            "garbage" (no HTTP), "elsewhere" (another part than asked for), "less" (a shorter part than asked for),
+            "more" (bytes behind the part that was asked for).
         until: "drop", "reset", "stall": the byte of the object where it happens.
         after: The same, counted from the beginning of the answer, where `until` is not given.
         status: The status.
         wait: Its Retry-After.
-        size: "overstate", "understate": by how many bytes.
+        size: "overstate", "understate", "more": by how many bytes.
         to: "redirect": the address of another server.
     """
 
@@ -60,6 +61,7 @@ class Site:
         repeats: Whether an answer with a part has the validators, too.
         requests: Path, headers of all requests.
         connections: How many there were.
+        stalled: How many of them have come to a "stall".
     """
 
     objects: dict[str, bytes]
@@ -73,6 +75,7 @@ class Site:
     repeats: bool = True
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     connections: int = 0
+    stalled: int = 0
     changed: set[str] = field(default_factory=set)
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -97,6 +100,7 @@ class Site:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body behind its headers would wait for the client's acknowledgement
     timeout = 20
     site: Site
 
@@ -166,13 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
             total = len(data) + told - end
             headers = {**headers, "Content-Range": f"bytes {begin}-{max(told, first + 1) - 1}/{total}"}
         chunked = self.site.chunked and not partial
-        length = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(max(told - first, 0))}
+        rest = bytes(fault.size if fault and kind == "more" else 0)
+        size = max(told - first, 0) + len(rest)
+        length = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(size)}
         self.send_response(206 if partial else 200)
         for name, value in {**headers, **length}.items():
             if name != "Date":
                 self.send_header(name, value)
         self.end_headers()
-        self.send_body(data[first:end], first, fault, chunked=chunked)
+        self.send_body(data[first:end] + rest, first, fault, chunked=chunked)
 
     def part(self, data: bytes, validators: dict[str, str], *, whole: bool) -> tuple[int | None, int | None]:
         """First byte, None if the object ends before; the byte behind the last, None for the whole object."""
@@ -203,6 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
     def break_off(self, fault: Fault) -> None:
         self.wfile.flush()
         if fault.kind == "stall":
+            self.site.stalled += 1
             self.site.closing.wait(10)
         if fault.kind == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -240,10 +240,14 @@ def test_find_documents_swallows_nothing_when_a_key_is_the_beginning_of_another(
 def test_find_documents_shares_a_sample_when_its_key_is_that_of_a_document_and_of_an_image() -> None:
     """12-3.jpg lies beside 12-3.json, in one sample, and is image 3 of document 12: whichever comes first."""
     shared = document("12-3", "b", jpg=b"12-3")
-    for samples in ([document("12", "3"), shared, image("12-3-b")], [image("12-3-b"), shared, document("12", "3")]):
-        outcome = dict(found(samples))
-        assert outcome["12"] == {"3.jpg": b"12-3"}
-        assert outcome["12-3"]["b.jpg"] == b"12-3-b"
+    assert dict(found([document("12", "3"), shared, image("12-3-b")])) == {
+        "12": {"3.jpg": b"12-3"},
+        "12-3": {"b.jpg": b"12-3-b"},
+    }
+    assert dict(found([image("12-3-b"), shared, document("12", "3")])) == {
+        "12": {"3.jpg": b"12-3"},
+        "12-3": {"b.jpg": b"12-3-b", "jpg": b"12-3"},
+    }
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -265,6 +269,13 @@ def test_find_documents_loses_nothing_when_images_come_in_any_order(seed: int) -
     assert dict(found(stream)) == {
         key: {f"{name}.jpg": f"{key}-{name}".encode() for name in named[key]} for key in keys
     }
+
+
+def test_find_documents_shares_so_many_images_and_no_more() -> None:
+    """They are kept for documents to come, which mostly do not."""
+    shared = [document(f"p-{number}", jpg=b"x") for number in range(MOST_WAITING + 1)]
+    outcome = found([*shared, document("p", "0", "1")])
+    assert outcome[-1] == ("p", {"1.jpg": b"x"})
 
 
 def test_find_documents_tells_of_damaged_json_when_its_sample_has_an_image_of_another() -> None:
@@ -319,6 +330,23 @@ def test_find_documents_names_images_when_no_document_does() -> None:
     assert isinstance(error, SampleError)
     assert "7 samples of shard <x.tar> belong to no document: a-0, a-1, a-2, a-3, a-4, ..." in str(error)
     assert (error.shard, error.key) == ("<x.tar>", "a-0")
+
+
+def test_find_documents_gives_up_an_image_when_another_has_its_key() -> None:
+    """Where keys may come back: only one can wait."""
+    outcome = found([image("b-2"), image("a-1"), image("a-1"), document("a", "1")])
+    assert "1 samples of shard x.tar belong to no document: a-1." in outcome[0]
+    assert outcome[1] == ("a", {"1.jpg": b"a-1"})
+    assert "1 samples of shard x.tar belong to no document: b-2." in outcome[2]
+
+
+def test_find_documents_waits_for_what_is_in_the_json_when_the_layout_is_dash() -> None:
+    """With "auto" the JSON goes before; a layout that is given is kept to."""
+    one = document("a") | {"json": matched(1, info("1", image_base64="eA=="))}
+    assert found([one, image("a-1")], "dash") == [("a", {"1.jpg": b"a-1"})]
+    outcome = found([one, image("a-1")], "auto")
+    assert outcome[0] == ("a", {})
+    assert "belong to no document: a-1." in outcome[1]
 
 
 def test_find_documents_holds_so_many_images_and_no_more() -> None:
@@ -391,9 +419,7 @@ def test_interleaved_sample_writes_an_image_once_when_it_stands_twice() -> None:
     written = interleaved_sample({"__key__": "a", "segments": [cat, TextSegment("t"), cat]})
     assert written["cat.jpg"] == b"cat"
     assert [entry["matched_text_index"] for entry in written["json"]["image_info"]] == [0, 1]
-    with pytest.raises(
-        SampleError, match=r"document 'a' cannot be written: the field 'cat.jpg' would be two things"
-    ):
+    with pytest.raises(SampleError, match=r"document 'a' cannot be written: the field 'cat.jpg' would be two things"):
         interleaved_sample({"__key__": "a", "segments": [cat, ImageSegment(b"dog", "CAT.jpg")]})
 
 

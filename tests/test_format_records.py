@@ -240,6 +240,18 @@ def test_endless_nesting_is_an_error(kind: str, depth: int) -> None:
     assert "record 1, which begins at byte 1" in str(error)
 
 
+def test_large_cbor_records_are_not_asked_for_number_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for each number takes thirty times as long; only the largest records are read so, and what is damaged."""
+    items = []
+    monkeypatch.setattr(records, "_Item", lambda *args, item=records._Item: items.append(args) or item(*args))
+    values = [list(range(size)) for size in (10, 30_000, 100_000, 5, 60_000)]
+    assert read(io.BytesIO(shard_of("cbor", values)), "cbor") == (values, None)
+    assert items == []
+    monkeypatch.setattr(records, "_MAX_WINDOW", 200_000)
+    assert read(io.BytesIO(shard_of("cbor", values)), "cbor") == (values, None)
+    assert len(items) == 1
+
+
 def test_records_over_the_limit_are_errors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit counts for records inside one window as for others, and not for a whole shard."""
     values = [{"a": b"x" * 80}] * 5

@@ -8,8 +8,10 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import sys
+import threading
 import time
 import types
 from collections import Counter
@@ -27,6 +29,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_sharding
 
 from tests.processes import in_child, open_files, wait_until
+from tests.resume_kit import resumed, row, run, samples, shards_in, stopped
 from tests.shards import write_text_shards
 from torchdata_wds import (
     CacheError,
@@ -62,6 +65,16 @@ class Counting(IterDataPipe):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+class Unseedable(IterDataPipe):
+    """Fails where it is to be seeded."""
+
+    def set_seed(self, seed: int) -> None:
+        raise RuntimeError(f"no seed such as {seed}")
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from SAMPLES
 
 
 class Thing:
@@ -129,6 +142,18 @@ def test_a_pass_that_is_left_early_leaves_no_file(taken: int, file: Path) -> Non
     assert list(source.cache_samples(file)) == SAMPLES
     assert open_files() == before
     assert names_in(file.parent) == ["cache.db"]
+
+
+def test_a_pass_may_go_on_in_another_thread(file: Path) -> None:
+    """As a prefetcher's, which ends where the program does: while it writes and while it reads."""
+    for _ in range(2):
+        iterator = iter(Counting(SAMPLES).cache_samples(file))
+        found = [next(iterator)]
+        thread = threading.Thread(target=found.extend, args=(iterator,))
+        thread.start()
+        thread.join()
+        assert found == SAMPLES
+        assert names_in(file.parent) == ["cache.db"]
 
 
 def test_a_pass_that_fails_leaves_no_file(file: Path) -> None:
@@ -244,13 +269,13 @@ def test_a_handler_that_stops_leaves_no_file(file: Path) -> None:
 
 def test_pickled_values_need_permission_in_every_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is unpickled without it, nor under WDS_SECURE=1, whatever the handler."""
-    source = IterableWrapper([{"__key__": "a", "thing": Thing}])
+    source = IterableWrapper([{"__key__": "a", "thing": Thing}, {"__key__": "b"}])
     assert list(source.cache_samples(file, allow_pickle=True)) == list(source)
     assert list(source.cache_samples(file, allow_pickle=True)) == list(source)
     with pytest.raises(UnsafeDataError, match=r"cache.db holds pickles.*allow_pickle=True was not given"):
         list(source.cache_samples(file, handler=ignore_and_continue))
     monkeypatch.setenv("WDS_SECURE", "1")
-    with pytest.raises(UnsafeDataError, match="WDS_SECURE=1"):
+    with pytest.raises(UnsafeDataError, match=r"cache.db holds pickles.*WDS_SECURE=1 refuses them"):
         list(source.cache_samples(file, allow_pickle=True, handler=ignore_and_continue))
     with pytest.raises(UnsafeDataError, match=r"sample 'a'.*WDS_SECURE=1"):
         list(source.cache_samples(file.with_name("other.db"), allow_pickle=True))
@@ -328,9 +353,30 @@ def test_a_file_that_was_finished_meanwhile_is_served(file: Path, monkeypatch: p
         away.rename(path)
         return begin_samples(path)
 
-    monkeypatch.setattr("torchdata_wds.pipes.cache_samples.begin_samples", late)
+    monkeypatch.setattr("torchdata_wds.storage.sample_writer.begin_samples", late)
     assert list(Counting(SAMPLES[:1]).cache_samples(file)) == SAMPLES
     assert names_in(file.parent) == ["cache.db"]
+
+
+def test_a_pass_that_fails_before_its_first_sample_keeps_no_lock(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign file that appears meanwhile, and a source that cannot be seeded."""
+    pipe = Unseedable().cache_samples(file)
+    with pytest.raises(RuntimeError, match="no seed"):
+        list(pipe)
+
+    def late(path: Path) -> Any:
+        writer = begin_samples(path)
+        path.write_text("foreign")
+        return writer
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torchdata_wds.storage.sample_writer.begin_samples", late)
+        with pytest.raises(CacheError, match="cannot be used"):
+            list(Counting(SAMPLES).cache_samples(file))
+    assert names_in(file.parent) == ["cache.db"]
+    file.unlink()
+    list(Counting(SAMPLES).cache_samples(file))
+    assert list(Counting([]).cache_samples(file)) == SAMPLES
 
 
 def test_a_full_disk_costs_the_file_and_no_sample(file: Path) -> None:
@@ -471,7 +517,7 @@ def test_consumers_keep_parts_of_their_own(file: Path) -> None:
 def test_parts_of_different_passes_fit_together(file: Path) -> None:
     """Consumers that finished in one run and those that must read again in another lose and double nothing."""
     pipe = shuffled_pipe(file)
-    for seed in range(5):
+    for seed in range(3):
         parts = [list(consumer(pipe, 3, number, seed)) for number in range(3)]
         assert merged(parts) == list(range(12))
         (file.parent / f"cache-0000{seed % 3}-of-00003.db").unlink()
@@ -482,10 +528,30 @@ def test_parts_of_different_passes_fit_together(file: Path) -> None:
     writer.abort()
 
 
-def test_one_consumer_keeps_the_shuffle_of_its_pass(file: Path) -> None:
-    """Without siblings there is nothing to fit together."""
-    orders = {tuple(consumer(shuffled_pipe(file.with_name(f"{seed}.db")), 1, 0, seed)) for seed in range(4)}
-    assert len(orders) == 4
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_the_order_of_a_pass_that_writes_follows_from_no_seed(consumers: int, file: Path) -> None:
+    """An epoch that is resumed without its file reads the same again; shuffles below the filter differ by consumer."""
+    pipe = IterableWrapper(range(40)).shuffle().sharding_filter().wds_shuffle(30).cache_samples(file)
+    found = set()
+    for seed in range(2):
+        found.add(tuple(tuple(consumer(pipe, consumers, number, seed)) for number in range(consumers)))
+        for name in names_in(file.parent):
+            (file.parent / name).unlink()
+    assert len(found) == 1
+    orders = found.pop()
+    assert sorted(item for order in orders for item in order) == list(range(40))
+    assert list(orders[0]) != sorted(orders[0])
+
+
+def test_a_source_without_end_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its file would grow for ever; with a limit there is one."""
+    drawn = IterableWrapper(["a", "b"]).resample_shards()
+    with caplog.at_level(logging.WARNING):
+        assert len(list(drawn.cache_samples(file, max_samples=5))) == 5
+        assert len(list(islice(drawn.cache_samples(file.with_name("other.db")), 5))) == 5
+    assert [record.getMessage() for record in caplog.records if "grows until the disk is full" in record.getMessage()]
+    assert "cache.db" not in caplog.text
+    assert names_in(file.parent) == ["cache.db"]
 
 
 def test_files_of_another_division_are_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,21 +584,22 @@ def test_ranks_have_parts_of_their_own(file: Path, monkeypatch: pytest.MonkeyPat
     assert "cache-00005-of-00008.db" in names_in(file.parent)
 
 
-class Front(IterDataPipe):
-    """What stands in the main process for the workers of a rank."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from SAMPLES
-
-
-def test_behind_the_workers_of_several_ranks_it_is_refused(file: Path) -> None:
-    """Nothing there could see to it that parts of different passes fit together."""
-    assert list(Front(Place(1, 0)).cache_samples(file)) == SAMPLES
-    with pytest.raises(ValueError, match=r"put it before .join_workers\(\)"):
-        list(Front(Place(2, 0)).cache_samples(file))
+@pytest.mark.parametrize(
+    ("above", "reason"),
+    [
+        (lambda pipe: pipe.wds_epoch(4), r"behind EpochCounter, whose stream goes on"),
+        (lambda pipe: pipe.wds_epoch(4).map(str), r"behind EpochCounter, whose stream goes on"),
+        (lambda pipe: pipe.join_workers(), r"behind JoinWorkers, in the main process.*put it before"),
+        (lambda pipe: pipe.join_workers().map(str), r"behind JoinWorkers, in the main process.*put it before"),
+        (lambda pipe: pipe.fullsync(), r"behind FullSync, in the main process.*put it before"),
+    ],
+)
+def test_stages_whose_passes_differ_or_fail_unseen_are_refused_above(above: Any, reason: str, file: Path) -> None:
+    """The constructor refuses them, unless it is turned off."""
+    pipe = above(IterableWrapper(range(8)).sharding_filter())
+    with pytest.raises(ValueError, match=reason):
+        pipe.cache_samples(file)
+    assert pipe.cache_samples(None).file is None
 
 
 def keys_of(loader: Any) -> list[str]:
@@ -574,19 +641,36 @@ def test_workers_of_a_reading_service_serve_their_parts(context: str, file: Path
     assert len(names_in(file.parent)) == 5
 
 
-@pytest.mark.slow
-def test_workers_before_it_are_not_needed_when_it_serves(file: Path, tmp_path: Path) -> None:
-    """Behind join_workers the main process keeps one file."""
-    from tests.workers_kit import loader_of, time_limit
+@pytest.mark.parametrize(
+    ("file_is", "epoch", "workers"),
+    [
+        ("gone", 1, 0),
+        ("another run's", 0, 0),
+        *(
+            pytest.param(file_is, epoch, workers, marks=pytest.mark.slow)
+            for workers in (0, 2)
+            for file_is in ("kept", "gone", "another run's")
+            for epoch in (0, 1)
+        ),
+    ],
+)
+def test_a_resumed_epoch_gives_the_rest_whatever_became_of_the_file(
+    file_is: str, epoch: int, workers: int, file: Path, tmp_path: Path
+) -> None:
+    """Stopped in a pass that writes and in one that is served; a new machine has no file, or that of another run."""
+    urls = shards_in(tmp_path)
 
-    urls = write_text_shards(tmp_path / "shards", [3, 4, 2, 5, 1])
-    pipe = IterableWrapper(urls).shuffle().sharding_filter().load_wds_shards().group_by_key()
-    with time_limit(60):
-        loader = loader_of(pipe.join_workers().cache_samples(file), 2)
-        epochs = [keys_of(loader) for _ in range(3)]
-        loader.shutdown()
-    assert Counter(map(len, map(set, epochs))) == {15: 3}
-    assert names_in(file.parent) == ["cache.db"]
+    def pipe() -> IterDataPipe[Any]:
+        return samples(urls).wds_shuffle(7).map(row).cache_samples(file)
+
+    epochs = run(pipe(), workers, 2)
+    shutil.rmtree(file.parent)
+    state = stopped(pipe(), workers, epoch, 11)
+    if file_is != "kept":
+        shutil.rmtree(file.parent)
+    if file_is == "another run's":
+        run(pipe(), workers, 1, seed=77)
+    assert resumed(state, workers, 2) == [epochs[epoch][11:], epochs[1]]
 
 
 @pytest.mark.slow

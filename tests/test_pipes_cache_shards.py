@@ -353,6 +353,16 @@ def test_check_copy_takes_all_that_the_loader_takes_when_it_is_whole(tmp_path: P
         check_copy(str(path), "s3://b/x.mp")
 
 
+def test_check_copy_looks_at_the_file_when_a_rule_would_send_its_path_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules are for shards."""
+    monkeypatch.setenv("WDS_REWRITE", f"{tmp_path}=/nowhere")
+    path = tmp_path / "copy"
+    path.write_bytes(SHARDS[0])
+    check_copy(str(path), "s3://b/x.tar")
+
+
 def test_check_copy_raises_when_a_shard_is_cut_anywhere(tmp_path: Path) -> None:
     """After each block, and in its middle; the last block may be missing."""
     data = tar_bytes(sample_members("a", txt=b"x" * 700, cls=b"1"))

@@ -149,6 +149,24 @@ def test_documents_read_back_equal_when_their_images_are_decoded(tmp_path: Path)
             assert np.array_equal(one.image, two.image)
 
 
+@pytest.mark.parametrize(
+    ("layout", "expected", "unnamed"),
+    [("auto", PICTURES["i0.png"], 0), ("base64", PICTURES["i0.png"], 1), ("members", b"own", 0)],
+)
+def test_wds_interleaved_takes_images_where_its_layout_says_when_they_are_there_twice(
+    layout: Any, expected: bytes, unnamed: int
+) -> None:
+    """In the JSON and as a member; what is in neither place is missing."""
+    value = with_base64(["i0.png"]) | {
+        "image_info": with_base64(["i0.png"])["image_info"][:1],
+        "similarity_matrix": None,
+    }
+    pipe = IterableWrapper([{"__key__": "a", "json": value, "i0.png": b"own"}]).wds_interleaved(layout=layout)
+    (document,) = pipe
+    assert [segment.image for segment in document["segments"] if isinstance(segment, ImageSegment)] == [expected]
+    assert pipe.skipped["image without a name in its document"] == unnamed
+
+
 def test_wds_interleaved_takes_decoded_samples_and_bytes(tmp_path: Path) -> None:
     """Behind wds_decode or before it; images= decodes what is bytes still, base64 too."""
     for layout in LAYOUTS:
@@ -205,8 +223,7 @@ def test_wds_interleaved_keeps_shards_apart_when_a_document_ends_with_one(tmp_pa
     assert pipe.skipped == {"missing image": 2, "SampleError": 1}
 
 
-@pytest.mark.parametrize("interleave", [2, 3, 7])
-@pytest.mark.parametrize("layout", ["dash", "auto"])
+@pytest.mark.parametrize(("layout", "interleave"), [("dash", 2), ("auto", 3), ("dash", 7)])
 def test_wds_interleaved_keeps_documents_together_when_shards_are_interleaved(
     layout: Any, interleave: int, tmp_path: Path
 ) -> None:
@@ -224,6 +241,20 @@ def test_wds_interleaved_keeps_documents_together_when_shards_are_interleaved(
     assert sorted(document["__key__"] for document in documents) == sorted(expected)
     assert all(words(document) == ORDER for document in documents)
     assert not pipe.skipped
+
+
+def is_image_or_document(sample: dict[str, Any]) -> bool:
+    return "txt" not in sample
+
+
+def test_wds_interleaved_ends_no_shard_early_when_samples_between_are_left_out(tmp_path: Path) -> None:
+    """The first shard misses its turn just when the second one ends and the third begins."""
+    first = members("dash", "a")
+    parts = [[first[0], ("b.txt", b"x"), *first[1:]], members("members", "c"), members("members", "d")]
+    shards = [str(write_tar(tmp_path / f"{number}.tar", part)) for number, part in enumerate(parts)]
+    loaded = IterableWrapper(shards).load_wds_shards(interleave=2).group_by_key().filter(is_image_or_document)
+    documents = list(loaded.wds_interleaved())
+    assert sorted(document["__key__"] for document in documents) == ["a", "c", "d"]
 
 
 def test_wds_interleaved_ends_each_shard_when_shards_are_interleaved(tmp_path: Path) -> None:

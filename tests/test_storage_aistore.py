@@ -21,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds
 from tests.shards import tar_bytes, text_keys, text_samples
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
-from torchdata_wds.storage import list_targets, list_urls, open_shard, open_target, remote_target, remove_target
+from torchdata_wds.storage import list_targets, list_urls, open_shard, open_target, patience, remove_target
 from torchdata_wds.storage.aistore import object_address
 
 DATA = os.urandom(100_000)
@@ -126,7 +126,7 @@ def ais(servers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AIS_ENDPOINT", servers + "/")
     monkeypatch.setenv("AIS_AUTHN_TOKEN", TOKEN)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(remote_target, "RETRY_WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
 
 
 def read(url: str, offset: int = 0, **options: Any) -> bytes:
@@ -173,13 +173,33 @@ def test_open_shard_raises_when_there_is_no_address(url: str, said: str, monkeyp
     assert caught.value.shard == url
 
 
-@pytest.mark.parametrize(("endpoint", "said"), [("", "AIS_ENDPOINT is not set; set it"), ("host:51080", "no address")])
+@pytest.mark.parametrize(
+    ("endpoint", "said"), [("", "AIS_ENDPOINT is not set; set it"), ("me:hunter2@host", "no address")]
+)
 def test_open_shard_raises_when_there_is_no_endpoint(endpoint: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable to set is named, for reading and writing."""
     monkeypatch.setenv("AIS_ENDPOINT", endpoint)
     for use in (open_shard, open_target, remove_target):
-        with pytest.raises(ShardOpenError, match=said):
+        with pytest.raises(ShardOpenError, match=said) as caught:
             use("ais://b/x.tar")  # type: ignore[operator]
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"headers": "hunter2"}, TypeError, "'ais': 'headers' must map names to values, found a str"),
+        ({"headers": {"X-Key": b"hunter2"}}, TypeError, "'X-Key': a bytes"),
+        ({"headers": {"X-Key": "hunter2\n\nx"}}, ValueError, "'X-Key' or its value holds control"),
+        ({"token": "hunter2"}, TypeError, "for 'ais' takes only 'headers', .* found 'token'"),
+    ],
+)
+def test_aistore_raises_when_an_option_is_wrong(options: Any, kind: type[Exception], said: str) -> None:
+    """What no web server takes is refused for reading and writing alike, and not shown."""
+    for use in (open_shard, open_target, remove_target):
+        with pytest.raises(kind, match=said) as caught:
+            use("ais://b/x.tar", storage_options={"ais": options})  # type: ignore[operator]
+        assert "hunter2" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading

@@ -19,7 +19,7 @@ import pytest
 
 from tests.processes import in_child
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.storage import http_client, http_retries, open_shard
+from torchdata_wds.storage import http_client, open_shard, patience
 
 DATA = os.urandom(100_000)
 ZIPPED = gzip.compress(DATA)
@@ -129,6 +129,16 @@ class Handler(BaseHTTPRequestHandler):
     def serve_onward(self) -> None:
         self.reply(302, Location=self.target)
 
+    def serve_junk(self) -> None:
+        self.wfile.write(b"HTTP/1.1 418 \x1b[31m token=abc\r\nContent-Length: 0\r\n\r\n")
+
+    def serve_manydigits(self) -> None:
+        self.reply(416, Content_Range=f"bytes */{'9' * 5000}")
+
+    def serve_longlength(self) -> None:
+        self.reply(404, Content_Length="9" * 5000)
+        self.close_connection = True
+
     def serve_nothing(self) -> None:
         self.close_connection = True
 
@@ -157,7 +167,7 @@ def running_server() -> Iterator[ThreadingHTTPServer]:
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a server that fails."""
-    monkeypatch.setattr(http_retries, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
 
 
 @pytest.fixture
@@ -224,6 +234,9 @@ def test_open_shard_raises_when_the_server_gives_another_range(server: str) -> N
         ("tofile", "cannot open shard"),
         ("brotli", "Content-Encoding 'br'"),
         ("nothing", "cannot open shard"),
+        ("junk", r"418 \\x1b\[31m token="),
+        ("manydigits", "416"),
+        ("longlength", "404"),
         ("wrongrange", "206"),
     ],
 )
@@ -235,6 +248,21 @@ def test_open_shard_raises_when_the_server_refuses(path: str, said: str, server:
     assert f"http://{server}/{path}?part=1&token=***" in str(caught.value)
     assert "abc" not in str(caught.value)
     assert caught.value.shard == f"http://{server}/{path}?part=1&token=***"
+
+
+def test_hosts_are_the_same_when_only_the_usual_port_is_added() -> None:
+    """Names in any case; another scheme or port is another host."""
+    origin = http_client._origin
+    assert origin("http://host/x") == origin("HTTP://HOST:80/y?z")
+    assert origin("https://host/x") == origin("https://host:443")
+    assert len({origin(url) for url in ("http://host", "https://host", "http://host:443", "http://other")}) == 4
+
+
+def test_open_shard_gives_up_at_once_when_redirects_go_round(server: str) -> None:
+    """Eight are followed, and not once more from the beginning."""
+    with pytest.raises(ShardOpenError, match="more than 8 redirects"):
+        open_shard(f"http://{server}/loop")
+    assert len(Handler.requests) == 9
 
 
 @pytest.mark.parametrize("path", ["short", "chunkcut", "chunkend"])
@@ -387,7 +415,7 @@ def test_open_shard_raises_at_once_when_the_certificate_is_wrong(secure: str, mo
     monkeypatch.delenv("SSL_CERT_FILE")
     http_client._pool.cache_clear()
     waits: list[float] = []
-    monkeypatch.setattr(http_retries, "seconds_to_wait", lambda failures, asked=0.0: waits.append(asked) or 0.0)
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: waits.append(asked) or 0.0)
     with pytest.raises(ShardOpenError, match=r"(?i)cannot open shard https://.*certificate verify failed"):
         open_shard(f"{secure}/whole")
     assert not waits

@@ -20,7 +20,7 @@ from tests.processes import open_files, wait_until
 from tests.shards import tar_bytes
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.handlers import ignore_and_continue, warn_and_continue
-from torchdata_wds.storage import http_client, http_retries, open_shard
+from torchdata_wds.storage import http_client, open_shard, patience
 
 PIECE = 64 * 1024
 OPTIONS: dict[str, Any] = {"http": {"retries": 3, "read_timeout": 0.3, "connect_timeout": 5}}
@@ -65,7 +65,7 @@ PATH = "/train-000.tar"
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No pauses, no proxies, and no connection of another test."""
-    monkeypatch.setattr(http_retries, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     yield
@@ -366,6 +366,13 @@ def test_reading_raises_when_another_part_comes() -> None:
     fail(iter([Fault("drop", until=PIECE), Fault("elsewhere")]), "206 .*'bytes 65543-.*' for bytes from 65,536")
 
 
+def test_reading_raises_when_a_part_is_longer_than_the_object() -> None:
+    """Nothing is delivered that lies behind the length that the object had."""
+    fail(
+        iter([Fault("drop", until=PIECE), Fault("more")]), f"sent more bytes than the {len(SHARD):,} that it announced"
+    )
+
+
 def test_warn_and_continue_goes_on_with_the_next_shard_when_one_fails() -> None:
     """Whole samples of the failed shard, and all of the others; each failure is counted."""
     shards = {f"/{name}.tar": tar_bytes(members(name, 40)) for name in "abcd"}
@@ -420,6 +427,23 @@ def test_no_password_goes_elsewhere_when_the_server_redirects() -> None:
             assert stream.read() == SHARD
     assert ["Authorization" in headers for _, headers in site.requests] == [True, False]
     assert "Authorization" not in other.requests[0][1]
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("http://[bad?token=hunter2&x=", "malformed"),
+        ("http://host:99999999/?token=hunter2&x=", "malformed"),
+        ("ftp://me:hunter2@host", "no web address"),
+    ],
+)
+def test_reading_raises_when_the_server_redirects_to_nowhere(to: str, said: str) -> None:
+    """Whatever a server writes as an address is an error of the shard, at once, and shows no secret."""
+    site = Site({}, plans={PATH: iter([Fault("redirect", to=to)])})
+    with serve_site(site) as address, pytest.raises(ShardOpenError, match=f"redirects to .*{said}") as caught:
+        samples_of([address + PATH])
+    assert "hunter2" not in str(caught.value)
+    assert len(site.requests) == 1
 
 
 def test_headers_stay_when_the_server_redirects_to_itself() -> None:

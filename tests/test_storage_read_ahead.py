@@ -12,7 +12,7 @@ import pytest
 from tests.processes import children
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.read_ahead import ReadAhead
+from torchdata_wds.storage.read_ahead import ReadAhead, close_all
 
 SECONDS = 20
 
@@ -148,6 +148,24 @@ def test_ahead_leaves_a_stalled_source_to_its_thread(monkeypatch: pytest.MonkeyP
     assert reader_threads()
     gate.set()
     wait_until(lambda: tape.closed and not reader_threads())
+
+
+def test_many_stalled_streams_are_closed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the time that closing one may take."""
+    asked: list[float] = []
+    monkeypatch.setattr("torchdata_wds.storage.read_ahead._PATIENCE", 0.1)
+    monkeypatch.setattr(ReadAhead, "close", lambda self, patience: asked.append(patience) or join(self, patience))
+    gate = threading.Event()
+    streams = [ahead_of(Tape(100, gate=gate)) for _ in range(4)]
+    close_all(streams)
+    assert asked[0] > 0
+    assert asked[1:] == [0, 0, 0]
+    gate.set()
+    wait_until(lambda: not reader_threads())
+
+
+def join(ahead: ReadAhead[str], patience: float) -> None:
+    ahead._thread.join(patience)
 
 
 def test_ahead_ends_a_command_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

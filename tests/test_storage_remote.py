@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,17 +26,16 @@ from tests.processes import in_child
 from tests.servers import serve_folder
 from tests.shards import write_tar
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.storage import StorageOptions, open_shard, remote
+from torchdata_wds.storage import StorageOptions, open_shard, patience
 from torchdata_wds.storage.remote import RemoteShard, RemoteSource
 
 DATA = os.urandom(100_000)
-PAUSE = remote.pause_seconds
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits between attempts."""
-    monkeypatch.setattr(remote, "pause_seconds", lambda number: 0.0)
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -232,11 +231,14 @@ class Breaking(MemoryFileSystem):  # type: ignore[misc]
     sought: ClassVar[list[int]] = []
     versions: ClassVar[list[tuple[bytes, dict[str, Any]]]] = []
     refusals: ClassVar[list[Exception]] = []
-    opened = closed = 0
+    opened = closed = forgotten = 0
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return "/" + path.partition("://")[2].lstrip("/") if "://" in path else path
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        type(self).forgotten += 1
 
     def open(self, path: str, *args: Any, **options: Any) -> Planned:
         if self.refusals:
@@ -251,18 +253,19 @@ def breaking() -> type[Breaking]:
     fsspec.register_implementation("breaking", Breaking, clobber=True)
     Breaking.plan, Breaking.sought, Breaking.refusals = [], [], []
     Breaking.versions = [(DATA, {"ETag": "one"})]
-    Breaking.opened = Breaking.closed = 0
+    Breaking.opened = Breaking.closed = Breaking.forgotten = 0
     return Breaking
 
 
 def test_remote_source_goes_on_when_reads_fail(breaking: type[Breaking], caplog: pytest.LogCaptureFixture) -> None:
-    """It is opened again at the byte where it broke, whatever broke it; nothing is lost or doubled."""
+    """It is opened again where it broke, whatever broke it, by no old listing; nothing is lost or doubled."""
     breaking.plan = [(10, ConnectionResetError("reset")), (0, TimeoutError("X-Amz-Signature=abc")), (30_000, "ends")]
     with caplog.at_level(logging.INFO):
         assert read("breaking://x.tar") == DATA
     assert breaking.sought == [10, 10, 30_010]
     assert breaking.opened == breaking.closed == 4
-    assert "failed at byte 10 and is tried again" in caplog.text
+    assert breaking.forgotten == 3
+    assert "failed at byte 10: ConnectionResetError: reset; attempt 1 of 5 follows" in caplog.text
     assert "abc" not in caplog.text
 
 
@@ -374,25 +377,18 @@ def test_remote_source_does_not_wait_when_it_is_interrupted(
     breaking: type[Breaking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that waits to try again ends at once when nobody wants the shard any more."""
-    monkeypatch.setattr(remote, "pause_seconds", lambda number: 1000.0)
-    breaking.plan = [(10, OSError("x")), (0, OSError("y"))]
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 300.0)
+    breaking.plan = [(10, OSError("x"))]
     shard = RemoteShard(fsspec.filesystem("breaking"), "/x.tar", "x")
     source = RemoteSource(shard, shard.open(0), 0)
     assert source.take(10) == DATA[:10]
     timer = threading.Timer(0.05, source.interrupt)
     timer.start()
-    with pytest.raises(ShardOpenError, match="broke off at byte 10, 2 times in a row: OSError: y"):
+    with pytest.raises(ShardOpenError, match="broke off at byte 10: OSError: x"):
         source.take(10)
     timer.join()
     source.close()
     source.interrupt()
-
-
-def test_pause_seconds_grows_and_differs() -> None:
-    """Each pause is longer than the one before, up to half a minute, and no two workers wait alike."""
-    pause: Callable[[int], float] = PAUSE
-    assert [round(max(pause(number) for _ in range(200))) for number in (0, 3, 20)] == [1, 5, 37]
-    assert len({pause(2) for _ in range(9)}) == 9
 
 
 def test_open_shard_reads_in_a_forked_child_when_the_parent_has_read() -> None:

@@ -22,7 +22,7 @@ from torchdata_wds.storage import (
     list_targets,
     open_shard,
     open_target,
-    remote_target,
+    patience,
     remove_target,
 )
 
@@ -65,7 +65,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(remote_target, "RETRY_WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
     return folder
 
 
@@ -147,19 +147,20 @@ def test_remote_target_leaves_nothing_when_aborted(temporary: Path) -> None:
 def test_remote_target_tries_again_when_the_upload_fails(
     flaky: type[Flaky], temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two failures are warnings without secrets, and the third attempt stores the shard."""
+    """Two failures are told of without secrets, and the third attempt stores the shard."""
+    caplog.set_level(logging.INFO)
     flaky.failures = [TimeoutError("slow"), RuntimeError("https://host/?X-Amz-Signature=abc")]
     write("flaky://b/x.tar", DATA)
     assert read("flaky://b/x.tar") == DATA
     assert flaky.puts == 3
     assert not list(temporary.iterdir())
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert "tried again" in caplog.text
+    assert [record.args[3] for record in caplog.records if isinstance(record.args, tuple)] == [4, 4]
+    assert "x.tar: uploading it failed: TimeoutError: slow; attempt 1 of 4 follows" in caplog.text
     assert "abc" not in caplog.text
 
 
 def test_remote_target_keeps_the_file_when_each_upload_fails(flaky: type[Flaky], temporary: Path) -> None:
-    """After four failures the error names the file that still has everything, and masks secrets."""
+    """After five failures the error names the file that still has everything, and masks secrets."""
     flaky.failures = [OSError("no route, token=abc")] * 9
     target = open_target("flaky://b/x.tar")
     target.write(DATA)
@@ -171,7 +172,7 @@ def test_remote_target_keeps_the_file_when_each_upload_fails(flaky: type[Flaky],
     assert "abc" not in str(caught.value)
     assert caught.value.shard == "flaky://b/x.tar"
     assert kept.read_bytes() == DATA
-    assert flaky.puts == 4
+    assert flaky.puts == 5
     del target
     assert kept.exists()
 
@@ -193,7 +194,7 @@ def test_remote_target_raises_when_the_store_has_another_size(flaky: type[Flaky]
     flaky.lost = 1
     with pytest.raises(ShardOpenError, match="expected 100,000 bytes in the store after the upload, found 99,999"):
         write("flaky://b/x.tar", DATA)
-    assert flaky.puts == 4
+    assert flaky.puts == 5
     assert len(list(temporary.iterdir())) == 1
     assert not list_targets("flaky://b")  # half a shard would pass for a whole one
 

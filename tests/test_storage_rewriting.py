@@ -291,6 +291,15 @@ def test_rules_leave_commands_of_the_program_alone() -> None:
     assert RewriteRules("gs://b=pipe:cat /x").apply("gs://b-1/x.tar") == "pipe:cat /x-1/x.tar"
 
 
+@pytest.mark.parametrize("rules", [{"gs://": ""}, {"gs://(.*)": "\\1"}, {"gs://p": "p"}, {"(?i)gs://": ""}])
+def test_rules_refuse_urls_that_bring_a_command_of_their_own(rules: dict[str, str]) -> None:
+    """A rule that only takes the scheme away makes no command of what a stranger wrote behind it."""
+    for url in ("gs://pipe:reboot", "gs://PIPE:reboot" if "gs://p" not in rules else "gs://pipe:x"):
+        with pytest.raises(UnsafeDataError, match="is a command itself, without its scheme"):
+            RewriteRules(rules).apply(url)
+    assert RewriteRules(rules).apply("gs://path/x.tar") == "path/x.tar"
+
+
 def test_load_dataset_reads_elsewhere_and_refuses_commands_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset file must not have commands; what the user's rules make of its URLs is the user's."""
     spec = folder / "set.json"

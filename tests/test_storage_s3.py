@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import torchdata_wds
 from tests.s3_server import KEY, SECRET, S3Server, s3_server
 from tests.shards import tar_bytes, text_keys, text_samples
 from torchdata_wds.errors import ShardListError, ShardOpenError
-from torchdata_wds.storage import list_targets, list_urls, open_shard, remote, remove_target
+from torchdata_wds.storage import list_targets, list_urls, open_shard, patience, remove_target
 
-pytest.importorskip("moto.server")
-pytest.importorskip("s3fs")
+# Looked for and not imported: moto alone takes seconds, also where none of these tests runs.
+missing = [name for name in ("moto", "flask", "s3fs") if find_spec(name) is None]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")]
 
 SIZES = (5, 0, 7, 3)
 
@@ -47,7 +49,7 @@ def running() -> Iterator[S3Server]:
 @pytest.fixture
 def server(running: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """The server, with nothing recorded, and nobody waits between attempts."""
-    monkeypatch.setattr(remote, "pause_seconds", lambda number: 0.0)
+    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
     running.asked.clear()
     running.faults.clear()
     yield running
@@ -88,7 +90,6 @@ def test_s3_lists_reads_and_writes(server: S3Server) -> None:
         list(list_urls("s3://data/out/", storage_options=options))
 
 
-@pytest.mark.slow
 def test_s3_reads_slices_by_range(server: S3Server) -> None:
     """With an index a slice is read from its first sample on, and each consumer has its part."""
     options = server.options
@@ -117,7 +118,6 @@ def test_s3_reads_slices_by_range(server: S3Server) -> None:
     assert sorted(parts[0] + parts[1]) == [f"{number:04d}" for number in range(100)]
 
 
-@pytest.mark.slow
 def test_s3_asks_seldom_when_a_shard_has_many_members(server: S3Server) -> None:
     """A shard costs a request for its size and one for each 16 MiB, however many members it has."""
     server.put("data/many/x.tar", tar_bytes(text_samples("s", 5000)))
@@ -130,7 +130,6 @@ def test_s3_asks_seldom_when_a_shard_has_many_members(server: S3Server) -> None:
 # ---------------------------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.slow
 def test_s3_goes_on_when_a_body_breaks_off(server: S3Server) -> None:
     """Bodies that are shorter than their length, one after another, lose nothing."""
     server.put("data/cut/x.tar", tar_bytes(text_samples("s", 200)))
@@ -139,7 +138,6 @@ def test_s3_goes_on_when_a_body_breaks_off(server: S3Server) -> None:
     assert not server.faults
 
 
-@pytest.mark.slow
 def test_s3_raises_when_the_object_changes_half_way(server: S3Server) -> None:
     """The next block is asked for under the condition that the object is the same."""
     server.put("data/changing/x.tar", bytes(40 << 20))
@@ -150,7 +148,6 @@ def test_s3_raises_when_the_object_changes_half_way(server: S3Server) -> None:
             stream.read()
 
 
-@pytest.mark.slow
 def test_s3_lists_and_reads_what_is_there_now(server: S3Server) -> None:
     """Neither new shards nor new versions are hidden by the listings that the client keeps."""
     server.put("data/now/a.tar", tar_bytes(text_samples("a", 3)))
@@ -163,7 +160,6 @@ def test_s3_lists_and_reads_what_is_there_now(server: S3Server) -> None:
     assert len(keys(samples(server, url))) == 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("url", ["s3://data/no.tar", "s3://no-bucket/x.tar"])
 def test_s3_raises_at_once_when_not_found(url: str, server: S3Server) -> None:
     """A missing object or bucket is no reason to try again."""
@@ -175,7 +171,6 @@ def test_s3_raises_at_once_when_not_found(url: str, server: S3Server) -> None:
 # -------------------------------------------------------------------------------------------------------- credentials
 
 
-@pytest.mark.slow
 def test_s3_takes_credentials_from_storage_options(server: S3Server) -> None:
     """Each stage signs with the keys that it was given, and shows them nowhere."""
     options = {"s3": {"key": "AKIDOTHER", "secret": SECRET, "endpoint_url": server.url}}
@@ -195,7 +190,6 @@ def test_s3_takes_credentials_from_storage_options(server: S3Server) -> None:
     assert len(keys(pickle.loads(pickle.dumps(pipe)))) == 3
 
 
-@pytest.mark.slow
 def test_s3_takes_a_profile(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile of the AWS files is chosen by its name."""
     file = tmp_path / "credentials"
@@ -209,7 +203,6 @@ def test_s3_takes_a_profile(server: S3Server, tmp_path: Path, monkeypatch: pytes
     assert {asked.key for asked in server.asked} == {"AKIDPROFILE"}
 
 
-@pytest.mark.slow
 def test_s3_takes_the_configuration_files_of_fsspec(server: S3Server, tmp_path: Path) -> None:
     """A file in FSSPEC_CONFIG_DIR gives keys and endpoint, in workers too; options are laid over it."""
     (tmp_path / "s3.json").write_text(
@@ -231,7 +224,6 @@ def test_s3_takes_the_configuration_files_of_fsspec(server: S3Server, tmp_path: 
 # ------------------------------------------------------------------------------------------------------------ workers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("used_before", [False, True], ids=["fresh", "used in the parent"])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server) -> None:
@@ -259,7 +251,6 @@ def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server
         held.close()
 
 
-@pytest.mark.slow
 def test_s3_is_read_in_a_forked_child_while_the_parent_reads(server: S3Server) -> None:
     """The child makes a client of its own, and the parent's goes on."""
     from tests.processes import in_child
@@ -295,7 +286,6 @@ print(read("s3://data/huge/x.tar"), peak() - before)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads VmHWM")
 @pytest.mark.parametrize(("members", "size"), [(200, 1 << 20), (100_000, 1)])
 def test_s3_keeps_little_of_a_large_object_in_memory(members: int, size: int, server: S3Server) -> None:

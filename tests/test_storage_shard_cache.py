@@ -31,10 +31,12 @@ from torchdata_wds import handlers
 from torchdata_wds.errors import CacheError, ShardFormatError, ShardOpenError, UnsafeDataError
 from torchdata_wds.pipes.cache_shards import check_copy
 from torchdata_wds.storage import StorageOptions, downloading
+from torchdata_wds.storage.cache_files import CopyLock
 from torchdata_wds.storage.cache_names import copy_name
 from torchdata_wds.storage.shard_cache import ShardCache
 
 SHARD = tar_bytes([(f"{number}.bin", os.urandom(300_000)) for number in range(10)])
+ZIPPED = gzip.compress(SHARD, 1)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,16 @@ class Caching:
 def caching(tmp_path: Path) -> Caching:
     """A cache in a folder that is not there yet."""
     return Caching(tmp_path / "deep" / "cache")
+
+
+def marks_are_kept(folder: Path) -> bool:
+    """Whether the file system keeps extended attributes."""
+    (folder / "probe").write_bytes(b"")
+    try:
+        os.setxattr(folder / "probe", "user.probe", b"1")
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -143,7 +155,7 @@ def test_cache_reads_any_source_when_it_has_a_backend(caching: Caching, tmp_path
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    data = gzip.compress(SHARD, 1)
+    data = ZIPPED
     memory.pipe("/shard_cache/x.tar.gz", data)
     (tmp_path / "x.tar.gz").write_bytes(data)
     assert caching.read("memory://shard_cache/x.tar.gz") == SHARD
@@ -287,6 +299,78 @@ def test_cache_does_not_wait_for_a_stalled_source_when_the_reader_stops(
     assert caching.names() == [copy_name(url)]
 
 
+def test_cache_reads_the_source_when_the_process_that_downloads_is_suspended(
+    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lock stays, and nothing comes: whatever was read before goes on, whoever waits does not wait for ever."""
+    monkeypatch.setattr("torchdata_wds.storage.waiting._LONGEST_WAIT", 0.05)
+    url = server.put("x.tar", SHARD)
+    path = str(caching.path(url))
+    caching.folder.mkdir(parents=True)
+    lock = CopyLock.acquire(path)
+    assert lock is not None
+    with nothing_left():
+        assert caching.read(url) == SHARD
+        _, part = lock.create_part()
+        with part:
+            Path(f"/proc/self/fd/{part.fileno()}").write_bytes(SHARD[:1_200_000])
+            assert caching.read(url) == SHARD
+            with pytest.raises(CacheError, match="has not gone on"):
+                caching.fetch(url)
+    lock.release()
+    assert "has not gone on" in caplog.text
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_cache_ends_a_read_soon_when_another_thread_interrupts_it(
+    caching: Caching, server: CacheServer, follows: bool
+) -> None:
+    """It raises, and does not ask again; a slice's copy is not waited for."""
+    url = server.put("x.tar", SHARD)
+    server.gate.clear()
+    with nothing_left(), contextlib.ExitStack() as stack:
+        if follows:
+            assert stack.enter_context(caching.open(url)).read(10)
+        with caching.open(url, finish=True) as stream:
+            assert stream.read(1_000_000) == SHARD[:1_000_000]
+            threading.Timer(0.05, stream.raw.interrupt).start()
+            with pytest.raises(ShardOpenError):
+                stream.read()
+    assert server.requests == {"/x.tar": 1}
+    assert caching.names() == []
+
+
+def test_cache_closes_when_the_end_of_the_program_has_frozen_its_thread(
+    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a lock that nobody gives up any more."""
+    monkeypatch.setattr(downloading.Download.stop, "__defaults__", (0.05,))
+    frozen, thawed, unlink = threading.Event(), threading.Event(), os.unlink
+
+    def freeze(path: str) -> None:
+        frozen.set()
+        thawed.wait(20)
+        unlink(path)
+
+    monkeypatch.setattr("torchdata_wds.storage.downloading.os.unlink", freeze)
+    stream = caching.open(server.put("x.tar", SHARD[:-1024]))
+    assert frozen.wait(10)
+    start = time.monotonic()
+    stream.close()
+    thawed.set()
+    assert time.monotonic() - start < 10
+    assert wait_until(lambda: not [one for one in threading.enumerate() if one.name == "wds-cache"])
+
+
+def test_cache_begins_no_download_when_the_program_ends(
+    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would end it."""
+    monkeypatch.setattr("torchdata_wds.storage.downloading._AtExit.has_begun", True)
+    assert caching.read(server.put("x.tar", SHARD)) == SHARD
+    assert caching.names() == []
+
+
 def test_cache_completes_the_copy_when_only_a_part_is_wanted(caching: Caching, server: CacheServer) -> None:
     """Slices of one shard need one download."""
     url = server.put("x.tar", SHARD)
@@ -390,7 +474,7 @@ def test_cache_keeps_nothing_when_a_shard_is_not_whole(
 
 def test_cache_keeps_nothing_when_compressed_data_is_damaged(caching: Caching, server: CacheServer) -> None:
     """The reader gets the decoder's error."""
-    data = bytearray(gzip.compress(SHARD, 1))
+    data = bytearray(ZIPPED)
     data[-6] ^= 1
     url = server.put("x.tar.gz", bytes(data))
     with pytest.raises(ShardFormatError, match="expected CRC"):
@@ -521,19 +605,92 @@ def test_cache_downloads_again_when_its_copy_is_cut(
     assert f"its copy {caching.path(url)} is cut" in caplog.text
 
 
-def test_cache_goes_on_from_the_source_when_its_copy_turns_out_to_be_damaged(
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    """Damages a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_cache_raises_when_its_copy_turns_out_to_be_damaged(caching: Caching, server: CacheServer) -> None:
+    """The checksum comes last: what was delivered is wrong, and the source's end must not be put behind it."""
+    url = server.put("x.tar.gz", ZIPPED)
+    caching.read(url)
+    overwrite(caching.path(url), 1_500_000, b"?" * 9)
+    with nothing_left(), caching.open(url, 1000) as stream:
+        for _ in range(2):
+            with pytest.raises(ShardFormatError, match="was removed: read the shard again"):
+                stream.read()
+    assert caching.names() == []
+    assert caching.read(url) == SHARD
+    assert caching.names() == [copy_name(url)]
+
+
+def test_cache_reads_the_source_when_nothing_can_be_read_of_its_copy(
     caching: Caching, server: CacheServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A compressed one shows it in the middle: what was delivered is not delivered again, and the copy goes."""
-    url = server.put("x.tar.gz", gzip.compress(SHARD, 1))
+    """Nothing was delivered then, and nothing can be wrong."""
+    url = server.put("x.tar.gz", ZIPPED)
     caching.read(url)
-    os.truncate(caching.path(url), 1_500_000)
+    overwrite(caching.path(url), 10, b"\xff" * 4)  # no such kind of block
     with nothing_left():
         assert caching.read(url, 1000) == SHARD[1000:]
     assert caching.names() == []
     assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("has_notes", [True, False])
+def test_cache_downloads_again_when_its_copy_has_another_length(
+    tmp_path: Path, server: CacheServer, monkeypatch: pytest.MonkeyPatch, has_notes: bool
+) -> None:
+    """Of compressed and other shards, too, where the file system keeps extended attributes; else that is found late."""
+    if has_notes and not marks_are_kept(tmp_path):
+        pytest.skip("the file system keeps no extended attributes")
+    if not has_notes:
+        monkeypatch.delattr(os, "getxattr")
+    caching = Caching(tmp_path / "cache")
+    for name, data in (("x.tar.gz", ZIPPED), ("x.cbor", b"\x01" * 2_000_000))[: 1 + has_notes]:
+        url = server.put(name, data)
+        whole = caching.read(url)
+        os.truncate(caching.path(url), 1_500_000)
+        if not has_notes:
+            with pytest.raises(ShardFormatError, match="was removed"):
+                caching.read(url)
+        assert caching.read(url) == whole
+
+
+def test_cache_goes_on_from_the_source_when_its_copy_is_cut_while_it_is_read(
+    caching: Caching, server: CacheServer
+) -> None:
+    """Its end is not taken for that of the shard."""
+    url = server.put("x.cbor", b"\x01" * 1_000_000)
+    caching.read(url)
+    with nothing_left(), caching.open(url, 1000) as stream:
+        begun = stream.read(10)
+        os.truncate(caching.path(url), 500_000)
+        assert begun + stream.read() == b"\x01" * 999_000
+    assert caching.names() == []
+
+
+def test_cache_uses_the_copy_when_zeros_follow_its_end_marker(caching: Caching, server: CacheServer) -> None:
+    """Also if they are no whole block."""
+    url = server.put("x.tar", SHARD + bytes(7))
+    assert [caching.read(url) for _ in range(2)] == [SHARD + bytes(7)] * 2
+    assert server.requests == {"/x.tar": 1}
+
+
+def test_cache_keeps_the_copy_when_a_package_is_missing_to_read_it(
+    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not damaged."""
+    zstandard = pytest.importorskip("zstandard")
+    url = server.put("x.tar.zst", zstandard.compress(SHARD))
     assert caching.read(url) == SHARD
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ShardOpenError, match="zstandard is not installed"):
+        caching.read(url)
     assert caching.names() == [copy_name(url)]
+    assert server.requests == {"/x.tar.zst": 1}
 
 
 def test_cache_does_not_touch_files_when_they_were_put_there_by_hand(tmp_path: Path, server: CacheServer) -> None:
@@ -562,6 +719,37 @@ def test_cache_reads_on_when_the_copy_vanishes_meanwhile(caching: Caching, serve
     assert server.requests == {"/x.tar": 2}
 
 
+def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part(
+    caching: Caching, server: CacheServer
+) -> None:
+    """Zeros would stand in its place, which a tar archive may end with."""
+    url = server.put("x.tar", SHARD)
+    server.gate.clear()
+    with nothing_left(), caching.open(url) as first, caching.open(url) as second:
+        assert first.read(10) == second.read(10) == SHARD[:10]
+        (part,) = caching.folder.glob("*.part")
+        os.truncate(part, 0)
+        server.gate.set()
+        for stream in (first, second):
+            with contextlib.suppress(ShardOpenError):
+                assert stream.read() == SHARD[10:]
+    assert caching.read(url) == SHARD
+
+
+def test_cache_lock_does_not_remove_another_when_the_folder_was_cleared(tmp_path: Path) -> None:
+    """The next maker's lock has the same name."""
+    path = str(tmp_path / "x.tar")
+    one = CopyLock.acquire(path)
+    assert one is not None
+    (tmp_path / "x.tar.lock").unlink()
+    two = CopyLock.acquire(path)
+    assert two is not None
+    one.release()
+    assert CopyLock.acquire(path) is None
+    two.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_cache_reads_on_when_the_whole_folder_vanishes_meanwhile(caching: Caching, server: CacheServer) -> None:
     """In the middle of a download, too."""
     url = server.put("x.tar", SHARD)
@@ -576,14 +764,20 @@ def test_cache_reads_on_when_the_whole_folder_vanishes_meanwhile(caching: Cachin
         assert second.read() == SHARD[10:]
 
 
-def marks_are_kept(folder: Path) -> bool:
-    """Whether the file system keeps extended attributes."""
-    (folder / "probe").write_bytes(b"")
-    try:
-        os.setxattr(folder / "probe", "user.probe", b"1")
-    except OSError:
-        return False
-    return True
+def test_cache_raises_when_what_comes_is_another_shard(tmp_path: Path, server: CacheServer) -> None:
+    """Two URLs with one name, one of which is being downloaded: the other's reader does not read along."""
+    if not marks_are_kept(tmp_path):
+        pytest.skip("the file system keeps no extended attributes")
+    caching = Caching(tmp_path, is_named_by_digest=False)
+    one, two = server.put("a/x.tar", SHARD), server.put("b/x.tar", SHARD)
+    path = str(tmp_path / "x.tar")
+    server.gate.clear()
+    with nothing_left(), caching.cache.open(one, path) as stream:
+        assert stream.read(10) == SHARD[:10]
+        with pytest.raises(CacheError, match="same name in the cache folder as another URL"):
+            caching.cache.open(two, path)
+        server.gate.set()
+        assert stream.read() == SHARD[10:]
 
 
 def test_cache_raises_when_a_copy_is_that_of_another_shard(tmp_path: Path, server: CacheServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from torchdata_wds.storage import StorageOptions, can_reopen, list_urls, mask_url, open_shard
 from torchdata_wds.storage.chaining import is_chaining
-from torchdata_wds.storage.urls import mask_text, scheme_of
+from torchdata_wds.storage.urls import mask_text, masked_cause, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,39 @@ def test_storage_options_is_a_copy() -> None:
     assert options == {"s3": {"key": "a"}}
     assert not StorageOptions(None)
     assert len(options) == 1
+
+
+def raised(error: Exception, *, before: Exception | None = None, cause: Exception | None = None) -> Exception:
+    """An exception as it is when it was raised from another, or while another one was handled."""
+    error.__context__, error.__cause__ = before, cause
+    error.__suppress_context__ = cause is not None
+    return error
+
+
+def test_masked_cause_shows_no_secret_wherever_a_traceback_would() -> None:
+    """Neither its own text, nor what it was raised from, nor what was handled then, nor its notes."""
+    told = OSError("https://host/?X-Amz-Signature=hunter2")
+    noted = OSError("no")
+    noted.add_note("token=hunter2")
+    for error in (
+        told,
+        noted,
+        raised(PermissionError("no access"), before=told),
+        raised(PermissionError("no access"), cause=told),
+        raised(PermissionError("no access"), before=raised(KeyError("x"), cause=told)),
+        ExceptionGroup("no access", [told]),
+    ):
+        masked = masked_cause(error)
+        assert "hunter2" not in "".join(traceback.format_exception(masked))
+        assert str(masked).startswith(type(error).__name__)
+
+
+def test_masked_cause_is_the_exception_itself_when_nothing_in_it_is_secret() -> None:
+    """Whoever looks into the cause finds the client's own exceptions."""
+    inner = KeyError("x")
+    inner.__context__ = inner.__cause__ = inner  # nobody does that, and nobody may hang
+    for error in (OSError("no"), raised(OSError("no"), before=inner), raised(OSError("no"), cause=inner)):
+        assert masked_cause(error) is error
 
 
 @pytest.mark.parametrize("wrong", ["s3", [("s3", {})], 3, {"anon": True}, {"s3": SECRET}, {3: {}}, {"s3": None}])

@@ -41,9 +41,9 @@ class VideoDecoder(ExtensionDecoder):
     A field is decoded from memory by FFmpeg (PyAV, the ``[media]`` extra), in one thread. Nothing but the field's own
     bytes is read: playlists and scripts that name other files are refused, whatever the field is called.
 
-    Damage that FFmpeg notices raises, as does an MP4, MOV, Matroska, WebM, AVI or Ogg file that is cut off. Nothing
-    tells that an MPEG, WMV or raw stream is cut, that values changed in a stream without checksums, or that WebM has
-    lost a frame.
+    Damage that FFmpeg notices raises, up to the next keyframe, as does an MP4, MOV, Matroska, WebM, AVI or Ogg file
+    that is cut off. Nothing tells that an MPEG, WMV or raw stream is cut, that values changed in a stream without
+    checksums, that WebM has lost a frame, or that a table in the head of an MP4 is wrong.
 
     Args:
         start: The second at which the clip begins.

@@ -32,7 +32,19 @@ _WHOLE_CODECS = ("h264", "hevc", "vp9")
 
 _MOST_PIXELS = 2**31 - 1
 
-Timed = tuple[float, Any]
+
+class Timed(NamedTuple):
+    """A decoded frame.
+
+    Attributes:
+        time: The second at which it is shown.
+        frame: PyAV's frame.
+        damage: The second of the last damaged frame since a sound keyframe: it may have passed into this one.
+    """
+
+    time: float
+    frame: Any
+    damage: float | None
 
 
 class Clip(NamedTuple):
@@ -105,7 +117,8 @@ def _video_of(container: Any, max_bytes: int) -> Any:
     cover = import_av().stream.Disposition.attached_pic
     stream = next((stream for stream in container.streams.video if not stream.disposition & cover), None)
     if stream is None:
-        raise ValueError(f"it has no video stream, only {[stream.type for stream in container.streams]}")
+        kinds = ["cover" if stream.disposition & cover else stream.type for stream in container.streams]
+        raise ValueError(f"it has no video stream, only {kinds}")
     if stream.codec_context is None:
         raise ValueError("its video codec is not known")
     size = stream.codec_context.width * stream.codec_context.height * 3
@@ -121,18 +134,18 @@ def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[Timed,
     if start > 0:
         with open_media(data) as container:
             stream = _video_of(container, max_bytes)
-            timed = _seek(container, stream, start)
-            first = _first_wanted(timed, start)
+            frames = _seek(container, stream, start)
+            first = _first_wanted(frames, start)
             if first is not None:
-                yield from chain([first], timed)
+                yield from chain([first], frames)
                 return
     with open_media(data) as container:
         stream = _video_of(container, max_bytes)
-        yield from (pair for pair in _decode(container, stream) if start <= 0 or pair[0] >= start)
+        yield from (timed for timed in _decode(container, stream) if start <= 0 or timed.time >= start)
 
 
 def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed]:
-    if stream.start_time is None:  # a raw stream, whose frames have no times
+    if stream.start_time is None or container.format.name == "mpeg":  # frames have no times, or need not have
         return
     target = int((Fraction(start) + origin_of(container)) / stream.time_base)
     try:
@@ -142,14 +155,14 @@ def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed]:
     yield from _decode(container, stream)
 
 
-def _first_wanted(timed: Iterator[Timed], start: float) -> Timed | None:
+def _first_wanted(frames: Iterator[Timed], start: float) -> Timed | None:
     """Reads up to a clip's first frame; None where a seek has led past the keyframe that it needs, or to damage."""
     keyed = False
     try:
-        for time, frame in timed:
-            keyed = keyed or (frame.key_frame and time <= start)
-            if time >= start:
-                return (time, frame) if keyed else None
+        for timed in frames:
+            keyed = keyed or (timed.frame.key_frame and timed.time <= start)
+            if timed.time >= start:
+                return timed if keyed else None
     except (import_av().FFmpegError, ValueError):
         pass
     return None
@@ -161,6 +174,7 @@ def _decode(container: Any, stream: Any) -> Iterator[Timed]:
     is_whole = container.format.name in _WHOLE_FORMATS and stream.codec_context.name in _WHOLE_CODECS
     due: set[int] = set()
     first: int | None = None
+    damage: float | None = None
     number = 0
     for packet in container.demux(stream):
         if packet.is_corrupt:
@@ -171,7 +185,10 @@ def _decode(container: Any, stream: Any) -> Iterator[Timed]:
             first = frame.pts if first is None else first
             due = _without_shown(due, first, frame.pts) if due else due
             has_time = frame.pts is not None
-            yield float(frame.pts * frame.time_base - origin if has_time else number / rate), frame
+            time = float(frame.pts * frame.time_base - origin if has_time else number / rate)
+            if frame.is_corrupt or frame.key_frame:
+                damage = time if frame.is_corrupt else None
+            yield Timed(time, frame, damage)
             number += 1
     if due:
         _without_shown(due, first, max(due) + 1)
@@ -196,15 +213,15 @@ def _collect(timed: Iterable[Timed], clip: Clip) -> tuple[list[Pixels], list[flo
     pixels: list[Pixels] = []
     times: list[float] = []
     size = 0
-    for number, (time, frame) in enumerate(timed):
+    for number, (time, frame, damage) in enumerate(timed):
         if clip.end is not None and time >= clip.end:
             break
         if len(pixels) == clip.max_frames:
             return pixels, times, time
         if number % clip.stride:
             continue
-        if frame.is_corrupt:
-            raise ValueError(f"the frame at second {time:g} is damaged")
+        if damage is not None:
+            raise ValueError(f"the frame at second {damage:g} is damaged")
         size += frame.width * frame.height * 3
         if size > clip.max_bytes:
             raise ValueError(

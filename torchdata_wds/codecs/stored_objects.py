@@ -158,7 +158,7 @@ def write_array(value: np.ndarray[Any, Any] | np.generic, parts: Parts) -> None:
     """
     flags = _SCALAR if isinstance(value, np.generic) else 0
     array = np.asarray(value)
-    if array.dtype.kind == "V" or np.dtype(array.dtype.str) != array.dtype or array.dtype.hasobject:
+    if array.dtype.kind == "V" or array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
         try:
             data = encode_npy(array, EncodeOptions())
         except (TypeError, ValueError) as cause:

@@ -25,6 +25,8 @@ DEFAULT_MAX_BYTES = 2**30
 _PIECE = 1 << 16
 #: What a stream without ``read1`` is asked for at a time: where it fails then, so much before may be lost.
 _SMALL_PIECE = 1 << 12
+#: How much of a record that does not lie whole in one piece is put together before it is read as it announces itself.
+_MAX_WINDOW = 1 << 24
 #: Seconds after which a piece is taken as it is: the records of a slow source do not wait for it to fill.
 _PATIENCE = 0.02
 _TAR_MAGIC = b"ustar"
@@ -143,6 +145,7 @@ class _Pieces:
         self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
         self._size = _PIECE if hasattr(stream, "read1") else _SMALL_PIECE
         self._failure: Exception | None = None
+        self.is_over = False
 
     def next(self) -> bytes:
         """Gives the next piece, none at the end."""
@@ -155,6 +158,7 @@ class _Pieces:
             while missing > 0 and (not pieces or time.monotonic() - begun < _PATIENCE):
                 piece = self._read(missing)
                 if not piece:
+                    self.is_over = True
                     break
                 pieces.append(piece)
                 missing -= len(piece)
@@ -164,14 +168,29 @@ class _Pieces:
             self._failure = error.with_traceback(None)
         return b"".join(pieces)
 
+    def more(self, size: int) -> bytes:
+        """Gives at least so many bytes, fewer if they do not come at once; a failure is left for the next call."""
+        parts: list[bytes] = []
+        missing = size
+        try:
+            while missing > 0:
+                parts.append(self.next())
+                missing -= len(parts[-1])
+                if len(parts[-1]) < self._size:
+                    break
+        except Exception as error:  # noqa: BLE001 - raised by the next call
+            self._failure = error.with_traceback(None)
+        return b"".join(parts)
+
 
 # ------------------------------------------------------------------------------------------------------------- CBOR
 
 
 class _Item:
-    """A record that does not lie whole in one piece: read in the sizes that it announces, and no more.
+    """A record that is damaged, very large or slow to come: read in the sizes that it announces, and no more.
 
-    What the decoder asks for is looked at before it is read: a record must not announce more than it may have.
+    The decoder calls it for every number, which takes its time. What it asks for is looked at before it is read: a
+    record must not announce more than it may have.
     """
 
     def __init__(self, head: bytes, pieces: _Pieces, place: _Place, max_bytes: int) -> None:
@@ -227,10 +246,12 @@ def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> It
     while piece:
         window = io.BytesIO(piece)
         position = 0
+        is_cut = False
         while position < len(piece):
             try:
                 record = cbor2.load(window)
-            except Exception:  # noqa: BLE001 - cut off by the window's end, or damaged: it is read again to find out
+            except Exception as error:  # noqa: BLE001 - cut off by the window's end, or damaged: it is read again
+                is_cut = isinstance(error, cbor2.CBORDecodeEOF)
                 break
             size = window.tell() - position
             if size > max_bytes:
@@ -239,6 +260,11 @@ def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> It
             position += size
             yield record
         piece = piece[position:]
+        if is_cut and len(piece) <= min(_MAX_WINDOW, max_bytes):
+            size = len(piece)
+            piece += pieces.more(size)
+            if len(piece) >= 2 * size or (pieces.is_over and len(piece) > size):
+                continue
         if piece:
             item = _Item(piece, pieces, place, max_bytes)
             record = _load_item(item, place, cbor2)

@@ -25,10 +25,11 @@ from torchdata_wds.handlers import (
     warn_and_continue,
 )
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
-from torchdata_wds.pipes.passes import above_filters
+from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe
 from torchdata_wds.pipes.place import Place, mix, place_among_ranks, place_of, process_place, upstream, warn_once
+from torchdata_wds.pipes.resample_shards import ShardResamplerIterDataPipe
 from torchdata_wds.storage.sample_store import SampleReader, open_samples
-from torchdata_wds.storage.sample_writer import SampleWriter, begin_samples
+from torchdata_wds.storage.sample_writer import SampleWriter, open_or_begin
 from torchdata_wds.storage.urls import mask_url, scheme_of
 
 __all__ = ["SampleCacherIterDataPipe", "part_name"]
@@ -47,14 +48,14 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
     While another process writes the same file, samples pass through.
 
     The file knows nothing of the stages above: when they change, or the shards, delete it, and give each pipeline its
-    own. What they do at random is frozen, and so is their order: shuffle and augment behind this stage. An endless
-    stream needs `max_samples`. Read from the file, samples are equal to those that were written, with the few
-    exceptions that `torchdata_wds.codecs.stored_values` lists.
+    own. What they do at random is frozen, and so is their order: shuffle and augment behind this stage. All passes that
+    write have one and the same order, whatever the seed, so that an epoch can be resumed although its file was lost,
+    and files of several consumers fit together although different passes wrote them. An endless stream needs
+    `max_samples`, and ``wds_epoch`` stands behind. Read from the file, samples are equal to those that were written,
+    with the few exceptions that `torchdata_wds.codecs.stored_values` lists.
 
     Where several consumers (workers of ranks) divide the work, each has a file of its own beside `file`, as
-    ``cache-00001-of-00004.db`` for ``cache.db``; the files of one number of consumers are not used by another. So that
-    files of different passes fit together, shards that are shuffled before they are divided are shuffled in one and the
-    same order in all passes that write.
+    ``cache-00001-of-00004.db`` for ``cache.db``; the files of one number of consumers are not used by another.
 
     Args:
         source_datapipe: Yields samples, tuples, batches or anything else.
@@ -70,8 +71,8 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         The same samples.
 
     Raises:
-        ValueError: if `max_samples` is no number of samples, or `file` is a URL; while it runs, behind
-            ``join_workers`` in several ranks.
+        ValueError: if `max_samples` is no number of samples, `file` is a URL, or ``wds_epoch``, ``join_workers`` or
+            another stage of the main process stands above.
         CacheError: if the file is damaged, no sample cache, or has fewer samples than are asked for, or if there can be
             none.
         UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
@@ -106,6 +107,8 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         check_flags(allow_pickle=allow_pickle)
         self.source_datapipe = source_datapipe
         self.file = _checked(file)
+        if self.file is not None:
+            _check_above(source_datapipe)
         self.max_samples = max_samples
         self.allow_pickle = allow_pickle
         self.handler = check_handler(handler)
@@ -116,21 +119,14 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
             yield from self.source_datapipe
             return
         path = self._path(self.file)
-        reader = open_samples(path)
-        writer = None
-        if reader is None:
-            writer = begin_samples(path)
-            # Another process may have finished it meanwhile.
-            reader = open_samples(path) if writer is not None else None
+        reader, writer = open_or_begin(path)
         if reader is not None:
-            if writer is not None:
-                writer.abort()
             yield from self._serve(reader)
             return
-        self._fix_division()
         if writer is not None:
             yield from self._fill(writer)
             return
+        self._fix_order()
         warn_once(
             f"cache_samples busy {path}",
             f"the sample cache {path} is being written by another process or iteration: samples pass through this one",
@@ -145,7 +141,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                 if reader is not None:
                     with reader:
                         return self._checked_count(reader)
-            except (WdsError, ValueError) as error:
+            except WdsError as error:
                 raise TypeError(f"the length of cache_samples is not known: {error}") from error
             if self.handler is not reraise_exception:
                 raise TypeError("cache_samples may skip samples: its length is not known; .set_length(n) sets one")
@@ -156,9 +152,11 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
 
     def _fill(self, writer: SampleWriter) -> Iterator[T]:
         """Passes samples on and writes them."""
-        failed_before = self._failures()
         count, is_kept, pickles = 0, True, False
         try:
+            self._fix_order()
+            self._warn_of_no_end()
+            failed_before = self._failures()
             for sample in self.source_datapipe:
                 try:
                     data, is_pickled = self._encode(sample, writer)
@@ -180,6 +178,16 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                 self._finish(writer, failed_before, ended=True, pickles=pickles)
         finally:
             writer.abort()
+
+    def _warn_of_no_end(self) -> None:
+        resamplers = [pipe for pipe in upstream(self) if isinstance(pipe, ShardResamplerIterDataPipe)]
+        if self.max_samples is None and any(pipe.n is None for pipe in resamplers):
+            warn_once(
+                f"cache_samples endless {self.file}",
+                f"the sample cache {self.file} is written behind resample_shards() without n: unless a stage between "
+                "them ends the stream, it grows until the disk is full, and is never complete. Give max_samples=, or "
+                "resample_shards(n)",
+            )
 
     def _encode(self, sample: T, writer: SampleWriter) -> StoredValue:
         try:
@@ -278,23 +286,13 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
 
     def _path(self, file: str) -> Path:
         """The file of this consumer."""
-        found = list(upstream(self))
-        if any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in found):
+        if any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
             return part_name(file, place_among_ranks(place_of(self)))
-        if any(isinstance(place := vars(pipe).get("place"), Place) and place.consumers > 1 for pipe in found):
-            raise ValueError(
-                "cache_samples stands behind .join_workers() in several ranks, where it cannot see that shards are "
-                "divided alike in each pass: put it before .join_workers()"
-            )
         return part_name(file, process_place())
 
-    def _fix_division(self) -> None:
-        """Lets shards be divided alike in all passes that read them: files of several may stand beside each other."""
-        if place_among_ranks(place_of(self)).consumers == 1:
-            return
-        found = list(upstream(self))
-        agreed = above_filters(found)
-        random = [pipe for pipe in found if id(pipe) in agreed and inspect.ismethod(getattr(pipe, "set_seed", None))]
+    def _fix_order(self) -> None:
+        """Lets all passes that read the source have one order: files of several passes may stand beside each other."""
+        random = [pipe for pipe in upstream(self) if inspect.ismethod(getattr(pipe, "set_seed", None))]
         for number, pipe in enumerate(random):
             pipe.set_seed(mix("cache_samples", number))
 
@@ -321,6 +319,22 @@ def _checked(file: object) -> str | None:
     if not Path(text).name or text.endswith("/") or scheme_of(text):
         raise ValueError(f"file must be the path of a local file, or None for no cache, not {mask_url(text)!r}")
     return text
+
+
+def _check_above(source: IterDataPipe[Any]) -> None:
+    """Refuses what gives other samples in each pass, or fails where this stage cannot see it."""
+    for pipe in upstream(source):
+        reason = ""
+        if isinstance(pipe, EpochCounterIterDataPipe):
+            reason = "whose stream goes on from epoch to epoch, and would give its first epoch for ever"
+        elif hasattr(pipe, "is_replicable") and not pipe.is_replicable():
+            reason = (
+                "in the main process, where it cannot see whether workers have skipped shards, nor set the order in "
+                "which they read them"
+            )
+        if reason:
+            name = type(pipe).__name__.removesuffix("IterDataPipe")
+            raise ValueError(f"cache_samples stands behind {name}, {reason}: put it before")
 
 
 def _count_failures(pipe: Any) -> int:

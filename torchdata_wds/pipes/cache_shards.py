@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from torchdata_wds.handlers import Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.mapping import map_items
 from torchdata_wds.storage.cache_names import Naming, check_naming, copy_name, digest_of, names_a_tar, unsigned
+from torchdata_wds.storage.local import open_local
 from torchdata_wds.storage.rewriting import rewritten
 from torchdata_wds.storage.shard_cache import ShardCache
 from torchdata_wds.storage.urls import STDIN, scheme_of
@@ -88,7 +88,8 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
     in a thread that does not wait for its consumer; whoever else reads it meanwhile reads along. A copy holds the
     object's own bytes, appears only when it is whole, and is used as it is from then on: a shard that changes under
     the same URL is not noticed. Where a copy cannot be made or read (the disk is full, the folder cannot be written or
-    has no locks, a file has vanished or is cut), the source is read instead, with a warning.
+    has no locks, a file has vanished or is cut, the process that downloads does not go on for five minutes), the source
+    is read instead, with a warning. A compressed copy whose damage shows only while it is read is removed, and raises.
 
     The folder holds only the copies, and files that end in ``.part`` or ``.lock``, for downloads. With ``"basename"``,
     ``"path"`` or a function, what was put there by hand is used as it is, and never changed or evicted. Where two URLs
@@ -229,11 +230,10 @@ def check_copy(path: str, url: str) -> None:
     Raises:
         ShardFormatError: if it is not.
     """
-    with storage.open_shard(path) as stream:
+    with open_local(path, 0, storage.StorageOptions()) as stream:
         if not names_a_tar(url) and not begins_a_tar(stream.read(BLOCK)):
             while stream.read(1 << 20):
                 pass
             return
-    with storage.open_shard(path) as stream:
-        assert isinstance(stream, io.BufferedReader)
+    with open_local(path, 0, storage.StorageOptions()) as stream:
         check_whole(stream, storage.mask_url(url))

@@ -12,7 +12,6 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.codecs.failures import StepFailedError, describe_failure
 from torchdata_wds.codecs.images import ImageDecoder
-from torchdata_wds.codecs.optional import MissingPackageError
 from torchdata_wds.errors import MissingFieldError, SampleError
 from torchdata_wds.format.document_runs import FoundDocument, find_documents
 from torchdata_wds.format.interleaved import (
@@ -57,10 +56,12 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
       if there is base64 and else in the members, and in samples of their own if it is in neither.
 
     An image's field is the one called as ``image_name``, the same in lower case, or the same with another extension,
-    ``jpg`` first, because images are stored re-encoded. Order is kept. In memory are one document and, with ``"dash"``
-    and ``"auto"``, at most 1,000 samples that wait for the document that names them; behind
-    ``load_wds_shards(interleave=k)``, as many of each as 2k shards have, of which no two may be the same. For these two
-    layouts it stands behind whole shards, and before any shuffle and mix; a document ends where its shard does.
+    ``jpg`` first, because images are stored re-encoded; one that could be that of two images is that of neither.
+
+    Documents come as they are complete. In memory are one and, with ``"dash"`` and ``"auto"``, at most 1,000 samples
+    that wait for the document that names them: of one shard, or behind ``load_wds_shards(interleave=k)`` of each of 2k.
+    With these two layouts it stands behind whole shards, none of them open twice at a time, and before any shuffle and
+    mix; a document ends where its shard does.
 
     Images that the document does not name are left out and counted in ``skipped``, as are images and documents that
     an option leaves out. Other fields are kept. An item, for the handler, is a document.
@@ -227,8 +228,6 @@ def _step(found: FoundDocument, entry: ImageEntry, step: str, value: Any, functi
     """Decodes an image, or raises what names the document and the image."""
     try:
         return function(value)
-    except MissingPackageError:
-        raise
     except Exception as cause:
         failed = StepFailedError(step, value, cause)
         raise describe_failure(failed, found.sample, entry.name or f"image_info[{entry.row}]") from cause

@@ -16,7 +16,7 @@ from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.slicing import ShardSlice, check_size, find_index, place_of_sample
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.pipes.cache_shards import CachedShard
-from torchdata_wds.storage.read_ahead import ReadAhead
+from torchdata_wds.storage.read_ahead import ReadAhead, close_all
 
 __all__ = [
     "Ahead",
@@ -203,11 +203,7 @@ def read_ahead(
         if failure is not None:
             raise failure
     finally:
-        threads = [ahead for _, ahead in waiting if ahead is not None]
-        for ahead in threads:
-            ahead.stop()
-        for ahead in threads:
-            ahead.close()
+        close_all(ahead for _, ahead in waiting if ahead is not None)
 
 
 def in_sequence(streams: Iterable[Generator[T, None, None]]) -> Generator[T, None, None]:

@@ -16,6 +16,8 @@ from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage.connecting import error_words
 from torchdata_wds.storage.elsewhere import named_stream, naming
 from torchdata_wds.storage.http import open_http
+from torchdata_wds.storage.http_options import read_http_options
+from torchdata_wds.storage.http_versions import is_number
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.remote_target import RemoteTarget, target_in
 from torchdata_wds.storage.streams import ByteStream
@@ -65,7 +67,9 @@ def object_address(url: str) -> str:
             shard, f"{scheme}: goes through AIStore, and AIS_ENDPOINT is not set; set it, as http://host:51080"
         )
     if not endpoint.lower().startswith(("http://", "https://")):
-        raise _refusal(shard, f"AIS_ENDPOINT={mask_text(endpoint)!r} is no address such as http://host:51080")
+        raise _refusal(
+            shard, f"AIS_ENDPOINT={mask_text(f'http://{endpoint}')[7:]!r} is no address such as http://host:51080"
+        )
     provider = _PROVIDERS.get(scheme.lower())
     if provider is None:
         raise _refusal(
@@ -113,9 +117,9 @@ def remove_ais(url: str, options: StorageOptions) -> None:
     Raises:
         ShardOpenError: if it cannot be removed.
     """
-    address = object_address(url)
+    address, store = object_address(url), AisStore(_headers(options))
     try:
-        AisStore(_headers(options)).rm_file(address)
+        store.rm_file(address)
     except FileNotFoundError:
         return
     except Exception as error:  # noqa: BLE001 - as it comes from below
@@ -150,7 +154,7 @@ class AisStore:
     def info(self, address: str) -> dict[str, Any]:
         """The size of an object, where it is told."""
         length = self._ask("HEAD", address).headers.get("Content-Length", "")
-        return {"size": int(length) if length.isdecimal() else None}
+        return {"size": int(length) if is_number(length) else None}
 
     def put_file(self, local: str, address: str) -> None:
         """Stores a whole file."""
@@ -204,9 +208,7 @@ def _host(url: str) -> tuple[str, str]:
 
 
 def _headers(options: StorageOptions) -> dict[str, str]:
-    given = {
-        str(name): str(value).strip() for name, value in dict(options.get(_SCHEME, {}).get("headers") or {}).items()
-    }
+    given = dict(read_http_options(_SCHEME, options.get(_SCHEME, {})).headers)
     token = ais_token()
     if token and not any(name.lower() == "authorization" for name in given):
         given["Authorization"] = f"Bearer {token}"

@@ -27,6 +27,7 @@ __all__ = [
     "CopyLock",
     "Kept",
     "LockedFile",
+    "is_of_other_size",
     "is_sealed",
     "make_room",
     "mark_as_ours",
@@ -148,6 +149,15 @@ class CopyLock:
             return None
         return os.path.join(os.path.dirname(path), name) if name.endswith(PART) else None  # noqa: PTH118, PTH120
 
+    @staticmethod
+    def progress_of(path: str) -> tuple[str, int] | None:
+        """The file that the holder of a copy's lock fills, and how far it has come."""
+        part = CopyLock.part_of(path)
+        try:
+            return None if part is None else (part, os.stat(part).st_size)  # noqa: PTH116 - a str
+        except FileNotFoundError:
+            return None
+
     def create_part(self) -> tuple[str, LockedFile]:
         """Makes the file for a copy, after removing those that its former makers left, and old ones of other copies.
 
@@ -178,7 +188,8 @@ class CopyLock:
         """Lets go of the lock, and removes its file; in a forked child, nothing."""
         if not self._file.closed:
             with contextlib.suppress(OSError):
-                os.unlink(self.path + LOCK)  # noqa: PTH108
+                if self._file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
+                    os.unlink(self.path + LOCK)  # noqa: PTH108
             self._file.close()
 
 
@@ -233,18 +244,32 @@ def is_sealed(file: int) -> bool:
     return os.fstat(file).st_mtime_ns == _SEAL
 
 
-def mark_as_ours(file: int, digest: str) -> None:
-    """Notes of which URL a file is the copy, where the file system allows it."""
+def mark_as_ours(file: int, digest: str, size: int | None = None) -> None:
+    """Notes of which URL a file is the copy, and how long it is in the end, where the file system allows it."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setxattr(file, _MARK, digest.encode())
+        os.setxattr(file, _MARK, (digest if size is None else f"{digest} {size}").encode())
 
 
 def mark_of(file: int | str) -> str | None:
-    """The digest of the URL that a file is the copy of, if this package has made it and noted that."""
+    """The digest of the URL that a file is the copy of; None if it was not made by this package, or changed since."""
+    digest, size = _note_of(file)
+    with contextlib.suppress(FileNotFoundError):
+        if size is None or os.stat(file).st_size == size:  # noqa: PTH116 - maybe a descriptor
+            return digest
+    return None
+
+
+def is_of_other_size(file: int) -> bool:
+    """Tells whether an open copy is known to have had another length when it was made."""
+    return _note_of(file)[1] not in (None, os.fstat(file).st_size)
+
+
+def _note_of(file: int | str) -> tuple[str | None, int | None]:
     try:
-        return os.getxattr(file, _MARK).decode(errors="replace")
+        digest, _, size = os.getxattr(file, _MARK).decode(errors="replace").partition(" ")
     except (OSError, AttributeError):
-        return None
+        return None, None
+    return digest, int(size) if size.isdecimal() else None
 
 
 class Kept(NamedTuple):

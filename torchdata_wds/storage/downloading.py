@@ -19,7 +19,7 @@ from torchdata_wds.storage.cache_names import digest_of, unsigned
 from torchdata_wds.storage.cache_reports import download_bar, report
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.streams import BUFFER_SIZE, Source, stored_bytes
-from torchdata_wds.storage.urls import mask_url, scheme_of
+from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
     from torchdata_wds.storage.shard_cache import ShardCache
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Download", "Outcome"]
 
 _PATIENCE = 1.0
+#: Threads that go on behind the interpreter's end are frozen there, with whatever they hold.
+_PATIENCE_AT_EXIT = 0.2
 _SENT_AT_ONCE = 8 << 20
 
 
@@ -59,13 +61,15 @@ class Download:
 
     Attributes:
         part: The path of the file that is filled.
+        url: The shard.
         position: How many bytes of it are there.
         outcome: How it has ended; None while it runs.
         failure: Why it has failed.
         reason: Why the copy cannot be kept.
+        is_stopping: Whether nobody wants it any more.
 
     Raises:
-        OSError: if the file cannot be made. The lock is then given up.
+        OSError: if the file cannot be made, or the program is ending. The lock is then given up.
     """
 
     def __init__(self, cache: ShardCache, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
@@ -76,22 +80,24 @@ class Download:
         self.failure: BaseException | None = None
         self.changed = threading.Condition()
         self._cache = cache
-        self._url = url
+        self.url = url
         self._lock = lock
         self._owner = os.getpid()
         self._ending = threading.RLock()  # a garbage collection may stop a download in its own thread
-        self._is_released = self._is_stopping = False
+        self._is_released = False
+        self.is_stopping = False
         self._sent = 0
         self._source: io.RawIOBase | None = None
         self._rest: io.RawIOBase | None = None
         self._thread: threading.Thread | None = None
         try:
+            if _AtExit.has_begun:
+                raise OSError("the program is ending")
             self.part, self._file = lock.create_part()
         except BaseException:
             lock.release()
             raise
-        if not cache.is_named_by_digest:
-            mark_as_ours(self._file.fileno(), digest_of(unsigned(url)))
+        mark_as_ours(self._file.fileno(), digest_of(unsigned(url)))
         _remember(self)
 
     def open_file(self) -> LockedFile:
@@ -130,7 +136,7 @@ class Download:
             if outcome is not Outcome.DIRECT and self._source is not None:
                 with contextlib.suppress(Exception):
                     self._source.close()
-            if self._is_stopping and self._rest is not None:
+            if self.is_stopping and self._rest is not None:
                 self._rest.close()
             self._source = None
             with self.changed:
@@ -168,33 +174,31 @@ class Download:
         """
         if not self.is_here:
             return
-        self._is_stopping = True
+        self.is_stopping = True
         source = self._source
         if self.outcome is None and isinstance(source, Source):
             source.interrupt()
-            if scheme_of(self._url) == "pipe":
-                with contextlib.suppress(Exception):
-                    source.close()  # kills the command
         if self._thread not in (None, threading.current_thread()):
             self._thread.join(patience)
-        with self._ending:
-            self._release()
+        if not self._is_released:  # the program's end may have frozen a thread that is about to
+            with self._ending:
+                self._release()
         if self._rest is not None:
             self._rest.close()
             self._rest = None
 
     def _fill(self) -> Outcome:
         start = time.monotonic()
-        source = self._source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
+        source = self._source = stored_bytes(open_shard(self.url, storage_options=self._cache.storage_options))
         view = memoryview(bytearray(BUFFER_SIZE))
-        with download_bar(self._url, self._cache.verbose) as advance:
-            while not self._is_stopping:
+        with download_bar(self.url, self._cache.verbose) as advance:
+            while not self.is_stopping:
                 count = source.readinto(view)
                 if not count:
                     return self._finish(time.monotonic() - start)
-                reason = self._write(view[:count])
-                if reason is not None:
-                    return self._leave(reason)
+                if (reason := self._write(view[:count])) is not None:
+                    self._note(reason)
+                    return Outcome.DIRECT
                 advance(count)
         return Outcome.STOPPED
 
@@ -203,6 +207,7 @@ class Download:
         reason = self._cache.too_large(self.position + len(piece))
         count = 0
         try:
+            self._check_size()
             while reason is None and piece[count:]:
                 count += os.write(self._file.fileno(), piece[count:])
         except OSError as error:
@@ -217,6 +222,11 @@ class Download:
             self._send_to_disk()
         return reason
 
+    def _check_size(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self.position:
+            raise OSError(f"somebody has changed {self.part}: it has {size:,} bytes, and not {self.position:,}")
+
     def _send_to_disk(self) -> None:
         """Has the disk begin with what is written, so that there is less to wait for at the end."""
         with contextlib.suppress(OSError, AttributeError):
@@ -224,16 +234,14 @@ class Download:
             os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)
         self._sent = self.position
 
-    def _leave(self, reason: str) -> Outcome:
-        self._note(reason)
-        return Outcome.DIRECT
-
     def _finish(self, seconds: float) -> Outcome:
-        shard = mask_url(self._url)
+        shard = mask_url(self.url)
         try:
             if self._cache.check is not None:
-                self._cache.check(self.part, self._url)
+                self._cache.check(self.part, self.url)
+            mark_as_ours(self._file.fileno(), digest_of(unsigned(self.url)), self.position)
             os.fsync(self._file.fileno())
+            self._check_size()
         except WdsError as error:
             self._note(f"{error} (verify=False keeps what does not look whole)")
             return Outcome.WHOLE
@@ -283,7 +291,7 @@ class Download:
     def _note(self, reason: str) -> None:
         self.reason = reason
         if not self._is_quiet:
-            self._cache.warn(self._url, reason)
+            self._cache.warn(self.url, reason)
 
 
 class _Rest(Source):
@@ -312,23 +320,25 @@ class _Rest(Source):
 _running: weakref.WeakSet[Download] = weakref.WeakSet()
 
 
-class _Registration:
-    """In which process `_stop_all` is registered to run at the end."""
+class _AtExit:
+    """In which process `_stop_all` is registered to run at the end, and whether it has."""
 
     process = 0
+    has_begun = False
 
 
 def _remember(download: Download) -> None:
     _running.add(download)
-    if _Registration.process != os.getpid():
-        _Registration.process = os.getpid()
+    if _AtExit.process != os.getpid():
+        _AtExit.process = os.getpid()
         # Unlike atexit, this runs at the end of multiprocessing's workers as well.
         multiprocessing.util.Finalize(None, _stop_all, exitpriority=10)
 
 
 def _stop_all() -> None:
+    _AtExit.has_begun = True
     for download in list(_running):
-        download.stop(patience=0)
+        download.stop(patience=_PATIENCE_AT_EXIT)
 
 
 os.register_at_fork(after_in_child=_running.clear)

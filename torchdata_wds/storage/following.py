@@ -11,17 +11,16 @@ import contextlib
 import fcntl
 import os
 import sys
-import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.cache_files import CopyLock, LockedFile, is_sealed, open_copy, open_part
+from torchdata_wds.storage.cache_files import CopyLock, LockedFile, is_of_other_size, is_sealed, open_copy, open_part
 from torchdata_wds.storage.cache_reports import report
 from torchdata_wds.storage.downloading import Download, Outcome
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.waiting import StalledError, Waiting
 
 if TYPE_CHECKING:
     import io
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 
     from torchdata_wds.storage.shard_cache import ShardCache
 
-__all__ = ["FollowedShard", "Origin", "find_origin", "pauses"]
+__all__ = ["FollowedShard", "Origin", "find_origin"]
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 #: A download that nobody reads any more is waited for while it comes on at least once in so many seconds.
 _FINISH_SECONDS = 10.0
 
@@ -60,18 +58,24 @@ class FollowedShard(Source):
         self._position = 0  # what was delivered
         self._checked = 0  # how much of it is known to be the same in what is read now
         self._proof: LockedFile | None = None  # a file that begins with what was delivered
+        self._is_interrupted = False
         self._origin = origin
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Reads what comes next, and waits for it; 0 only at the verified end."""
         view = memoryview(buffer)
         while True:
+            if self._is_interrupted:
+                raise _stopped(self._url)
             behind = self._position - self._checked
             target = view if not behind else memoryview(bytearray(min(behind, BUFFER_SIZE)))
             try:
                 count = self._origin.read(target, self._checked)
             except _LostError:
                 self._find_another()
+                continue
+            except StalledError as error:
+                self._find_another(error)
                 continue
             if not behind:
                 self._position = self._checked = self._checked + count
@@ -84,12 +88,15 @@ class FollowedShard(Source):
         assert self._proof is not None
         return os.pread(self._proof.fileno(), len(data), self._checked) == data
 
-    def _find_another(self) -> None:
+    def _find_another(self, reason: OSError | None = None) -> None:
         if self._checked == self._position:
             self._drop_proof()
             self._proof = self._origin.release_file()
         self._origin.close()
-        self._origin = find_origin(self._cache, self._url, self._path)
+        if reason is None:
+            self._origin = find_origin(self._cache, self._url, self._path)
+        else:
+            self._origin = _open_source(self._cache, self._url, reason)
         self._checked = 0
 
     def _has_changed(self) -> ShardOpenError:
@@ -102,7 +109,8 @@ class FollowedShard(Source):
         )
 
     def interrupt(self) -> None:
-        """Ends a download of its own."""
+        """Ends a download of its own, or the waiting for another's."""
+        self._is_interrupted = True
         self._origin.stop()
 
     def _drop_proof(self) -> None:
@@ -113,7 +121,7 @@ class FollowedShard(Source):
     def _close(self) -> None:
         try:
             # Who is interrupted does not want to wait.
-            if self._finish and sys.exc_info()[0] is None:
+            if self._finish and not self._is_interrupted and sys.exc_info()[0] is None:
                 self._origin.finish()
         finally:
             self._origin.close()
@@ -139,7 +147,9 @@ class Origin:
         return None
 
     def stop(self) -> None:
-        """Ends a download that this reader has started."""
+        """Ends a read that another thread waits in, and a download that this reader has started."""
+        if isinstance(self._source, Source):
+            self._source.interrupt()
 
     def finish(self) -> None:
         """Waits for a download that this reader has started, as long as it comes on."""
@@ -156,24 +166,43 @@ class _FileOrigin(Origin):
     def __init__(self, file: LockedFile, path: str, *, is_copy: bool = False) -> None:
         self._file = file
         self._path = path
-        self._is_copy = self._is_filled = is_copy
-        self._is_released = False
+        self._size = os.fstat(file.fileno()).st_size if is_copy else None
+        self._is_filled = is_copy
+        self._is_released = self._is_stopped = False
 
     def read(self, view: memoryview, position: int) -> int:
-        pause = pauses()
+        waiting = Waiting()
         while True:
             count = os.preadv(self._file.fileno(), [view], position)
             if count:
                 return count
-            if self._is_filled:
+            if self._is_filled or self._is_stopped:
                 break
             if self._file.lock(fcntl.LOCK_SH):  # who filled it has ended, in whatever way
                 self._is_filled = True
             else:
-                time.sleep(next(pause))
-        if not self._is_copy and not self._file.is_at(self._path) and not is_sealed(self._file.fileno()):
+                waiting.go_on()
+        if self._is_stopped or self._is_lost():
             raise _LostError
         return 0
+
+    def _is_lost(self) -> bool:
+        """Tells whether it ended before its end: its maker has given it up, or somebody has cut it."""
+        file = self._file.fileno()
+        if self._size is not None:
+            return os.fstat(file).st_size != self._size
+        return is_of_other_size(file) or not (self._file.is_at(self._path) or is_sealed(file))
+
+    def check(self, cache: ShardCache, url: str) -> None:
+        """Makes sure that the file is not that of another shard.
+
+        Raises:
+            CacheError: if it is.
+        """
+        cache.check_mark(url, self._path, self._file.fileno())
+
+    def stop(self) -> None:
+        self._is_stopped = True
 
     def release_file(self) -> LockedFile:
         """Gives the file away."""
@@ -202,7 +231,10 @@ class _DownloadOrigin(_FileOrigin):
             return self._rest.readinto(view) or 0
         download.wait_for(position)
         if download.position > position:
-            return os.preadv(self._file.fileno(), [view[: download.position - position]], position)
+            count = os.preadv(self._file.fileno(), [view[: download.position - position]], position)
+            if not count:
+                raise _LostError  # somebody has cut the file
+            return count
         if download.outcome is Outcome.FAILED:
             assert download.failure is not None
             raise download.failure.with_traceback(None)
@@ -210,15 +242,17 @@ class _DownloadOrigin(_FileOrigin):
             self._rest = download.take_rest()
             return self._rest.readinto(view) or 0
         if download.outcome is Outcome.STOPPED:
-            raise _LostError
+            raise _stopped(download.url)
         return 0
 
     def stop(self) -> None:
         self._download.stop()
+        if isinstance(self._rest, Source):
+            self._rest.interrupt()
 
     def finish(self) -> None:
         download = self._download
-        while download.is_here and download.outcome is None:
+        while download.is_here and not download.is_stopping and download.outcome is None:
             if not download.wait_for(download.position, _FINISH_SECONDS):
                 return
 
@@ -229,34 +263,51 @@ class _DownloadOrigin(_FileOrigin):
         super().close()
 
 
-def pauses() -> Iterator[float]:
-    """Seconds to sleep between two looks, each longer than the one before."""
-    pause = _SHORTEST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
 def find_origin(cache: ShardCache, url: str, path: str) -> Origin:
-    """Finds where to read a shard: in its copy, in one in the making, in one of its own making, or at its source."""
+    """Finds where to read a shard: in its copy, in one in the making, in one of its own making, or at its source.
+
+    Raises:
+        CacheError: if the copy, or what is to become it, is that of another shard.
+        ShardOpenError: if the source cannot be opened.
+    """
     try:
-        for pause in pauses():
-            with contextlib.suppress(FileNotFoundError):
-                return _FileOrigin(open_copy(path), path, is_copy=True)
-            os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - a str
-            lock = CopyLock.acquire(path)
-            if lock is None:
-                part = CopyLock.part_of(path)
-                file = None if part is None else open_part(part)
-                if file is not None:
-                    return _FileOrigin(file, path)
-            elif not os.path.exists(path):  # noqa: PTH110
-                return _start_download(cache, url, lock)
-            else:
-                lock.release()
-            time.sleep(pause)
+        origin = _find_in_folder(cache, url, path)
     except OSError as error:
-        cache.warn(url, error.strerror or str(error))
+        return _open_source(cache, url, error)
+    try:
+        origin.check(cache, url)
+    except BaseException:
+        origin.close()
+        raise
+    return origin
+
+
+def _find_in_folder(cache: ShardCache, url: str, path: str) -> _FileOrigin:
+    waiting = Waiting()
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            copy = open_copy(path)
+            if not cache.is_cut(copy):
+                return _FileOrigin(copy, path, is_copy=True)
+            with copy:
+                if not cache.drop(path, copy):
+                    raise OSError(f"its copy {path} is cut")
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - a str
+        lock = CopyLock.acquire(path)
+        if lock is None:
+            part = CopyLock.part_of(path)
+            file = None if part is None else open_part(part)
+            if file is not None:
+                return _FileOrigin(file, path)
+        elif not os.path.exists(path):  # noqa: PTH110
+            return _start_download(cache, url, lock)
+        else:
+            lock.release()
+        waiting.go_on()
+
+
+def _open_source(cache: ShardCache, url: str, reason: OSError) -> Origin:
+    cache.warn(url, reason.strerror or str(reason))
     return Origin(stored_bytes(open_shard(url, storage_options=cache.storage_options)))
 
 
@@ -270,3 +321,10 @@ def _start_download(cache: ShardCache, url: str, lock: CopyLock) -> _DownloadOri
         download.stop()
         raise
     return origin
+
+
+def _stopped(url: str) -> ShardOpenError:
+    shard = mask_url(url)
+    return ShardOpenError(
+        f"reading shard {shard} was stopped, by another thread or the end of the program", shard=shard
+    )

@@ -18,7 +18,7 @@ from torchdata_wds.storage.http_source import HttpSource
 from torchdata_wds.storage.http_versions import Version
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import ShardSource, Source, wrap_source
-from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.urls import mask_text, mask_url
 
 __all__ = ["open_http"]
 
@@ -79,6 +79,7 @@ def _decoded(source: HttpSource, shard: str) -> Source:
         return source
     if encoding in _OWN_DECODERS:
         return ShardSource(source, shard)
+    shown = mask_text(encoding)[:80]
     raise ShardOpenError(
-        f"cannot open shard {shard}: the server sent Content-Encoding {encoding!r}, expected identity", shard=shard
+        f"cannot open shard {shard}: the server sent Content-Encoding {shown!r}, expected identity", shard=shard
     )

@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from torchdata_wds.storage.http_options import HttpOptions
 from torchdata_wds.storage.http_retries import HttpFailure, retry_after
+from torchdata_wds.storage.http_versions import is_number
 from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
 #: Bodies of answers that are not the shard are read up to this size, to keep the connection.
 _WORTH_READING = 16 * 1024
+_SHOWN = 200
 # Workers read several shards at once, and a store redirects to many hosts.
 _CONNECTIONS_PER_HOST = 32
 _HOSTS = 32
@@ -77,7 +79,7 @@ class Answer:
     def describe(self) -> str:
         """Says what was answered, for messages."""
         status = f"{self.status} {self._response.reason or ''}".strip()
-        return f"the server answered {mask_text(status)}{self._via}"
+        return f"the server answered {_shown(status)}{self._via}"
 
     def close(self) -> None:
         """Lets go of the body; the connection is kept only if it was read to its end."""
@@ -163,7 +165,7 @@ def is_well_formed(url: str) -> str | None:
 
 def _dismiss(response: urllib3.BaseHTTPResponse) -> None:
     length = response.headers.get("Content-Length", "")
-    if length.isascii() and length.isdecimal() and int(length) <= _WORTH_READING:
+    if is_number(length) and int(length) <= _WORTH_READING:
         response.drain_conn()
     response.close()
 
@@ -177,7 +179,12 @@ def _redirect_target(url: str, location: str) -> str:
     Raises:
         HttpFailure: if it is malformed, no web address, or unencrypted where the one before was not.
     """
-    target = urljoin(url, location)
+    try:
+        target = urljoin(url, location)
+    except ValueError as error:
+        raise HttpFailure(
+            f"the server redirects to {_shown(location)}, which is malformed: {_shown(str(error))}", lasting=True
+        ) from None
     scheme, before = (address.partition(":")[0].lower() for address in (target, url))
     shown = mask_url(target)
     if scheme not in ("http", "https"):
@@ -259,6 +266,14 @@ def _is_lasting(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     cause = getattr(error, "reason", None) or error
     args: tuple[object, ...] = getattr(cause, "args", ())
-    text = f"{args[0]} {args[1]}" if len(args) == 2 and isinstance(args[1], Exception) else str(cause)
+    text = str(cause)
+    if len(args) == 2 and isinstance(args[1], Exception):
+        text = str(args[0]) if str(args[1]) in str(args[0]) else f"{args[0]} {args[1]}"
     # urllib3 puts the connection object before the text: "<...HTTPConnection object at 0x...>: Failed to ..."
-    return mask_text(re.sub(r"<?[\w.]*HTTPS?Connection(Pool)?\b[^:>]*?(object at 0x\w+)?>?: ", "", text))
+    return _shown(re.sub(r"<?[\w.]*HTTPS?Connection(Pool)?\b[^:>]*?(object at 0x\w+)?>?: ", "", text))
+
+
+def _shown(text: str) -> str:
+    """What a server wrote, as a part of a message: no secrets, nothing that a terminal obeys, and not too much."""
+    masked = mask_text(text)[:_SHOWN]
+    return masked if masked.isprintable() else ascii(masked)[1:-1]

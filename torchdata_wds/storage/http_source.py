@@ -133,7 +133,7 @@ class HttpSource(Source):
     def _check_length(self, count: int) -> None:
         if self._patience.is_interrupted:
             # What looks like the end of a body without a length may be the connection's.
-            raise HttpFailure("reading was interrupted", lasting=True)
+            raise HttpFailure("the connection was shut")
         position, total = self._delivered.position + count, self.version.total
         if total is not None and position > total:
             raise HttpFailure(f"the server sent more bytes than the {total:,} that it announced", lasting=True)
@@ -240,13 +240,16 @@ class HttpSource(Source):
         self._close()
         if failure.lasting:
             raise self._error(failure, "")
-        if not self._patience.endures(failure.reason, failure.wait):
-            attempts = self._patience.failures
-            raise self._error(
-                failure,
-                f"; gave up at byte {self._delivered.position:,} after {attempts} attempt{'s' * (attempts > 1)} "
-                f"without progress (retries={self._request.options.retries})",
-            )
+        if self._patience.endures(failure.reason, failure.wait):
+            return
+        if self._patience.is_interrupted:
+            raise self._error(failure, "; reading was interrupted")
+        attempts = self._patience.failures
+        raise self._error(
+            failure,
+            f"; gave up at byte {self._delivered.position:,} after {attempts} attempt{'s' * (attempts > 1)} "
+            f"without progress (retries={self._request.options.retries})",
+        )
 
     def _error(self, failure: HttpFailure, more: str) -> ShardOpenError:
         shard = self._request.shard

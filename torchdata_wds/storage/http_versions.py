@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
-__all__ = ["Version", "content_range"]
+__all__ = ["Version", "content_range", "is_number"]
 
-_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)", re.ASCII)
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _SHOWN = 80
+_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Version:
         if not whole:
             total = content_range(headers)[2]
         else:
-            total = int(length) if _is_number(length) and "Transfer-Encoding" not in headers else None
+            total = int(length) if is_number(length) and "Transfer-Encoding" not in headers else None
         return cls(
             etag=headers.get("ETag", "").strip(),
             modified=headers.get("Last-Modified", "").strip(),
@@ -92,8 +93,14 @@ def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None, i
     return first, last, total
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+def is_number(text: str) -> bool:
+    """Tells whether a header holds a number that an object's length may be.
+
+    Example:
+        >>> is_number("1024"), is_number("-5"), is_number("9" * 5000)
+        (True, False, False)
+    """
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
 
 
 def _is_before(modified: str, date: str) -> bool:

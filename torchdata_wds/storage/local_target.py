@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 
 from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.durability import sync_file, sync_folder
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.urls import local_path, mask_url
 from torchdata_wds.storage.writing import FileTarget, cannot_write
@@ -25,7 +26,6 @@ PARTIAL = ".partial"
 
 _LOCKED = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 #: How often a file that another process has just renamed is looked for again.
 _OPENINGS = 100
 
@@ -92,12 +92,12 @@ class LocalTarget(FileTarget):
     def _commit(self) -> None:
         self._ensure_created()
         try:
-            _sync(self._file)
+            sync_file(self._file)
             if self._overwrite:
                 self._partial.replace(self._path)
             else:
                 self._publish()
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         except FileExistsError as error:
             raise cannot_write(
                 self._shard,
@@ -242,23 +242,3 @@ def _lock(file: int) -> None:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked") from error
         if error.errno not in _NO_LOCKS:
             raise
-
-
-def _sync(file: int) -> None:
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name durable, where the folder may be opened."""
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        _sync(file)
-    finally:
-        os.close(file)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, Source, interrupt
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["ReadAhead"]
+__all__ = ["ReadAhead", "close_all"]
 
 #: So many bytes of a shard are read ahead at most.
 LARGEST_LEAD = 16 << 20
@@ -98,10 +99,14 @@ class ReadAhead(Generic[T]):
         if stream is not None:
             interrupt(stream)
 
-    def close(self) -> None:
-        """Lets the thread end, and waits for it; a source that does not answer is left to it."""
+    def close(self, patience: float | None = None) -> None:
+        """Lets the thread end, and waits for it; a source that does not answer is left to it.
+
+        Args:
+            patience: How many seconds to wait at most; None is the usual time.
+        """
         self.stop()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_PATIENCE if patience is None else patience)
         self._failure = None  # it holds the frames that raised it
 
     def _run(self) -> None:
@@ -131,6 +136,16 @@ class ReadAhead(Generic[T]):
                 self._held += len(piece)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._held < self._lead or self._is_closed)
+
+
+def close_all(streams: Iterable[ReadAhead[Any]]) -> None:
+    """Closes streams whose turn has not come; together they wait no longer than one."""
+    streams = list(streams)
+    for ahead in streams:
+        ahead.stop()
+    end = time.monotonic() + _PATIENCE
+    for ahead in streams:
+        ahead.close(max(0.0, end - time.monotonic()))
 
 
 class _AheadSource(Source):

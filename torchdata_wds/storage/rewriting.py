@@ -8,14 +8,20 @@ has made.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from torchdata_wds.environment import rewriting_variables
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
 from torchdata_wds.storage.urls import mask_text, mask_url, scheme_of
+from torchdata_wds.storage.withholding import Withheld, is_starting_a_process
 
 __all__ = ["RewriteRules", "rewritten"]
+
+Rules = tuple[tuple[str, str], ...]
+
+_withheld: Withheld[Rules] = Withheld("rewriting rules")
 
 # What no shell takes for more than a letter of a word.
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]*")
@@ -23,6 +29,8 @@ _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]*")
 
 class RewriteRules:
     r"""Rules from regular expression to replacement, in order; picklable, and its repr masks secrets.
+
+    With a secret in them, they stay out of pickles as `StorageOptions` do.
 
     Args:
         rules: ``"regex=replacement;..."``, a mapping from regex to replacement (which may hold ``=`` and ``;``), other
@@ -39,10 +47,24 @@ class RewriteRules:
         ('/shared/data/b/x.tar', 'https://mirror/b/x.tar', None)
     """
 
-    __slots__ = ("_rules",)
+    __slots__ = ("_given", "_mark", "_shown")
+
+    _given: Rules | None
+    _mark: str
+    _shown: str
 
     def __init__(self, rules: str | Mapping[str, str] | RewriteRules | None = None) -> None:
-        self._rules: tuple[tuple[str, str], ...] = _parse(rules)
+        if isinstance(rules, RewriteRules):
+            self._given, self._mark, self._shown = rules._given, rules._mark, rules._shown
+            return
+        self._given = _parse(rules)
+        text = ";".join(map("=".join, self._given))
+        self._shown = mask_text(text)
+        self._mark = "" if self._shown == text else _withheld.add(self._shown, self._given)
+
+    @property
+    def _rules(self) -> Rules:
+        return _withheld.find(self._mark, self._shown) if self._given is None else self._given
 
     def apply(self, url: str) -> str | None:
         """What the first rule that matches makes of a URL; None where none does.
@@ -55,12 +77,13 @@ class RewriteRules:
             if found is not None:
                 start, rest = found.expand(replacement), url[found.end() :]
                 if scheme_of(start + rest) == "pipe" and scheme_of(url) != "pipe":
+                    _check_origin(url, replacement)
                     _check_words(url, [*found.groups(""), rest if start[-1:].isspace() else ""])
                 return start + rest
         return None
 
     def __repr__(self) -> str:
-        return f"RewriteRules({mask_text(';'.join(map('='.join, self._rules)))!r})"
+        return f"RewriteRules({self._shown!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RewriteRules) and self._rules == other._rules
@@ -69,7 +92,18 @@ class RewriteRules:
         return hash(self._rules)
 
     def __bool__(self) -> bool:
-        return bool(self._rules)
+        return bool(self._shown)
+
+    def __reduce__(self) -> tuple[Callable[..., RewriteRules], tuple[Any, ...]]:
+        goes_along = not self._mark or is_starting_a_process()
+        return _restored, (self._rules if goes_along else None, self._mark, self._shown)
+
+
+def _restored(rules: Rules | None, mark: str, shown: str) -> RewriteRules:
+    made = RewriteRules(None if rules is None else dict(rules))
+    if rules is None:
+        made._given, made._mark, made._shown = None, mark, shown
+    return made
 
 
 def rewritten(url: str, rules: RewriteRules) -> str:
@@ -102,11 +136,9 @@ def _rules_of(text: str) -> RewriteRules:
     return RewriteRules(text)
 
 
-def _parse(rules: object) -> tuple[tuple[str, str], ...]:
+def _parse(rules: object) -> Rules:
     if rules is None:
         return ()
-    if isinstance(rules, RewriteRules):
-        return rules._rules
     if isinstance(rules, str):
         return tuple(_checked(*_split(rule)) for rule in rules.split(";") if rule.strip())
     if not isinstance(rules, Mapping):
@@ -149,6 +181,17 @@ def _checked(regex: str, replacement: str) -> tuple[str, str]:
 
 def _expected(found: str) -> str:
     return f'rewrite must be "regex=replacement;..." or a mapping from regex to replacement, found {found}'
+
+
+def _check_origin(url: str, replacement: str) -> None:
+    """A URL may come from a stranger's list, and must not bring the command with it."""
+    if scheme_of(replacement) != "pipe":
+        shard = mask_url(url)
+        raise UnsafeDataError(
+            f"shard {shard} would become a command by a rewriting rule: what it names is a command itself, without its "
+            "scheme. Write the whole pipe: command in the list of shards, or 'pipe:' in the rule's replacement",
+            shard=shard,
+        )
 
 
 def _check_words(url: str, beginnings: list[str]) -> None:

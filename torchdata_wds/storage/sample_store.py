@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "APPLICATION",
     "HEADER_SIZE",
+    "SCHEMA",
     "VERSION",
     "SampleFacts",
     "SampleReader",
@@ -44,6 +45,11 @@ APPLICATION = int.from_bytes(b"WdsS", "big")
 VERSION = 1
 #: The size of that header.
 HEADER_SIZE = 100
+#: What makes the tables, as SQLite keeps it: a file with other ones, such as views, could compute without end.
+SCHEMA = (
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER)",
+    "CREATE TABLE samples (number INTEGER PRIMARY KEY, crc INTEGER, data BLOB)",
+)
 
 _MAGIC = b"SQLite format 3\0"
 
@@ -90,9 +96,12 @@ class SampleReader:
             self._connection = connect(path, "mode=ro&immutable=1")
         try:
             with _reading(path):
+                found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name")
+                if tuple(sql for (sql,) in found) != SCHEMA:
+                    raise _damaged(path, "it has other tables than cache_samples makes")
                 facts = dict(self._connection.execute("SELECT name, value FROM facts"))
             samples, shares = (
-                found if isinstance(found := facts.get(name), int) else 0 for name in ("samples", "shares")
+                value if isinstance(value := facts.get(name), int) else 0 for name in ("samples", "shares")
             )
             self.facts = SampleFacts(samples, facts.get("ended") == 1, facts.get("pickles") == 1, shares)
             if dict(self.facts.rows()) != facts:
@@ -159,6 +168,15 @@ def open_samples(path: Path) -> SampleReader | None:
         raise unusable(path, error.strerror or str(error)) from error
     if not stat.S_ISREG(status.st_mode):
         raise unusable(path, "it is a folder or a device; add the name of a file")
+    try:
+        return _open(path, status.st_size)
+    except CacheError:
+        if not path.exists():
+            return None  # somebody has deleted it meanwhile
+        raise
+
+
+def _open(path: Path, size: int) -> SampleReader:
     head = _head_of(path)
     if not is_ours(head):
         raise unusable(path, "it is no file that cache_samples wrote, and is left as it is")
@@ -166,8 +184,8 @@ def open_samples(path: Path) -> SampleReader | None:
     if version != VERSION:
         raise unusable(path, f"it is of version {version}, expected {VERSION}: delete it, and it is made again")
     expected = int.from_bytes(head[16:18], "big") * int.from_bytes(head[28:32], "big")
-    if status.st_size < expected:
-        raise _damaged(path, f"it is cut off: expected {expected:,} bytes, found {status.st_size:,}")
+    if size < expected:
+        raise _damaged(path, f"it is cut off: expected {expected:,} bytes, found {size:,}")
     return SampleReader(path)
 
 

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError
+from torchdata_wds.storage.durability import sync_file, sync_folder
 from torchdata_wds.storage.sample_store import (
     APPLICATION,
     HEADER_SIZE,
+    SCHEMA,
     VERSION,
     SampleFacts,
+    SampleReader,
     connect,
     is_ours,
+    open_samples,
     sqlite3_module,
     unusable,
 )
@@ -27,7 +31,7 @@ from torchdata_wds.storage.sample_store import (
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["PART", "SampleWriter", "begin_samples"]
+__all__ = ["PART", "SampleWriter", "begin_samples", "open_or_begin"]
 
 #: What the name of a file ends with while it is not complete.
 PART = ".part"
@@ -39,7 +43,6 @@ _BATCH_COUNT, _BATCH_BYTES = 1000, 4 << 20
 _ROW_OVERHEAD = 1000
 _LOCKED = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 #: How often a file that another process has just renamed is looked for again.
 _OPENINGS = 100
 
@@ -96,7 +99,7 @@ class SampleWriter:
             shares: How many such files share the samples of the source.
 
         Returns:
-            False if something has that name by now, which is left as it is.
+            False if something has that name by now, which is left as it is, or somebody has deleted the part.
 
         Raises:
             CacheError: if it cannot be written.
@@ -109,11 +112,12 @@ class SampleWriter:
                 self._flush()
                 connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.rows())
                 connection.close()
-                _sync(self._lock)
-                is_free = not os.path.lexists(self.path)
+                sync_file(self._lock)
+                is_free = not os.path.lexists(self.path) and _is_at(self._lock, self._part)
                 if is_free:
                     self._part.replace(self.path)
-                    _sync_folder(self.path.parent)
+                    with contextlib.suppress(OSError):  # it is there, and whole
+                        sync_folder(self.path.parent)
         except BaseException:
             self.abort()
             raise
@@ -131,7 +135,8 @@ class SampleWriter:
             self._connection.close()
         if self._owner == os.getpid():
             with contextlib.suppress(OSError):
-                self._part.unlink()
+                if _is_at(self._lock, self._part):
+                    self._part.unlink()
         self._release()
 
     def _create(self, connection: sqlite3.Connection) -> None:
@@ -145,8 +150,8 @@ class SampleWriter:
             "locking_mode = EXCLUSIVE",
         ):
             connection.execute(f"PRAGMA {pragma}")
-        connection.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER)")
-        connection.execute("CREATE TABLE samples (number INTEGER PRIMARY KEY, crc INTEGER, data BLOB)")
+        for table in SCHEMA:
+            connection.execute(table)
 
     def _flush(self) -> None:
         assert self._connection is not None
@@ -198,6 +203,32 @@ def begin_samples(path: Path) -> SampleWriter | None:
     raise unusable(path, f"other processes keep renaming {part}")
 
 
+def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]:
+    """Opens a finished file, or begins it.
+
+    Args:
+        path: The file's final name, which is absolute.
+
+    Returns:
+        One of the two; neither where it is being written.
+
+    Raises:
+        CacheError: as `open_samples` and `begin_samples`.
+    """
+    reader = open_samples(path)
+    writer = begin_samples(path) if reader is None else None
+    if writer is None:
+        return reader, None
+    with contextlib.ExitStack() as stack:
+        stack.callback(writer.abort)
+        # Another process may have finished it meanwhile.
+        reader = open_samples(path)
+        if reader is None:
+            stack.pop_all()
+            return None, writer
+    return reader, None
+
+
 def _take(file: int, part: Path) -> bool | None:
     """Locks and empties the file that is to be written; None if it is locked, False if it is not that file any more."""
     try:
@@ -207,12 +238,9 @@ def _take(file: int, part: Path) -> bool | None:
             return None
         if error.errno not in _NO_LOCKS:
             raise
+    if not _is_at(file, part):
+        return False  # its writer has renamed it meanwhile
     status = os.fstat(file)
-    try:
-        if not os.path.samestat(status, part.lstat()):
-            return False  # its writer has renamed it meanwhile
-    except FileNotFoundError:
-        return False
     head = os.pread(file, HEADER_SIZE, 0) if stat.S_ISREG(status.st_mode) else b"?"
     # A machine that failed may have lost the first bytes.
     if head.strip(b"\0") and not is_ours(head):
@@ -221,26 +249,16 @@ def _take(file: int, part: Path) -> bool | None:
     return True
 
 
+def _is_at(file: int, path: Path) -> bool:
+    """Tells whether an open file still has a name."""
+    try:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
 def _part_of(path: Path) -> Path:
     return path.with_name(path.name + PART)
-
-
-def _sync(file: int) -> None:
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name durable, where the folder may be opened."""
-    with contextlib.suppress(OSError):
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _sync(file)
-        finally:
-            os.close(file)
 
 
 @contextlib.contextmanager

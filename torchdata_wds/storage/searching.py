@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 from torchdata_wds.errors import ShardListError, WdsError
-from torchdata_wds.storage.connecting import connect, protocol_of
+from torchdata_wds.storage.connecting import connect, error_words, protocol_of
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.urls import local_path, mask_text, mask_url, scheme_of
+from torchdata_wds.storage.urls import local_path, mask_url, masked_cause, scheme_of
 
 __all__ = ["SHARD_SUFFIXES", "is_pattern", "search_local", "search_remote"]
 
@@ -63,10 +63,10 @@ def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
         found = sorted(_names(url, parts[index], options))
     except WdsError as error:
         raise ShardListError(str(error), shard=error.shard) from error
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a client library raises
         shown = mask_url(url)
-        reason = "not found" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
-        raise ShardListError(f"cannot list {shown}: {mask_text(reason)}", shard=shown) from error
+        reason = "not found" if isinstance(error, FileNotFoundError) else error_words(error)
+        raise ShardListError(f"cannot list {shown}: {reason}", shard=shown) from masked_cause(error)
     if not found:
         raise _nothing(url, f"a folder gives what ends in {_suffixes()}" if url.endswith("/") else "")
     for name in found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +12,17 @@ from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.handlers import warn_rarely
-from torchdata_wds.storage.cache_files import CopyLock, LockedFile, mark_of, open_copy
+from torchdata_wds.storage.cache_files import CopyLock, LockedFile, is_of_other_size, mark_of, open_copy
 from torchdata_wds.storage.cache_names import digest_of, unsigned
 from torchdata_wds.storage.cache_reports import report
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.downloading import Download
-from torchdata_wds.storage.following import FollowedShard, find_origin, pauses
+from torchdata_wds.storage.following import FollowedShard, find_origin
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
 from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.waiting import Waiting
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -95,7 +95,7 @@ class ShardCache:
         reason = self._make(url, path)
         if reason is not None:
             raise self._not_kept(url, reason)
-        self._check_mark(url, path, path)
+        self.check_mark(url, path, path)
         return Path(path)
 
     def too_large(self, size: int) -> str | None:
@@ -113,13 +113,12 @@ class ShardCache:
     def _make(self, url: str, path: str) -> str | None:
         """Makes a copy that is not there, or waits for who does; gives the reason if there can be none."""
         try:
-            for pause in pauses():
-                if os.path.exists(path):  # noqa: PTH110 - a str
-                    break
+            waiting = Waiting()
+            while not os.path.exists(path):  # noqa: PTH110 - a str
                 os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
                 lock = CopyLock.acquire(path)
                 if lock is None:
-                    time.sleep(pause)
+                    waiting.go_on(CopyLock.progress_of(path))
                 elif os.path.exists(path):  # noqa: PTH110
                     lock.release()
                 else:
@@ -148,17 +147,22 @@ class ShardCache:
             self.warn(url, f"its copy {path} cannot be opened: {error.strerror or error}")
             return self._open_source(url, offset)
         try:
-            self._check_mark(url, path, file.fileno())
-            if self.check is None or not _is_cut(file.fileno()):
+            self.check_mark(url, path, file.fileno())
+            is_cut = self.is_cut(file)
+            if not is_cut and (self.check is None or not _is_open_ended(file.fileno())):
                 report(self.verbose, "hit %s: %s", mask_url(url), path)
                 return _CopySource.open(self, url, path, file, offset)
-            self.warn(url, f"its copy {path} is cut (verify=False reads it nevertheless)")
+            self.warn(url, f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}")
             is_gone = self.drop(path, file)
         except BaseException:
             file.close()
             raise
         file.close()
         return None if is_gone else self._open_source(url, offset)
+
+    def is_cut(self, file: LockedFile) -> bool:
+        """Tells whether an open copy has not the length any more with which this package has made it."""
+        return self.is_named_by_digest and is_of_other_size(file.fileno())
 
     def drop(self, path: str, file: LockedFile) -> bool:
         """Removes a damaged copy that this package has made; tells whether it is gone."""
@@ -174,8 +178,12 @@ class ShardCache:
                     lock.release()
         return not file.is_at(path)
 
-    def _check_mark(self, url: str, path: str, file: int | str) -> None:
-        """Makes sure that a copy whose name may be that of several URLs is not that of another one."""
+    def check_mark(self, url: str, path: str, file: int | str) -> None:
+        """Makes sure that a copy whose name may be that of several URLs is not that of another one.
+
+        Raises:
+            CacheError: if it is.
+        """
         if self.is_named_by_digest:
             return
         mark = mark_of(file)
@@ -189,7 +197,10 @@ class ShardCache:
 
 
 class _CopySource(Source):
-    """The decompressed bytes of a finished copy; where that turns out to be damaged, the rest comes from the source."""
+    """The decompressed bytes of a finished copy; where that cannot be read on, the rest comes from the source.
+
+    Where it turns out to be damaged, what was read before may be wrong, too: that is an error, and the copy goes.
+    """
 
     def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, position: int) -> None:
         self._cache = cache
@@ -197,7 +208,8 @@ class _CopySource(Source):
         self._path = path
         self._file = file
         self._stream: io.RawIOBase = file
-        self._position = position
+        self._start = self._position = position
+        self._size = 0  # of what is not compressed
         self._is_source = False
         self._failure: Exception | None = None
 
@@ -209,7 +221,7 @@ class _CopySource(Source):
         if is_compressed(head) or len(head) < HEAD_SIZE:
             source._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
             return io.BufferedReader(source, BUFFER_SIZE)
-        size = os.fstat(file.fileno()).st_size
+        size = source._size = os.fstat(file.fileno()).st_size
         if offset > size:
             shard = mask_url(url)
             raise ShardFormatError(
@@ -225,13 +237,23 @@ class _CopySource(Source):
             raise self._failure.with_traceback(None)
         try:
             count = self._stream.readinto(buffer) or 0
+            if not count and self._stream is self._file and self._position < self._size:
+                raise OSError(f"it ends at byte {self._position:,} of {self._size:,}")
         except (OSError, ShardFormatError) as error:
-            if self._is_source:
+            if self._is_source or isinstance(error.__cause__, ImportError):
                 raise
+            if isinstance(error, ShardFormatError) and self._position > self._start:
+                self._failure = self._remove_damaged(error)
+                raise self._failure from error
             self._turn_to_source(error)
             count = self._stream.readinto(buffer) or 0
         self._position += count
         return count
+
+    def _remove_damaged(self, error: ShardFormatError) -> ShardFormatError:
+        is_gone = self._cache.drop(self._path, self._file)
+        cure = "The copy was removed: read the shard again" if is_gone else "Remove the copy, and read the shard again"
+        return ShardFormatError(f"{str(error).rstrip('.')}. {cure}", shard=mask_url(self._url))
 
     def _turn_to_source(self, reason: Exception) -> None:
         self._cache.warn(self._url, f"its copy {self._path} is damaged: {reason}")
@@ -256,9 +278,10 @@ class _CopySource(Source):
         self._stream.close()
 
 
-def _is_cut(file: int) -> bool:
+def _is_open_ended(file: int) -> bool:
     """Tells whether an open file is evidently not whole: a tar archive that does not end as one."""
     size = os.fstat(file).st_size
     if os.pread(file, 5, 257) != b"ustar":
         return size == 0
-    return bool(size % _BLOCK) or bool(os.pread(file, _BLOCK, size - _BLOCK).strip(b"\0"))
+    end = _BLOCK + size % _BLOCK
+    return size < end or bool(os.pread(file, end, size - end).strip(b"\0"))

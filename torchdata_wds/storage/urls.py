@@ -123,10 +123,16 @@ def mask_text(text: str) -> str:
 
 
 def masked_cause(error: Exception) -> Exception:
-    """Gives an exception as the cause of another: itself, or a copy in words where its text holds a secret."""
-    text = str(error)
-    masked = mask_text(text)
-    return error if masked == text and error.__cause__ is None else OSError(f"{type(error).__name__}: {masked}")
+    """Gives an exception as the cause of another: itself, or a copy in words where a traceback of it shows a secret."""
+    seen: list[BaseException] = []
+    shown: BaseException | None = error
+    while shown is not None and shown not in seen:
+        texts = [str(shown), *getattr(shown, "__notes__", ())]
+        if isinstance(shown, BaseExceptionGroup) or any(mask_text(text) != text for text in texts):
+            return OSError(f"{type(error).__name__}: {mask_text(str(error))}")
+        seen.append(shown)
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    return error
 
 
 def _mask_parameter(found: re.Match[str]) -> str:

@@ -595,7 +595,7 @@ class Colour(enum.IntEnum):
         bytearray(b"x"),
         collections.OrderedDict(b=1, a=2),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_cbor_reads_back_equal_when_it_holds_known_types(value: Any) -> None:
     """Alone, in a list, and as a value of a dict."""

@@ -21,6 +21,7 @@ from tests.shards import tar_bytes
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.handlers import ignore_and_continue, warn_and_continue
 from torchdata_wds.storage import http_client, open_shard, patience
+from torchdata_wds.storage.http_body import StraightBody
 
 PIECE = 64 * 1024
 OPTIONS: dict[str, Any] = {"http": {"retries": 3, "read_timeout": 0.3, "connect_timeout": 5}}
@@ -241,6 +242,7 @@ def test_compressed_shards_are_whole_when_the_connection_drops(ranges: bool) -> 
     assert samples == SAMPLES
 
 
+@pytest.mark.usefixtures("_body")
 def test_one_connection_serves_all_shards_when_they_are_read_to_their_ends() -> None:
     """A connection is kept for the next shard, and not where reading stopped early, which reads no more."""
     site = Site({f"/{number}.tar": SHARD for number in range(5)})
@@ -526,6 +528,14 @@ def check_random_plan(seed: int, handler: Any = None) -> tuple[int, int]:
     return whole, failed
 
 
+@pytest.fixture(params=["straight", "by urllib3"])
+def _body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads bodies straight into the buffer, or as where urllib3 has another inside."""
+    if request.param == "by urllib3":
+        monkeypatch.setattr(StraightBody, "of", staticmethod(lambda response: None))
+
+
+@pytest.mark.usefixtures("_body")
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_when_faults_come_at_random(seed: int) -> None:
     """Identical samples, or a named error behind the first samples; under a handler, each loss is counted."""
@@ -533,6 +543,7 @@ def test_nothing_is_lost_when_faults_come_at_random(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_body")
 def test_nothing_is_lost_when_faults_come_at_random_200_times() -> None:
     """The same, 200 plans, each also under a handler; most shards come whole, and some do not."""
     whole = failed = 0
@@ -542,6 +553,18 @@ def test_nothing_is_lost_when_faults_come_at_random_200_times() -> None:
             whole, failed = whole + counts[0], failed + counts[1]
     assert whole > 400
     assert failed > 40
+
+
+@pytest.mark.parametrize(("chunked", "straight"), [(False, True), (True, False)])
+def test_bodies_of_known_length_are_read_straight_into_the_buffer(
+    chunked: bool, straight: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those in chunks."""
+    counts = []
+    inner = StraightBody.readinto
+    monkeypatch.setattr(StraightBody, "readinto", lambda body, view: counts.append(inner(body, view)) or counts[-1])
+    assert run(iter(()), chunked=chunked)[0] == SAMPLES
+    assert sum(counts) == (len(SHARD) if straight else 0)
 
 
 def test_no_connection_is_left_when_reading_fails_or_stops() -> None:

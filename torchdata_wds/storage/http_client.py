@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin
 from urllib.request import getproxies, proxy_bypass
 
+from torchdata_wds.storage.http_body import StraightBody
 from torchdata_wds.storage.http_options import HttpOptions
 from torchdata_wds.storage.http_retries import HttpFailure, retry_after
 from torchdata_wds.storage.http_versions import is_number
@@ -54,7 +55,20 @@ class Answer:
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self._response = response
+        self._straight = StraightBody.of(response)
         self._via = via
+
+    def readinto(self, view: memoryview) -> int | None:
+        """Reads what has come straight into a buffer; None where only `read` can tell.
+
+        Raises:
+            HttpFailure: if the connection broke or stalled.
+        """
+        try:
+            return None if self._straight is None else self._straight.readinto(view) or None
+        except OSError as error:
+            reason = "Read timed out." if isinstance(error, TimeoutError) else f"Connection broken: {_reason(error)}"
+            raise HttpFailure(reason, cause=masked_cause(error)) from None
 
     def read(self, size: int) -> bytes:
         """Reads what has come, up to `size` bytes as they were sent; none only at the end of the body.

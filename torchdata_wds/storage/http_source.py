@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.http_client import Answer, HttpRequest
@@ -10,6 +11,9 @@ from torchdata_wds.storage.http_retries import HttpFailure
 from torchdata_wds.storage.http_versions import Version, content_range
 from torchdata_wds.storage.patience import Patience
 from torchdata_wds.storage.streams import Source
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 __all__ = ["HttpSource"]
 
@@ -40,11 +44,11 @@ class Delivered:
         """Whether a checksum is kept."""
         return self._crc32 is not None
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         """Remembers what comes next."""
         self.position += len(data)
-        # A large piece is kept as it is: that costs nothing.
-        self.end = data if len(data) >= _OVERLAP else (self.end + data)[-_OVERLAP:]
+        end = bytes(data[-_OVERLAP:])
+        self.end = end if len(end) == _OVERLAP else (self.end + end)[-_OVERLAP:]
         if self._crc32 is not None:
             self._checksum = self._crc32(data, self._checksum)
 
@@ -102,6 +106,25 @@ class HttpSource(Source):
                 self._ask()
             except HttpFailure as failure:
                 self._bear(failure)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Takes bytes into the buffer, without a copy in between where that can be."""
+        answer = self._answer
+        if answer is None or self._stop is not None:
+            return super().readinto(buffer)
+        view = memoryview(buffer)
+        try:
+            count = answer.readinto(view)
+            if count is not None:
+                self._check_length(count)
+        except HttpFailure as failure:
+            self._bear(failure)
+            count = None
+        if count is None:
+            return super().readinto(buffer)
+        self._delivered.add(view[:count])
+        self._patience.renew()
+        return count
 
     def take(self, size: int) -> bytes:
         """Gives up to `size` bytes; none only at the verified end."""
@@ -288,11 +311,11 @@ class HttpSource(Source):
             self._answer = None
 
 
-def _find_crc32() -> Callable[[bytes, int], int]:
+def _find_crc32() -> Callable[[bytes | memoryview, int], int]:
     """The fastest checksum there is: isal's takes a third of the time of zlib's."""
     try:
         from isal.isal_zlib import crc32
     except ImportError:
         from zlib import crc32
-    found: Callable[[bytes, int], int] = crc32
+    found: Callable[[bytes | memoryview, int], int] = crc32
     return found

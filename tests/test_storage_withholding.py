@@ -42,6 +42,7 @@ def test_secret_comes_back_in_this_process_and_its_children(held: Any) -> None:
         assert SECRET not in repr(other)
 
 
+@pytest.mark.slow
 def test_options_without_secrets_go_along_anywhere() -> None:
     """Numbers, and texts that are known to be none; an address with a password in it is one."""
     given = {"s3": {"anon": True, "endpoint_url": "http://host:9000", "profile": "mine"}, "https": {"retries": 3}}
@@ -61,6 +62,7 @@ def test_another_process_takes_what_its_own_program_has_given() -> None:
     assert in_another_process(data, work) == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "said"),
     [

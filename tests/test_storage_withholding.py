@@ -54,6 +54,7 @@ def test_options_without_secrets_go_along_anywhere() -> None:
     assert pickle.loads(pickle.dumps(address)) == address
 
 
+@pytest.mark.slow
 def test_another_process_takes_what_its_own_program_has_given() -> None:
     """Under the same names: another key may have come meanwhile."""
     data = pickle.dumps(StorageOptions(OPTIONS))
@@ -80,6 +81,15 @@ def test_another_process_is_told_what_it_lacks(own: str, said: str) -> None:
     assert said in shown
     assert "Make one pipe with it in the program" in shown
     assert "'key'" in shown
+
+
+def test_copies_keep_their_secret_when_many_others_come() -> None:
+    """The graph that a loader has copied goes on, whatever else the program opens."""
+    held = StorageOptions({"s3": {"key": SECRET}})
+    copied = copy.deepcopy(held)
+    for number in range(20):
+        StorageOptions({"s3": {"key": f"another {number}"}})
+    assert copied["s3"] == held["s3"] == {"key": SECRET}
 
 
 def test_only_so_many_secrets_are_remembered() -> None:

@@ -102,7 +102,7 @@ def _restored(
     if options is not None:
         return StorageOptions(options, rewrite=rewrite)
     made = StorageOptions(rewrite=rewrite)
-    made._given, made._mark, made._names = None, mark, names
+    made._given, made._mark, made._names = _withheld.known(mark), mark, names
     return made
 
 

@@ -102,7 +102,7 @@ class RewriteRules:
 def _restored(rules: Rules | None, mark: str, shown: str) -> RewriteRules:
     made = RewriteRules(None if rules is None else dict(rules))
     if rules is None:
-        made._given, made._mark, made._shown = None, mark, shown
+        made._given, made._mark, made._shown = _withheld.known(mark), mark, shown
     return made
 
 

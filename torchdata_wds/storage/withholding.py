@@ -53,6 +53,10 @@ class Withheld(Generic[T]):
             del self._by_mark[oldest]
         return mark
 
+    def known(self, mark: str) -> T | None:
+        """Gives the secret of a mark, if this process knows it."""
+        return self._by_mark.get(mark)
+
     def find(self, mark: str, names: Hashable) -> T:
         """Gives the secret of a mark, or else the only one of its names.
 

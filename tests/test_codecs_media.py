@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -21,8 +22,6 @@ from torchdata_wds.codecs.media import VIDEO_FIELDS, AudioDecoder, VideoDecoder,
 from torchdata_wds.codecs.media_files import find_cut
 from torchdata_wds.codecs.optional import MissingPackageError
 from torchdata_wds.errors import DecodingError
-
-av = pytest.importorskip("av")
 
 RATE = 10
 

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from tests.s3_server import KEY, SECRET, S3Server, s3_server
 from tests.shards import tar_bytes, text_keys, text_samples
 from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage import list_targets, list_urls, open_shard, patience, remove_target
+from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
-# Looked for and not imported: moto alone takes seconds, also where none of these tests runs.
-missing = [name for name in ("moto", "flask", "s3fs") if find_spec(name) is None]
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")]
+pytestmark = pytest.mark.slow
 
 SIZES = (5, 0, 7, 3)
 
@@ -116,6 +114,25 @@ def test_s3_reads_slices_by_range(server: S3Server) -> None:
         parts.append(keys(pipe))
     assert [len(part) for part in parts] == [50, 50]
     assert sorted(parts[0] + parts[1]) == [f"{number:04d}" for number in range(100)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_s3_is_read_once_when_shards_are_cached(workers: int, server: S3Server, tmp_path: Path) -> None:
+    """A second pass asks for no object; the copies are the objects, byte for byte, and no secret is among them."""
+    options = server.options
+    shards = IterableWrapper(["s3://data/train/"]).list_shards(storage_options=options).sharding_filter()
+    pipe = shards.cache_shards(tmp_path, storage_options=options).load_wds_shards(storage_options=options)
+    with DataLoader2(pipe.group_by_key(), reading_service=WorkersReadingService(workers)) as loader:
+        assert sorted(keys(loader)) == text_keys(SIZES)
+        asked = len(server.gets())
+        assert asked >= len(SIZES)
+        assert sorted(keys(loader)) == text_keys(SIZES)
+    assert len(server.gets()) == asked
+    copies = sorted(tmp_path.glob("*.tar"))
+    assert [path.read_bytes() for path in copies] == [
+        tar_bytes(text_samples(f"s{index}-", size)) for index, size in enumerate(SIZES)
+    ]
+    assert not [path for path in tmp_path.iterdir() if SECRET in path.name]
 
 
 def test_s3_asks_seldom_when_a_shard_has_many_members(server: S3Server) -> None:

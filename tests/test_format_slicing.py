@@ -21,6 +21,7 @@ from torchdata_wds.format.index import IndexHeader, ShardIndex
 from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, key_splitter, split_name
 from torchdata_wds.format.slicing import (
+    OpenSlice,
     PaddingSlice,
     ShardSlice,
     TailSlice,
@@ -191,6 +192,13 @@ def test_slices_raise_when_a_shard_ends_before_them() -> None:
     assert samples_of(slice_members(units_of(GOOD), split_name, ShardSlice("x.tar", 5, None, 7))) == []
 
 
+def test_open_slices_end_with_the_shard_when_it_ends_before_them() -> None:
+    """They have whatever is there of them."""
+    kept = samples_of(slice_members(units_of(GOOD), split_name, OpenSlice("x.tar", 1, 5)))
+    assert [sample["__key__"] for sample in kept] == KEYS[1:]
+    assert samples_of(slice_members(units_of(GOOD), split_name, OpenSlice("x.tar", 3, 5))) == []
+
+
 def test_slices_count_from_where_reading_began() -> None:
     """Units may begin inside the shard, at the beginning of a sample."""
     rest = GOOD[SAMPLE:]
@@ -208,7 +216,7 @@ def test_slices_leave_names_to_grouping_when_the_rule_fails() -> None:
     assert [*slice_members(members, rule, ShardSlice("x.tar"))] == members
 
 
-@pytest.mark.parametrize("kind", [ShardSlice, TailSlice, PaddingSlice])
+@pytest.mark.parametrize("kind", [ShardSlice, OpenSlice, TailSlice, PaddingSlice])
 def test_slices_stay_what_they_are_when_copied(kind: type[ShardSlice]) -> None:
     """They are tuples of four that survive pickling, replacing and being built anew from their values."""
     part = kind("x.tar", 1, 5)

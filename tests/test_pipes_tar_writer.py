@@ -143,6 +143,16 @@ def test_path_keeps_its_old_content_until_the_writer_is_closed(tmp_path: Path) -
     assert stripped(read(path)) == SAMPLES[1:2]
 
 
+def test_path_is_not_replaced_when_that_is_refused(tmp_path: Path) -> None:
+    """Whoever must not overwrite says so."""
+    path = tmp_path / "x.tar"
+    write(path, SAMPLES[:1], overwrite=False)
+    before = path.read_bytes()
+    with pytest.raises(ShardOpenError, match="already exists"):
+        write(path, SAMPLES, overwrite=False)
+    assert path.read_bytes() == before
+
+
 def test_exception_leaves_a_partial_file_and_no_shard(tmp_path: Path) -> None:
     """What was written is in .partial, which no reader takes for a shard; the next try replaces it."""
     path, before = tmp_path / "x.tar", open_files()

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from PIL import Image
 
 from tests.shards import image_samples, sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds.format import split_name
-from torchdata_wds.tools import demo, main, progress
+from torchdata_wds.tools import demo, main
 from torchdata_wds.tools.demo_shards import SIZES, write_shards
 from torchdata_wds.tools.scan import Contents, scan_shard
 
@@ -168,15 +167,6 @@ def test_demo_counts_a_sample_as_lost_when_it_does_not_decode(
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--workers", "-1"], ["demo", "--workers", "two"]])
-def test_main_exits_with_2_when_arguments_are_wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Argparse says what is valid."""
-    with pytest.raises(SystemExit) as left:
-        main.main(arguments)
-    assert left.value.code == 2
-    assert "usage: python -m torchdata_wds" in capsys.readouterr().err
-
-
 def damaged(folder: Path, kind: str) -> str:
     """A pattern that cannot be read."""
     whole = tar_bytes(image_samples("s", 3))
@@ -218,7 +208,7 @@ def test_demo_says_what_is_wrong_without_a_traceback(
     assert run("--workers", 0, "--shards", damaged(tmp_path, kind)) == 1
     captured = capsys.readouterr()
     error = captured.err.splitlines()[-1]
-    assert error.startswith("python -m torchdata_wds demo: error: ")
+    assert error.startswith("wds demo: error: ")
     assert message in error
     assert "This exception is thrown by" not in captured.err
     assert captured.out == ""
@@ -229,17 +219,6 @@ def test_demo_masks_secrets_when_it_names_samples(capsys: pytest.CaptureFixture[
     url = "https://host/x.tar?X-Amz-Signature=abcdef"
     assert demo.report(Counter({(url, "a"): 1}), Counter()) == 1
     assert "abcdef" not in capsys.readouterr().out
-
-
-def test_main_is_quiet_when_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C gives the status of a shell, and no words."""
-
-    def interrupted(*_: Any) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(main.COMMANDS, "demo", demo.COMMAND._replace(run=interrupted))
-    assert run() == 130
-    assert capsys.readouterr() == ("", "")
 
 
 def heed_interrupts() -> None:
@@ -267,7 +246,7 @@ def test_demo_is_quiet_when_interrupted_while_its_workers_read(tmp_path: Path) -
     assert "Traceback" not in output
 
 
-# ------------------------------------------------------------------------------------------------ scan and progress
+# ------------------------------------------------------------------------------------------------------------- scan
 
 
 def test_scan_finds_what_was_written(tmp_path: Path) -> None:
@@ -283,38 +262,3 @@ def test_scan_finds_what_was_written(tmp_path: Path) -> None:
     assert contents.fields == {"txt": 7, "json": 7, "cls": 7, "jpg": 1}
     texts = [len(f"text of {key}") + len(json.dumps({"number": int(key[-5:])})) + 1 for key in text_keys(sizes)]
     assert contents.size == sum(texts) + 5
-
-
-class Terminal:
-    """A stderr that says what it is and keeps what is written."""
-
-    def __init__(self, on_terminal: bool) -> None:
-        self.on_terminal = on_terminal
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return self.on_terminal
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("on_terminal", "expected"),
-    [(True, "\r2 of 3 samples\r3 of 3 samples\r3 of 3 samples\n"), (False, "3 of 3 samples\n")],
-)
-def test_progress_changes_one_line_on_a_terminal_only(
-    on_terminal: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log file gets whole lines, seldom."""
-    terminal = Terminal(on_terminal)
-    times = iter([0.0, 1.0, 1.5])
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
-    with progress.Progress("samples", 3) as bar:
-        bar.advance(2)
-        bar.advance()
-    assert terminal.text == expected

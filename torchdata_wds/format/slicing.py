@@ -18,6 +18,7 @@ from torchdata_wds.storage import StorageOptions
 from torchdata_wds.storage.urls import local_path, scheme_of
 
 __all__ = [
+    "OpenSlice",
     "PaddingSlice",
     "ShardSlice",
     "TailSlice",
@@ -48,6 +49,12 @@ class ShardSlice(NamedTuple):
 
 class TailSlice(ShardSlice):
     """A slice that ends where the shard does, according to its index: its reader finds out whether that is true."""
+
+    __slots__ = ()
+
+
+class OpenSlice(ShardSlice):
+    """A slice that may reach behind the shard's last sample."""
 
     __slots__ = ()
 
@@ -84,7 +91,8 @@ def slice_members(
         The units of the slice, runs cut down to it.
 
     Raises:
-        ShardFormatError: if the shard has fewer samples than the slice, or not as many as a `TailSlice` says.
+        ShardFormatError: if the shard has fewer samples than the slice (unless that is an `OpenSlice`), or not as many
+            as a `TailSlice` says.
 
     Example:
         >>> from torchdata_wds.format.members import ShardMember
@@ -99,7 +107,9 @@ def slice_members(
         if slicer.is_done:
             return
     count = slicer.number + 1
-    if part.stop is not None and (count < part.stop or (count > part.stop and isinstance(part, TailSlice))):
+    if part.stop is None or isinstance(part, OpenSlice):
+        return
+    if count < part.stop or (count > part.stop and isinstance(part, TailSlice)):
         raise _disagreement(part, count, shard)
 
 

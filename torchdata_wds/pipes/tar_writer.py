@@ -88,11 +88,12 @@ class TarWriter(Unique):
         jpeg_quality: Quality of JPEG fields that are encoded here, 1 to 100.
         png_compression: Effort for PNG fields, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
+        overwrite: Whether what exists is replaced; otherwise it is an error.
 
     Raises:
         TypeError: if an argument has the wrong type.
         ValueError: if an argument is none of those that are valid.
-        ShardOpenError: if the file cannot be written.
+        ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
 
     Example:
         >>> import pathlib, tempfile
@@ -120,8 +121,9 @@ class TarWriter(Unique):
         jpeg_quality: int = 95,
         png_compression: int = 6,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        overwrite: bool = True,
     ) -> None:
-        check_flags(lowercase=lowercase, index=index)
+        check_flags(lowercase=lowercase, index=index, overwrite=overwrite)
         self._pack = sample_packer(
             encoder=encoder,
             jpeg_quality=jpeg_quality,
@@ -133,7 +135,7 @@ class TarWriter(Unique):
             lowercase=lowercase,
         )
         self._shard = ShardFile(
-            file, compress=compress, overwrite=True, index=index, digest=False, storage_options=storage_options
+            file, compress=compress, overwrite=overwrite, index=index, digest=False, storage_options=storage_options
         )
         self._lock = threading.RLock()
         self._closed = False

@@ -72,7 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "read shards as a training loop does and check that every sample comes exactly once", add_arguments, run
+    "read shards as a training loop does and check that every sample comes exactly once",
+    add_arguments,
+    run,
+    "wds demo --shards 'train-{000000..000003}.tar' --workers 2",
 )
 
 

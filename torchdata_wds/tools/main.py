@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from torchdata_wds import __version__
 from torchdata_wds.errors import WdsError
 from torchdata_wds.tools import demo
-from torchdata_wds.tools.command import Command
+from torchdata_wds.tools.command import Command, UsageError
+from torchdata_wds.tools.messages import PROGRAM, logged, message_of
 
 __all__ = ["COMMANDS", "main"]
 
-PROGRAM = "python -m torchdata_wds"
+WRONG_USE = 2  # as argparse has it
 INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C has ended
 
 COMMANDS: dict[str, Command] = {"demo": demo.COMMAND}
@@ -26,16 +30,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows the program's name; None takes it from ``sys.argv``.
 
     Returns:
-        The exit status: 0 for success, 1 for a failure, 130 after Ctrl-C. Wrong arguments exit with 2.
+        The exit status: 0 for success, 1 if something was lost or refused, 130 after Ctrl-C. Wrong arguments are 2, by
+        SystemExit where argparse sees them. A reader of the output that has gone away ends the command quietly, with 0.
     """
     chosen = _parser().parse_args(arguments)
     try:
-        return COMMANDS[chosen.command].run(chosen)
+        with logged():
+            status = COMMANDS[chosen.command].run(chosen)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        _let_go_of_output()
+        return 0
+    except UsageError as error:
+        return _fail(chosen.command, str(error), WRONG_USE)
     except (WdsError, OSError, ImportError, RuntimeError) as error:
-        print(f"{PROGRAM} {chosen.command}: error: {_message(error)}", file=sys.stderr)
-        return 1
+        return _fail(chosen.command, message_of(error), 1)
+    return status
+
+
+def _fail(command: str, message: str, status: int) -> int:
+    print(f"{PROGRAM} {command}: error: {message}", file=sys.stderr, flush=True)
+    return status
+
+
+def _let_go_of_output() -> None:
+    """Sends what is left in the buffer of standard output nowhere, so that the interpreter's end does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,11 +68,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.summary, description=command.summary))
+        added = commands.add_parser(
+            name,
+            help=command.summary,
+            description=command.summary,
+            epilog=_epilog(command.example),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(added)
     return parser
 
 
-def _message(error: Exception) -> str:
-    """The error's own text, without the pipe that torch names behind it."""
-    text = str(error).partition("\nThis exception is thrown by ")[0].strip()
-    return text or type(error).__name__
+def _epilog(example: str) -> str:
+    return "example:\n" + textwrap.indent(textwrap.dedent(example).strip(), "  ") if example else ""

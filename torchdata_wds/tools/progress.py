@@ -5,36 +5,45 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 __all__ = ["Progress"]
 
-_SECONDS_ON_TERMINAL = 0.1
-_SECONDS_IN_FILE = 5.0
+_SECONDS = 5.0
 
 
 class Progress:
-    """Counts things done: on a terminal in one line that changes, elsewhere in a line now and then.
+    """Counts things done: in a bar on a terminal, elsewhere in a line now and then.
+
+    The bar is tqdm's. Where that is not installed, a terminal gets lines too.
 
     Args:
         what: What is counted, in the plural.
-        total: How many there will be.
+        total: How many there will be, if that is known.
+        only_on_terminal: Whether to say nothing elsewhere.
+
+    Attributes:
+        done: How many are done.
+        is_shown: Whether anything is said.
     """
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: str, total: int | None = None, *, only_on_terminal: bool = False) -> None:
         self.what = what
         self.total = total
         self.done = 0
-        self._on_terminal = sys.stderr.isatty()
-        self._pause = _SECONDS_ON_TERMINAL if self._on_terminal else _SECONDS_IN_FILE
+        on_terminal = sys.stderr.isatty()
+        self._bar = _bar(what, total) if on_terminal else None
+        self.is_shown = on_terminal or not only_on_terminal
         self._shown = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
         """Notes that so many more are done."""
         self.done += count
-        now = time.monotonic()
-        if now - self._shown >= self._pause:
-            self._shown = now
-            self._show(end="" if self._on_terminal else "\n")
+        if self._bar is not None:
+            self._bar.update(count)
+        elif self.is_shown and time.monotonic() - self._shown >= _SECONDS:
+            self._shown = time.monotonic()
+            self._show()
 
     def __enter__(self) -> Progress:
         return self
@@ -42,8 +51,19 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._show(end="\n")
+        if self._bar is not None:
+            self._bar.close()
+        elif self.is_shown:
+            self._show()
 
-    def _show(self, end: str) -> None:
-        start = "\r" if self._on_terminal else ""
-        print(f"{start}{self.done:,} of {self.total:,} {self.what}", end=end, file=sys.stderr, flush=True)
+    def _show(self) -> None:
+        total = "" if self.total is None else f" of {self.total:,}"
+        print(f"{self.done:,}{total} {self.what}", file=sys.stderr, flush=True)
+
+
+def _bar(what: str, total: int | None) -> Any:
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="")

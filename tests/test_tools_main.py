@@ -1,0 +1,187 @@
+"""The command line as a whole: arguments, messages, progress and exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.tool_kit import run_wds
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.tools import main, progress
+from torchdata_wds.tools.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
+
+
+def with_command(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:
+    """Puts a command in the table that does what a test wants."""
+    monkeypatch.setitem(main.COMMANDS, "try", Command("try", lambda parser: None, run, "wds try"))
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--workers", "-1"], ["demo", "--workers", "two"]])
+def test_main_exits_with_2_when_arguments_are_wrong(arguments: list[str]) -> None:
+    """Argparse says what is valid."""
+    done = run_wds(*arguments)
+    assert (done.status, done.out) == (2, b"")
+    assert "usage: wds" in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UsageError("a without b"), 2, "wds try: error: a without b\n"),
+        (ShardOpenError("no shard"), 1, "wds try: error: no shard\n"),
+        (RuntimeError("it\nThis exception is thrown by __iter__ of X()"), 1, "wds try: error: it\n"),
+        (ShardOpenError("exists; overwrite=True does not ask"), 1, "wds try: error: exists; --force does not ask\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 0, ""),
+    ],
+    ids=["usage", "ours", "torch", "words", "interrupted", "pipe"],
+)
+def test_main_turns_exceptions_into_messages(
+    error: BaseException, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line on stderr, in the program's words, and the status of each kind."""
+
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    with_command(monkeypatch, fail)
+    assert run_wds("try") == (status, b"", message)
+
+
+def test_main_says_the_library_s_warnings_and_lets_go_of_its_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go to stderr, with the program's name."""
+    logger = logging.getLogger("torchdata_wds")
+
+    def warn(_: argparse.Namespace) -> int:
+        logging.getLogger("torchdata_wds.storage.x").warning("wait: %s", "pass overwrite=True")
+        return 0
+
+    before = list(logger.handlers)
+    with_command(monkeypatch, warn)
+    assert run_wds("try") == (0, b"", "wds: wait: pass --force\n")
+    assert logger.handlers == before
+
+
+@pytest.mark.parametrize("name", sorted(main.COMMANDS))
+def test_help_of_each_command_shows_what_it_does_and_an_example(name: str) -> None:
+    """The example is one of the command itself."""
+    done = run_wds(name, "--help")
+    command = main.COMMANDS[name]
+    assert done.status == 0
+    assert command.summary in " ".join(done.text.split())
+    assert f"wds {name} " in command.example
+    assert command.example.split("\n")[0].strip() in done.text
+
+
+def test_help_lists_all_commands() -> None:
+    """With what they do."""
+    text = " ".join(run_wds("--help").text.split())
+    assert all(f"{name} {command.summary}" in text for name, command in main.COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (whole_number, "0", 0),
+        (positive_number, "12", 12),
+        (byte_size, "1e9", 1e9),
+        (byte_size, "500MB", 500e6),
+        (byte_size, "2GiB", 2 * 2**30),
+        (byte_size, "1.5k", 1500),
+        (byte_size, "100", 100),
+        (range_of, "5", slice(5, 6)),
+        (range_of, "2:10:3", slice(2, 10, 3)),
+        (range_of, ":4", slice(None, 4, None)),
+        (range_of, "::2", slice(None, None, 2)),
+        (range_of, "7:", slice(7, None, None)),
+    ],
+)
+def test_arguments_are_read_as_meant(kind: Callable[[str], Any], text: str, value: Any) -> None:
+    """Sizes in units of ten and of two; ranges as Python has them."""
+    assert kind(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (whole_number, "-1"),
+        (whole_number, "²"),
+        (positive_number, "0"),
+        (byte_size, "0"),
+        (byte_size, "-5"),
+        (byte_size, "5 apples"),
+        (byte_size, "5i"),
+        (range_of, ""),
+        (range_of, "-1:"),
+        (range_of, "1:2:0"),
+        (range_of, "1:2:3:4"),
+        (range_of, "a:b"),
+    ],
+)
+def test_arguments_are_refused_when_they_are_none(kind: Callable[[str], Any], text: str) -> None:
+    """The message says what was expected and what was found."""
+    with pytest.raises(argparse.ArgumentTypeError, match=r"expected .* not "):
+        kind(text)
+
+
+# ------------------------------------------------------------------------------------------------------- progress
+
+
+class Terminal:
+    """A stderr that says what it is and keeps what is written."""
+
+    encoding = "utf-8"
+
+    def __init__(self, on_terminal: bool) -> None:
+        self.on_terminal = on_terminal
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return self.on_terminal
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def progress_on(monkeypatch: pytest.MonkeyPatch, on_terminal: bool, **options: bool) -> str:
+    """What progress writes of two and one samples of three, six seconds apart."""
+    terminal = Terminal(on_terminal)
+    times = iter([0.0, 6.0, 6.0, 7.0])
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    with progress.Progress("samples", 3, **options) as bar:
+        bar.advance(2)
+        bar.advance()
+    assert bar.done == 3
+    return terminal.text
+
+
+def test_progress_is_a_line_now_and_then_when_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log file gets whole lines, seldom."""
+    assert progress_on(monkeypatch, False) == "2 of 3 samples\n3 of 3 samples\n"
+
+
+def test_progress_is_a_bar_of_tqdm_when_there_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes one line."""
+    text = progress_on(monkeypatch, True)
+    assert "samples: 100%" in text
+    assert "\r" in text
+
+
+def test_progress_is_lines_when_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra."""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert progress_on(monkeypatch, True) == "2 of 3 samples\n3 of 3 samples\n"
+
+
+def test_progress_is_silent_when_asked_to_be_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters have nothing to tell a log file."""
+    assert progress_on(monkeypatch, False, only_on_terminal=True) == ""

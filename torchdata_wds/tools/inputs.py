@@ -1,0 +1,238 @@
+"""Arguments that say which samples are read, the same in all commands, and the reading of them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds import storage
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.names import KeyRule
+from torchdata_wds.format.slicing import OpenSlice
+from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.storage.urls import STDIN
+from torchdata_wds.tools.command import range_of
+from torchdata_wds.tools.messages import message_of, say
+from torchdata_wds.tools.progress import Progress
+
+__all__ = ["SampleReader", "add_input_arguments", "key_rule", "list_inputs"]
+
+_SKIPPING = ("skip", "ignore")
+_PROGRESS_STEP = 64
+
+
+def add_input_arguments(parser: argparse.ArgumentParser, *, slices: bool = True, errors: bool = True) -> None:
+    """Adds the arguments of reading.
+
+    Args:
+        parser: The command's parser.
+        slices: Whether samples can be chosen by number.
+        errors: Whether to add ``--errors``.
+    """
+    parser.add_argument(
+        "shards",
+        nargs="*",
+        metavar="SHARDS",
+        help="paths and URLs with braces or globs, folders, '-', '@list.txt' with one of these a line; none is stdin",
+    )
+    group = parser.add_argument_group("input")
+    if slices:
+        group.add_argument("--slice", type=range_of, metavar="LO:HI:STEP", help="which samples of the whole stream")
+        group.add_argument("--shard-slice", type=range_of, metavar="LO:HI:STEP", help="which samples of each shard")
+    if errors:
+        group.add_argument(
+            "--errors",
+            choices=("stop", "skip"),
+            default="stop",
+            help="at damage: stop, or skip what is lost, tell it, and exit with 1 (default: stop)",
+        )
+    group.add_argument(
+        "--keys",
+        type=key_rule,
+        default="first_dot",
+        metavar="RULE",
+        help="where names are split: first_dot, last_dot, or a regular expression with a group for key and field",
+    )
+    group.add_argument("--keep-case", action="store_true", help="do not lower-case fields")
+    group.add_argument(
+        "--on-duplicate", choices=("error", "first", "last"), default="error", help="a field that comes twice"
+    )
+    group.add_argument(
+        "--on-reappearing", choices=("error", "warn", "allow"), default="error", help="a key that comes back later"
+    )
+    group.add_argument("--no-end-marker", action="store_true", help="take a shard without end marker as whole")
+    group.add_argument("--concatenated", action="store_true", help="read on behind an end marker")
+
+
+def key_rule(text: str) -> KeyRule:
+    """Reads the argument ``--keys``.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is neither a rule's name nor a regular expression with two groups.
+    """
+    if text in ("first_dot", "last_dot"):
+        return text  # type: ignore[return-value]
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+    if pattern.groups != 2:
+        raise argparse.ArgumentTypeError(
+            f"expected first_dot, last_dot, or a regular expression with two groups, key and field, not {text!r}"
+        )
+    return PatternRule(pattern)
+
+
+class PatternRule:
+    """Splits names by a regular expression that must match all of a name; other names belong to no sample."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern = pattern
+
+    def __call__(self, name: str) -> tuple[str, str] | None:
+        found = self.pattern.fullmatch(name)
+        return None if found is None or not (found[1] and found[2]) else (found[1], found[2])
+
+
+def list_inputs(arguments: argparse.Namespace) -> list[str]:
+    """Lists the shards that the arguments name; standard input if there are none.
+
+    Raises:
+        ShardListError: if a pattern gives nothing, or standard input comes twice.
+        ShardOpenError: if a list cannot be read.
+    """
+    patterns = list(_patterns(arguments.shards or [STDIN]))
+    urls = [url for pattern in patterns for url in storage.list_urls(pattern)]
+    if urls.count(STDIN) + arguments.shards.count("@-") > 1:
+        raise ShardListError("standard input ('-') can be read only once")
+    return urls
+
+
+def _patterns(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        if not name.startswith("@"):
+            yield name
+            continue
+        with storage.open_shard(name[1:]) as stream:
+            data = stream.read()
+        try:
+            lines = data.decode().splitlines()
+        except UnicodeDecodeError as error:
+            raise ShardListError(
+                f"the list of shards {storage.mask_url(name[1:])} is no UTF-8 text: {error}"
+            ) from error
+        yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+class SampleReader:
+    """Reads the samples that the arguments ask for, and keeps account of what is lost.
+
+    Args:
+        arguments: With those of `add_input_arguments`.
+        urls: The shards; None lists them.
+        read_ahead: As in ``load_wds_shards``.
+        interleave: As in ``load_wds_shards``.
+
+    Attributes:
+        urls: The shards.
+        lost: How many shards and samples were lost so far.
+
+    Raises:
+        ShardListError: as `list_inputs` does.
+    """
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        *,
+        urls: Sequence[str] | None = None,
+        read_ahead: int = 0,
+        interleave: int = 1,
+    ) -> None:
+        self.urls = list_inputs(arguments) if urls is None else list(urls)
+        self.lost = 0
+        self._skips = arguments.errors in _SKIPPING
+        self._slice: slice = getattr(arguments, "slice", None) or slice(None)
+        part: slice | None = getattr(arguments, "shard_slice", None)
+        items: list[Any] = list(self.urls)
+        if part is not None:
+            items = [OpenSlice(url, part.start or 0, part.stop, part.step or 1) for url in self.urls]
+        self._loader = ShardLoaderIterDataPipe(
+            IterableWrapper(items, deepcopy=False),
+            keys=arguments.keys,
+            require_end_marker=not arguments.no_end_marker,
+            concatenated=arguments.concatenated,
+            read_ahead=read_ahead,
+            interleave=interleave,
+            handler=self._lose,
+        )
+        self._grouper = KeyGrouperIterDataPipe(
+            self._loader,
+            keys=arguments.keys,
+            lowercase=not arguments.keep_case,
+            on_duplicate=arguments.on_duplicate,
+            on_reappearing=arguments.on_reappearing,
+            handler=self._lose,
+        )
+        self._errors: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
+
+        Raises:
+            WdsError: at damage, unless it is to be skipped.
+        """
+        part = self._slice
+        with (
+            closing(iter(self._grouper)) as samples,  # type: ignore[type-var]
+            Progress("samples", only_on_terminal=True) as progress,
+        ):
+            advance = progress.advance if progress.is_shown else None
+            yield from _counted(islice(samples, part.start, part.stop, part.step), advance)
+
+    def refuse(self, error: Exception) -> None:
+        """Takes note of a sample that could not be used.
+
+        Raises:
+            Exception: the one given, unless such samples are to be skipped.
+        """
+        if not self._skips:
+            raise error
+        self.lost += 1
+        say(f"skipped: {message_of(error)}")
+
+    def finish(self) -> int:
+        """Tells what was left out, and gives the exit status: 1 if anything was lost."""
+        reasons = self._loader.skipped + self._grouper.skipped
+        for name, count in self._errors.items():
+            reasons[name] -= count
+        # told with the error that has cut it
+        reasons.pop("sample cut off by a broken shard", None)
+        for reason, count in sorted((+reasons).items()):
+            say(f"left out {count:,} members that belong to no sample: {reason}")
+        if self.lost:
+            say(f"lost: {self.lost:,} shards or samples were skipped (see above)")
+        return 1 if self.lost else 0
+
+    def _lose(self, error: Exception) -> bool:
+        self.refuse(error)
+        self._errors[type(error).__name__] += 1
+        return True
+
+
+def _counted(samples: Iterator[dict[str, Any]], advance: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
+    if advance is None:
+        yield from samples
+        return
+    for number, sample in enumerate(samples, 1):
+        yield sample
+        if number % _PROGRESS_STEP == 0:
+            advance(_PROGRESS_STEP)

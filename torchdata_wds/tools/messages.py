@@ -1,0 +1,63 @@
+"""What the program says, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+__all__ = ["PROGRAM", "in_our_words", "logged", "message_of", "say"]
+
+PROGRAM = "wds"
+
+#: Options of the library that its messages advise, and the program's own words for them.
+_WORDS = {
+    "pass overwrite=True, another pattern, or start_shard='next'": "pass --force, or another name",
+    "Pass overwrite=True to replace such files, or give each writer its own pattern": "Pass --force to replace it",
+    "overwrite=True": "--force",
+    "start_shard='next'": "--start",
+    "max_bytes=": "--size ",
+    "handler=warn_and_continue": "--errors skip",
+    "on_reappearing='allow'": "--on-reappearing allow",
+    "on_duplicate='first' or 'last'": "--on-duplicate first or last",
+    "lowercase=False": "--keep-case",
+    "group_by_key(keys='last_dot')": "--keys last_dot",
+    "require_end_marker=False": "--no-end-marker",
+    "concatenated=True": "--concatenated",
+}
+
+
+def say(text: str) -> None:
+    """Writes a message."""
+    print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+
+
+def in_our_words(text: str) -> str:
+    """Puts the program's options where a message of the library advises those of a function."""
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
+
+
+def message_of(error: BaseException) -> str:
+    """The error's own text, without the pipe that torch names behind it."""
+    text = str(error).partition("\nThis exception is thrown by ")[0].strip()
+    return in_our_words(text or type(error).__name__)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(in_our_words(record.getMessage()))
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[None]:
+    """Lets warnings of the library be said, as long as it is entered."""
+    logger = logging.getLogger("torchdata_wds")
+    handler = _Handler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -110,7 +110,7 @@ def test_no_script_is_left_out() -> None:
     """Every script that has a main function is run here, or makes the shards."""
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
     others = {"shards", "http", "serving"}  # the last two have tests of their own
-    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume"} | others
+    assert scripts == {"read", "decode", "write", "workers", "memory", "startup", "resume", "tools"} | others
 
 
 def test_resume_compares_skipping_with_making_again(shards: Path, tmp_path: Path) -> None:
@@ -137,4 +137,17 @@ def test_write_compares_with_webdataset(shards: Path, tmp_path: Path) -> None:
             "webdataset, mtime=0",
             "plain write",
         }
+    assert not [path for path in shards.iterdir() if path.name.startswith("tmp")]
+
+
+def test_tools_compares_the_commands(shards: Path, tmp_path: Path) -> None:
+    """`wds cat` beside cp and webdataset, `wds sort` with little and much memory, `wds show`; nothing stays behind."""
+    kinds = ("copying text", "sorting images", "showing images")
+    printed, content = run("tools.py", shards, tmp_path, *(word for kind in kinds for word in ("--kind", kind)))
+    check_table(printed, content)
+    found = {kind: {contender for row_kind, contender in rows(content) if row_kind == kind} for kind in kinds}
+    assert found["copying text"] == {"ours, wds cat", "webdataset", "cp, sync"}
+    assert {"ours, wds cat", "ours, wds sort, in memory"} < found["sorting images"]
+    assert len(found["sorting images"]) == 3
+    assert len(found["showing images"]) == 2
     assert not [path for path in shards.iterdir() if path.name.startswith("tmp")]

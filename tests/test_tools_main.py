@@ -185,3 +185,4 @@ def test_progress_is_lines_when_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch)
 def test_progress_is_silent_when_asked_to_be_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters have nothing to tell a log file."""
     assert progress_on(monkeypatch, False, only_on_terminal=True) == ""
+    assert progress_on(monkeypatch, True, hidden=True) == ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import shlex
 import sys
 import tarfile
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,9 +19,10 @@ from tests.shards import sample_members, write_tar
 from torchdata_wds.storage.standard_input import StandardInput
 from torchdata_wds.tools.main import main
 
-__all__ = ["EXAMPLE_SAMPLES", "Result", "read_samples", "run_wds", "write_example_folder"]
+__all__ = ["EXAMPLE_SAMPLES", "Result", "read_samples", "run_line", "run_wds", "write_example_folder"]
 
 EXAMPLE_SAMPLES = 40
+SHELL_SIGNS = frozenset((">", "<", "&&", "||", ";", "&"))
 
 AUGMENT = '''"""Work on a shard, for ``wds map``."""
 
@@ -62,7 +64,7 @@ def run_wds(*arguments: object, stdin: bytes = b"") -> Result:
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(output))
         stack.enter_context(redirect_stderr(errors))
-        given = SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(stdin)))
+        given = io.TextIOWrapper(io.BytesIO(stdin))
         stack.enter_context(mock.patch.object(sys, "stdin", given))
         stack.enter_context(mock.patch.object(StandardInput, "taken", False))
         try:
@@ -71,6 +73,19 @@ def run_wds(*arguments: object, stdin: bytes = b"") -> Result:
             status = ended.code if isinstance(ended.code, int) else 1
         output.flush()
     return Result(status, raw.getvalue(), errors.getvalue())
+
+
+def run_line(line: str) -> Result | None:
+    """Runs a line for a shell in this process; None for one with anything but commands of ours and pipes."""
+    words = shlex.split(line)
+    commands = [list(group) for is_pipe, group in itertools.groupby(words, lambda word: word == "|") if not is_pipe]
+    if any(command[0] != "wds" for command in commands) or not SHELL_SIGNS.isdisjoint(words):
+        return None
+    out, errors, status = b"", "", 0
+    for command in commands:
+        done = run_wds(*command[1:], stdin=out)
+        out, errors, status = done.out, errors + done.err, status or done.status
+    return Result(status, out, errors)
 
 
 def read_samples(source: Path | str | bytes) -> list[dict[str, Any]]:

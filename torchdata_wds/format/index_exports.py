@@ -9,7 +9,7 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex
 from torchdata_wds.format.names import SplitName, key_splitter
 
-__all__ = ["dali_index", "wids_index"]
+__all__ = ["dali_index", "wids_index", "wids_list"]
 
 
 def dali_index(index: ShardIndex) -> str:
@@ -62,12 +62,18 @@ def _unfit(shard: str, why: str) -> ShardFormatError:
     return ShardFormatError(f"DALI cannot read shard {shard} by an index: it {why}", shard=shard)
 
 
-def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardIndex]], *, name: str = "") -> str:
+def wids_index(
+    indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardIndex]],
+    *,
+    name: str = "",
+    md5sums: Mapping[str, str] | None = None,
+) -> str:
     """Makes the JSON shard list that ``wids`` of WebDataset 0.2 reads (``wids-shard-index-v1``).
 
     Args:
         indexes: The shards' URLs, as `wids` shall open them, and their indexes.
         name: The data set's name.
+        md5sums: The MD5 digests of shards in hexadecimal digits, by their URLs.
 
     Raises:
         TypeError: if one is no index.
@@ -81,11 +87,34 @@ def wids_index(indexes: Mapping[str, ShardIndex] | Iterable[tuple[str, ShardInde
         [{'url': 'x.tar', 'nsamples': 0, 'filesize': 10240}]
     """
     pairs = indexes.items() if isinstance(indexes, Mapping) else indexes
+    return wids_list([(url, _header(index)) for url, index in pairs], name=name, md5sums=md5sums)
+
+
+def wids_list(
+    headers: Iterable[tuple[str, IndexHeader]], *, name: str = "", md5sums: Mapping[str, str] | None = None
+) -> str:
+    """Makes the shard list of `wids_index` from what indexes say about their shards as a whole.
+
+    Args:
+        headers: The shards' URLs and the headers of their indexes.
+        name: The data set's name.
+        md5sums: As in `wids_index`.
+
+    Raises:
+        ShardFormatError: for a compressed shard.
+
+    Example:
+        >>> text = wids_list([("x.tar", IndexHeader("x.tar", "first_dot", 7, 10240))])
+        >>> json.loads(text)["shardlist"]
+        [{'url': 'x.tar', 'nsamples': 7, 'filesize': 10240}]
+    """
     shards = []
-    for url, index in pairs:
-        header = _header(index)
+    for url, header in headers:
         if header.compressed:
             raise ShardFormatError(f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard)
-        shards.append({"url": url, "nsamples": len(index), "filesize": header.tar_bytes})
+        shard: dict[str, str | int] = {"url": url, "nsamples": header.samples, "filesize": header.tar_bytes}
+        if md5sums and url in md5sums:
+            shard["md5sum"] = md5sums[url]
+        shards.append(shard)
     content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}
     return json.dumps(content, indent=1) + "\n"

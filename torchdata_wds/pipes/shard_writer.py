@@ -42,6 +42,7 @@ class ShardWriter(Unique):
         max_bytes: The most bytes of a shard before compression, with headers and end marker, which fill it up to a
             multiple of 10,240. A sample that is larger gets a shard of its own, and a warning.
         start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
+        max_shards: The most shards: `write` takes no sample more once they are full. None writes as many as it takes.
         post: Called with the `ShardInfo` of each shard as soon as it has its name.
         overwrite: Whether shards that exist are replaced; otherwise they are an error.
         opener: ``callable(name)`` that opens a binary file for each shard. It is closed when the shard is whole, and
@@ -73,12 +74,13 @@ class ShardWriter(Unique):
         max_count: int = 100_000,
         max_bytes: float = 3e9,
         start_shard: StartShard = 0,
+        max_shards: int | None = None,
         post: Callable[[ShardInfo], Any] | None = None,
         overwrite: bool = False,
         opener: Callable[[str], BinaryIO] | None = None,
         **options: Unpack[TarOptions],
     ) -> None:
-        check_options(options, "max_count", "max_bytes", "start_shard", "post", "overwrite", "opener")
+        check_options(options, "max_count", "max_bytes", "start_shard", "max_shards", "post", "overwrite", "opener")
         check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
         _check_functions(post=post, opener=opener)
         if not isinstance(pattern, ShardNames):
@@ -86,6 +88,7 @@ class ShardWriter(Unique):
         self.max_count = _checked_limit("max_count", max_count, Integral)
         self.max_bytes = _checked_limit("max_bytes", max_bytes, Real)
         self.start_shard = _checked_start(start_shard, pattern)
+        self.max_shards = None if max_shards is None else _checked_limit("max_shards", max_shards, Integral)
         self.post = post
         self.opener = opener
         self.shards: list[ShardInfo] = []
@@ -110,7 +113,8 @@ class ShardWriter(Unique):
             sample: ``__key__`` and values by field; names like ``__url__`` are not written.
 
         Returns:
-            The bytes that it takes in the archive, before compression.
+            The bytes that it takes in the archive, before compression; 0 if it is not written, because `max_shards`
+            shards are full without it.
 
         Raises:
             SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
@@ -120,8 +124,21 @@ class ShardWriter(Unique):
         self._check_open()
         packed = self.pack(sample)
         with self._lock:
+            if self._is_last and not (self._shard is not None and self._has_room(self._shard, packed)):
+                self._finish()
+                return 0
             self.shard_for(packed).append(packed)
         return packed.size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all of `max_shards` are known to be full, so that no sample need be made for them."""
+        return self._is_last and (self._shard is None or self._shard.count >= self.max_count)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no other shard may follow that which is open, or was closed last."""
+        return self.max_shards is not None and len(self.shards) + (self._shard is not None) >= self.max_shards
 
     def shard_for(self, packed: PackedSample) -> ShardFile:
         """Gives the shard that a packed sample goes into: the open one, or if that is full a new one."""

@@ -19,7 +19,7 @@ import stat
 import time
 import weakref
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torchdata_wds.storage.cache_names import LOCK, PART, is_own_name
 
@@ -27,6 +27,9 @@ __all__ = [
     "CopyLock",
     "Kept",
     "LockedFile",
+    "ROOM",
+    "Removal",
+    "UNIQUE",
     "is_of_other_size",
     "is_sealed",
     "make_room",
@@ -34,15 +37,18 @@ __all__ = [
     "mark_of",
     "open_copy",
     "open_part",
+    "remove_unlocked",
     "seal",
 ]
 
 #: Held while copies are counted and removed, one per folder: no copy has a lock of this name.
-_ROOM = PART + LOCK
+ROOM = PART + LOCK
+#: What became of a file that was to be removed; a file that is another one by now is gone.
+Removal = Literal["removed", "in use", "gone"]
 _MARK = "user.torchdata_wds"
 #: The time of change that a file gets which ended well, and is not kept.
 _SEAL = 1_000_000_000
-_UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
+UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
 #: Seconds after which a part that nobody fills is removed although its shard was not asked for again.
 _OLD_SECONDS = 24 * 3600.0
 
@@ -167,7 +173,7 @@ class CopyLock:
         os.ftruncate(self._file.fileno(), 0)
         folder, base = os.path.split(self.path)
         for left in os.listdir(folder):  # noqa: PTH208 - strs here, as in all of this module
-            found = _UNIQUE.search(left)
+            found = UNIQUE.search(left)
             with contextlib.suppress(OSError):
                 path = os.path.join(folder, left)  # noqa: PTH118
                 if found is not None and (left[: found.start()] == base or _is_abandoned(path)):
@@ -293,7 +299,7 @@ def make_room(folder: str, size: int, max_bytes: float, *, deep: bool) -> Iterat
     Yields:
         Whether there is room, or the others would at least fit in by themselves; and what was removed.
     """
-    name = os.path.join(folder, _ROOM)  # noqa: PTH118
+    name = os.path.join(folder, ROOM)  # noqa: PTH118
     with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         kept = sorted(_kept(folder, deep))
@@ -323,16 +329,23 @@ def _kept(folder: str, deep: bool) -> Iterator[Kept]:
 def _remove_unread(path: str) -> bool:
     """Removes a file, unless somebody has it open for reading."""
     try:
-        file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        return remove_unlocked(path) != "in use"
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if file.is_at(path):
-                os.unlink(path)  # noqa: PTH108
-        except OSError:
-            return False
-    return True
+
+
+def remove_unlocked(path: str) -> Removal:
+    """Removes a file that nobody has a lock on.
+
+    Raises:
+        OSError: if it is not there, or cannot be removed.
+    """
+    with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+        if not file.lock(fcntl.LOCK_EX):
+            return "in use"
+        if not file.is_at(path):
+            return "gone"
+        os.unlink(path)  # noqa: PTH108
+    return "removed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -183,6 +184,7 @@ class SampleReader:
             handler=self._lose,
         )
         self._errors: Counter[str] = Counter()
+        self._prints = getattr(arguments, "output", STDIN) == STDIN and sys.stdout.isatty()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
@@ -193,7 +195,7 @@ class SampleReader:
         part = self._slice
         with (
             closing(iter(self._grouper)) as samples,  # type: ignore[type-var]
-            Progress("samples", only_on_terminal=True) as progress,
+            Progress("samples", only_on_terminal=True, hidden=self._prints) as progress,
         ):
             advance = progress.advance if progress.is_shown else None
             yield from _counted(islice(samples, part.start, part.stop, part.step), advance)

@@ -11,7 +11,22 @@ from collections.abc import Sequence
 
 from torchdata_wds import __version__
 from torchdata_wds.errors import WdsError
-from torchdata_wds.tools import demo
+from torchdata_wds.tools import (
+    cache,
+    cat,
+    create,
+    demo,
+    first,
+    index,
+    ls,
+    map,
+    proc,
+    show,
+    sort,
+    split,
+    tables,
+    validate,
+)
 from torchdata_wds.tools.command import Command, UsageError
 from torchdata_wds.tools.messages import PROGRAM, logged, message_of
 
@@ -20,7 +35,23 @@ __all__ = ["COMMANDS", "main"]
 WRONG_USE = 2  # as argparse has it
 INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C has ended
 
-COMMANDS: dict[str, Command] = {"demo": demo.COMMAND}
+COMMANDS: dict[str, Command] = {
+    "ls": ls.COMMAND,
+    "show": show.COMMAND,
+    "tsv": tables.TSV_COMMAND,
+    "json": tables.JSON_COMMAND,
+    "first": first.COMMAND,
+    "cat": cat.COMMAND,
+    "create": create.COMMAND,
+    "split": split.COMMAND,
+    "sort": sort.COMMAND,
+    "proc": proc.COMMAND,
+    "map": map.COMMAND,
+    "index": index.COMMAND,
+    "validate": validate.COMMAND,
+    "cache": cache.COMMAND,
+    "demo": demo.COMMAND,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

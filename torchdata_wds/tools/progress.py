@@ -21,19 +21,22 @@ class Progress:
         what: What is counted, in the plural.
         total: How many there will be, if that is known.
         only_on_terminal: Whether to say nothing elsewhere.
+        hidden: Whether to say nothing at all, as where a command prints to the same terminal.
 
     Attributes:
         done: How many are done.
         is_shown: Whether anything is said.
     """
 
-    def __init__(self, what: str, total: int | None = None, *, only_on_terminal: bool = False) -> None:
+    def __init__(
+        self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False
+    ) -> None:
         self.what = what
         self.total = total
         self.done = 0
         on_terminal = sys.stderr.isatty()
-        self._bar = _bar(what, total) if on_terminal else None
-        self.is_shown = on_terminal or not only_on_terminal
+        self.is_shown = not hidden and (on_terminal or not only_on_terminal)
+        self._bar = _bar(what, total) if on_terminal and self.is_shown else None
         self._shown = time.monotonic()
 
     def advance(self, count: int = 1) -> None:

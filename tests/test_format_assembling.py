@@ -1,0 +1,217 @@
+"""Samples of parts: checked before, read after, and what is missing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import children, open_files
+from torchdata_wds.errors import SampleError, SpecError
+from torchdata_wds.format.assembling import Missing, SampleAssembler
+from torchdata_wds.format.part_lists import kind_of, open_part_list
+from torchdata_wds.format.recipes import Recipe
+
+RECIPE = "a.txt text:1\na.bin {}\nb.bin {}\nc.txt text:3\n"
+
+
+def assemble(text: str, folder: Path, missing: Missing = "error") -> tuple[list[dict[str, Any]], SampleAssembler]:
+    """The samples of a recipe without their URL, and what made them."""
+    assembler = SampleAssembler(Recipe(text.encode(), "x.txt", str(folder)), missing)
+    samples = list(assembler)
+    for sample in samples:
+        del sample["__url__"]
+    return samples, assembler
+
+
+@pytest.mark.parametrize("source", ["gone.bin", "pipe:exit 3", "file-in-zip://x::gone.zip", "memory://gone"])
+@pytest.mark.parametrize(
+    ("missing", "expected", "counts"),
+    [
+        ("skip-file", [{"__key__": "a", "txt": b"1"}, {"__key__": "c", "txt": b"3"}], (2, 1)),
+        ("skip-sample", [{"__key__": "c", "txt": b"3"}], (2, 2)),
+        (
+            "empty",
+            [{"__key__": "a", "txt": b"1", "bin": b""}, {"__key__": "b", "bin": b""}, {"__key__": "c", "txt": b"3"}],
+            (2, 0),
+        ),
+    ],
+)
+def test_missing_files_urls_and_commands_are_left_out_when_asked(
+    source: str, missing: Missing, expected: list[dict[str, Any]], counts: tuple[int, int], tmp_path: Path
+) -> None:
+    """With their counts; what is elsewhere shows only when it is read."""
+    samples, assembler = assemble(RECIPE.format(source, source), tmp_path, missing)
+    assert samples == expected
+    assert (assembler.missing_files, assembler.left_out) == counts
+    assert assembler.count == 3
+
+
+def test_missing_files_are_reported_one_by_one(tmp_path: Path) -> None:
+    """With recipe, line, field, key and path."""
+    told: list[SampleError] = []
+    recipe = Recipe(RECIPE.format("gone.bin", "pipe:exit 3").encode(), "x.txt", str(tmp_path))
+    assert len(list(SampleAssembler(recipe, "skip-file", told.append))) == 2
+    assert str(told[0]) == (f"recipe x.txt, line 2: field 'bin' of sample 'a': there is no file '{tmp_path}/gone.bin'")
+    assert "exit status 3" in str(told[1])
+    assert [(error.key, error.field) for error in told] == [("a", "bin"), ("b", "bin")]
+
+
+def test_missing_file_is_found_before_anything_runs(tmp_path: Path) -> None:
+    """Neither by the check, nor for a sample that is left out."""
+    text = f"a.txt pipe:touch {tmp_path}/ran\na.bin gone.bin\nb.txt text:\n"
+    with pytest.raises(SpecError, match="line 2: there is no file"):
+        assemble(text, tmp_path)
+    samples, _ = assemble(text, tmp_path, "skip-sample")
+    assert [sample["__key__"] for sample in samples] == ["b"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("source", ["pipe:exit 3", "memory://gone"])
+def test_source_elsewhere_that_fails_is_an_error_by_default(source: str, tmp_path: Path) -> None:
+    """The message has the place, and the command's own."""
+    with pytest.raises(SampleError, match=r"^recipe x\.txt, line 2: field 'bin' of sample 'a': "):
+        assemble(RECIPE.format(source, "text:"), tmp_path)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def shrink(path: Path) -> None:
+    path.write_bytes(b"a")
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (grow, r"was changed after .* \(3 bytes then, 4 now\)"),
+        (shrink, r"was changed after .* \(3 bytes then, 1 now\)"),
+        (touch, "was changed after"),
+        (Path.unlink, "cannot be read: No such file"),
+    ],
+)
+@pytest.mark.parametrize("missing", ["error", "skip-sample"])
+def test_file_that_changes_after_the_check_is_an_error(
+    change: Callable[[Path], None], message: str, missing: Missing, tmp_path: Path
+) -> None:
+    """Whatever is to be done about files that were missing before."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    assembler = SampleAssembler(Recipe(b"a.txt text:1\nb.bin a.bin\n", "x.txt", str(tmp_path)), missing)
+    assembler.check()
+    change(path)
+    samples = iter(assembler)
+    assert next(samples)["txt"] == b"1"
+    with pytest.raises(SampleError, match=message):
+        next(samples)
+
+
+def test_compressed_sources_are_kept_as_they_are(tmp_path: Path) -> None:
+    """A member .json.gz holds a gzip stream, wherever it comes from."""
+    data = gzip.compress(b"{}")
+    (tmp_path / "x.json.gz").write_bytes(data)
+    samples, _ = assemble(
+        f"a.json.gz x.json.gz\na.x.gz pipe:cat {tmp_path}/x.json.gz\na.y.gz filecache::file://{tmp_path}/x.json.gz\n",
+        tmp_path,
+    )
+    assert samples == [{"__key__": "a", "json.gz": data, "x.gz": data, "y.gz": data}]
+
+
+def test_samples_can_be_made_again(tmp_path: Path) -> None:
+    """Iterating twice gives the same; it is checked once."""
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    assembler = SampleAssembler(Recipe(b"a.bin a.bin\nb.bin text:1\n", "x.txt", str(tmp_path)))
+    assert list(assembler) == list(assembler)
+    assert assembler.count == 2
+
+
+def test_no_file_or_process_stays_when_the_reader_stops_early(tmp_path: Path) -> None:
+    """Each source is closed before the next is opened."""
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    lines = "".join(f"{number}.bin a.bin\n{number}.txt pipe:echo\n" for number in range(50))
+    before = open_files()
+    samples = iter(SampleAssembler(Recipe(lines.encode(), "x.txt", str(tmp_path))))
+    next(samples)
+    assert open_files() == before
+    assert not children(unreaped=True)
+
+
+# ----------------------------------------------------------------------------------------------- what a source is
+
+
+def test_kind_of_source_goes_by_folder_and_suffix(tmp_path: Path) -> None:
+    """A folder is one whatever its name; compression is looked through."""
+    (tmp_path / "x.csv").mkdir()
+    names = [str(tmp_path / "x.csv"), "x.tsv", "X.CSV.gz", "https://host/x.tsv?a=b.txt", "x.txt", "-", "x"]
+    assert [kind_of(name) for name in names] == ["folder", "plan", "plan", "plan", "recipe", "recipe", "recipe"]
+
+
+def test_part_list_takes_the_delimiter_of_its_suffix(tmp_path: Path) -> None:
+    """A comma for CSV; compressed lists are read as such."""
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b'a,b\n"1,2",3\n'))
+    (sample,) = SampleAssembler(open_part_list(str(tmp_path / "x.csv.gz")))
+    assert (sample["a"], sample["b"]) == (b"1,2", b"3")
+    (tmp_path / "y.csv").write_text("a,b;c\n1,2;3\n")
+    (sample,) = SampleAssembler(open_part_list(str(tmp_path / "y.csv"), delimiter=";", key_format="k{number}"))
+    assert (sample["__key__"], sample["a,b"], sample["c"]) == ("k0", b"1,2", b"3")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ("nothing", None, "there is no recipe nothing, and no folder"),
+        ("nothing.csv", None, "there is no plan nothing.csv"),
+        ("nothing", "folder", "nothing is no folder"),
+        (".", "recipe", ". is a folder, and no recipe"),
+        ("x.tar", None, "recipe x.tar is no text"),
+    ],
+)
+def test_part_list_says_what_is_wrong_with_its_source(
+    source: str, kind: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is not."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.tar").write_bytes(bytes(1024))
+    with pytest.raises(SpecError, match=message):
+        open_part_list(source, kind)
+
+
+def test_part_list_that_is_no_file_has_its_relative_names_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output of a command, as a shell hands it over by ``<(command)``."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.bin").write_text("here")
+    reading, writing = os.pipe()
+    os.write(writing, b"a.bin a.bin\n")
+    os.close(writing)
+    try:
+        (sample,) = SampleAssembler(open_part_list(f"/dev/fd/{reading}"))
+    finally:
+        os.close(reading)
+    assert sample["bin"] == b"here"
+
+
+def test_part_list_from_elsewhere_has_its_relative_names_there() -> None:
+    """A recipe in a store names files of the store, and runs no command."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.pipe("/lists/x.txt", b"a.bin sub/x.bin\n")
+    store.pipe("/lists/sub/x.bin", b"there")
+    store.pipe("/lists/y.txt", b"a.bin pipe:echo\n")
+    try:
+        (sample,) = SampleAssembler(open_part_list("memory://lists/x.txt"))
+        assert sample["bin"] == b"there"
+        with pytest.raises(SpecError, match="from another machine may run no command"):
+            SampleAssembler(open_part_list("memory://lists/y.txt")).check()
+    finally:
+        store.rm("/lists", recursive=True)

@@ -1,0 +1,185 @@
+"""Contact sheets: many thumbnails in one picture, with their keys below."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from torchdata_wds.codecs.pixels import fitting_size
+from torchdata_wds.codecs.thumbnails import on_checkerboard
+from torchdata_wds.format.printing import printable, shorten_middle
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont
+
+__all__ = ["Tile", "draw_sheet", "fit_text"]
+
+_GAP = 8
+_FONT_SIZE = 13
+_LINE = 17
+_NARROWEST = 112  # so that there is room for keys
+_LARGEST = 250_000_000
+_PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
+_DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
+
+# For keys with letters that Pillow's own font has not, those of the system's fonts that has them all.
+_OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
+
+
+class Tile(NamedTuple):
+    """One image of a sheet.
+
+    Attributes:
+        key: Key of the sample.
+        note: What else stands below, such as the field.
+        picture: A thumbnail; None for an image that does not decode.
+        failure: Then the reason.
+    """
+
+    key: str
+    note: str
+    picture: Image | None
+    failure: str = ""
+
+
+def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image:
+    """Draws a contact sheet.
+
+    Args:
+        tiles: The images, which go left to right and down; at least one.
+        columns: How many in a row, at most.
+        size: The longest side of an image in pixels: larger ones are reduced, much smaller ones enlarged to a multiple
+            of their size.
+
+    Returns:
+        An RGB image.
+
+    Raises:
+        ValueError: if there is no tile, or the sheet would have more than 250 million pixels.
+
+    Example:
+        >>> import PIL.Image
+        >>> draw_sheet([Tile("a", "jpg", PIL.Image.new("RGB", (64, 48)))], size=64).mode
+        'RGB'
+    """
+    from PIL import Image, ImageDraw
+
+    if not tiles:
+        raise ValueError("a contact sheet needs at least one image")
+    columns = min(columns, len(tiles))
+    width, height = max(size, _NARROWEST) + _GAP, size + 2 * _LINE + 2 * _GAP
+    area = columns * width + _GAP, -(-len(tiles) // columns) * height + _GAP
+    if area[0] * area[1] > _LARGEST:
+        raise ValueError(f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images")
+    sheet = Image.new("RGB", area, _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, tile in enumerate(tiles):
+        left, top = number % columns * width + _GAP, number // columns * height + _GAP
+        _draw_tile(sheet, draw, tile, (left, top), (width - _GAP, size))
+    return sheet
+
+
+def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: tuple[int, int], room: tuple[int, int]) -> None:
+    left, top = corner
+    box = (left, top, left + room[0] - 1, top + room[1] - 1)
+    if tile.picture is None:
+        draw.rectangle(box, fill=_DAMAGED)
+        _draw_failure(draw, tile.failure, corner, room)
+    else:
+        draw.rectangle(box, fill=_FRAME)
+        picture = _fit_picture(on_checkerboard(tile.picture), room[1])
+        sheet.paste(picture, (left + (room[0] - picture.width) // 2, top + (room[1] - picture.height) // 2))
+    _draw_line(draw, tile.key, (left, box[3] + 3), room[0], _INK)
+    _draw_line(draw, tile.note, (left, box[3] + 3 + _LINE), room[0], _FAINT)
+
+
+def _fit_picture(picture: Image, size: int) -> Image:
+    """Reduces a large image, and shows the pixels of a small one."""
+    from PIL.Image import Resampling
+
+    longest = max(picture.size)
+    if longest > size:
+        return picture.resize(fitting_size(picture.size, size), Resampling.LANCZOS)
+    factor = size // longest
+    if factor < 2:
+        return picture
+    return picture.resize((picture.width * factor, picture.height * factor), Resampling.NEAREST)
+
+
+def _draw_line(draw: ImageDraw, text: str, corner: tuple[int, int], width: int, ink: tuple[int, int, int]) -> None:
+    shown, font = _with_font(printable(text))
+    draw.text(corner, fit_text(shown, font, width), fill=ink, font=font)
+
+
+def _draw_failure(draw: ImageDraw, text: str, corner: tuple[int, int], room: tuple[int, int]) -> None:
+    """Writes the reason into the tile, as much of it as there is room for."""
+    left, top = corner[0] + 4, corner[1] + 4
+    shown, font = _with_font(printable(text))
+    for line in _wrap(shown, font, room[0] - 8)[: (room[1] - 8) // _LINE]:
+        draw.text((left, top), line, fill=_DAMAGED_INK, font=font)
+        top += _LINE
+
+
+def _wrap(text: str, font: FreeTypeFont, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+        lines[-1] = fit_text(lines[-1], font, width)
+    return lines
+
+
+def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
+    """Shortens a text in its middle until it is not wider than so many pixels.
+
+    Example:
+        >>> from PIL import ImageFont
+        >>> fit_text("train/000/000123456789.jpg", ImageFont.load_default(13), 100)
+        'train/0...789.jpg'
+    """
+    if font.getlength(text) <= width:
+        return text
+    fits, fails = 0, len(text)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if font.getlength(shorten_middle(text, middle)) <= width:
+            fits = middle
+        else:
+            fails = middle
+    return shorten_middle(text, fits)
+
+
+def _with_font(text: str) -> tuple[str, FreeTypeFont]:
+    """Chooses a font that has all letters of a text; where there is none, the missing ones are escaped."""
+    missing = [letter for letter in set(text) if not _has_glyph(None, letter)]
+    if not missing:
+        return text, _font(None)
+    for name in _OTHER_FONTS:
+        try:
+            if all(_has_glyph(name, letter) for letter in set(text)):
+                return text, _font(name)
+        except OSError:
+            continue
+    codes = {ord(letter): letter.encode("unicode_escape").decode() for letter in missing}
+    return text.translate(codes), _font(None)
+
+
+@functools.cache
+def _font(name: str | None) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    if name is not None:
+        return ImageFont.truetype(name, _FONT_SIZE)
+    return cast("FreeTypeFont", ImageFont.load_default(_FONT_SIZE))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_glyph(name: str | None, letter: str) -> bool:
+    font = _font(name)
+    return letter == " " or bytes(font.getmask(letter)) != bytes(font.getmask("\uffff"))

@@ -1,0 +1,323 @@
+"""One shard, read to find everything that is wrong with it, with the place of each thing.
+
+The parts are those of loading (`TarEntries`, `HardLinks`, `check_new`, `make_sample`), read one entry at a time so that
+the place of each is known. Damage of the archive ends a shard here as it does there; a wrong sample does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torchdata_wds.errors import (
+    DuplicateFieldError,
+    ReappearingKeyError,
+    SampleError,
+    ShardFormatError,
+    ShardOpenError,
+    UnsafeDataError,
+    WdsError,
+)
+from torchdata_wds.format.drafts import Draft
+from torchdata_wds.format.entries import TarEntries, TarEntry
+from torchdata_wds.format.findings import FieldSets, Finding, Level
+from torchdata_wds.format.headers import HARD_LINK
+from torchdata_wds.format.index_checks import IndexCheck
+from torchdata_wds.format.links import HardLinks
+from torchdata_wds.format.members import Mark
+from torchdata_wds.format.names import KeyRule
+from torchdata_wds.format.odd_members import is_file, odd_kind, odd_name
+from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
+from torchdata_wds.format.samples import check_new, make_sample
+from torchdata_wds.format.sparse import read_payload
+from torchdata_wds.storage import ByteStream, StorageOptions, can_reopen, mask_url, open_shard
+from torchdata_wds.storage.urls import url_text
+
+__all__ = ["CheckFields", "CheckedSample", "ShardValidation", "ValidationRules"]
+
+#: Gives an exception for each field of a sample that does not decode; its ``field`` says which.
+CheckFields = Callable[[Mapping[str, Any]], Iterable[Exception]]
+
+#: What an error of the archive begins with, behind the shard's name, and the word for it.
+_DAMAGES = (
+    ("is empty", "empty"),
+    ("is no tar archive", "no-tar"),
+    ("is cut off", "cut"),
+    ("ends behind an extended header", "cut"),
+    ("has bytes behind", "trailing-bytes"),
+    ("begins with the rest", "multi-volume"),
+    ("holds a", "sparse"),
+    ("has a", "bad-header"),
+)
+
+
+class ValidationRules(NamedTuple):
+    """How shards are validated; `validate_shard` describes the options."""
+
+    keys: KeyRule = "first_dot"
+    lowercase: bool = True
+    on_duplicate: OnDuplicate = "error"
+    on_reappearing: OnReappearing = "error"
+    require_end_marker: bool = True
+    concatenated: bool = False
+    check_fields: CheckFields | None = None
+    storage_options: Mapping[str, Mapping[str, Any]] | None = None
+
+
+_DEFAULT = ValidationRules()
+
+
+class CheckedSample(NamedTuple):
+    """A run of members with one key, after its findings.
+
+    Attributes:
+        number: Which run of the shard it is, from 0.
+        sample: ``__key__``, ``__url__`` and bytes by field, without members that are at fault.
+        offset: Where it begins.
+        is_sound: Whether nothing is wrong with it by itself.
+        reappears: Whether its key has come before.
+    """
+
+    number: int
+    sample: dict[str, Any]
+    offset: int
+    is_sound: bool
+    reappears: bool
+
+
+class _Part(NamedTuple):
+    """One member of a sample."""
+
+    key: str
+    field: str
+    name: str
+    data: bytes | Exception
+    start: int
+    stop: int
+
+
+class _Archive(TarEntries):
+    """Entries of an archive; remembers where and how it was found to be damaged."""
+
+    damage: tuple[str, int] | None = None
+
+    def damaged(self, what: str, cure: str, *, member: str | None = None, at: int | None = None) -> ShardFormatError:
+        kind = next((kind for start, kind in _DAMAGES if what.startswith(start)), "damage")
+        self.damage = kind, self.offset if at is None else at
+        return super().damaged(what, cure, member=member, at=at)
+
+
+class ShardValidation:
+    """The validation of one shard: iterating, once, gives findings, and each sample behind those that are about it.
+
+    Args:
+        url: The shard.
+        rules: What counts as wrong.
+
+    Attributes:
+        shard: The URL as messages may show it.
+        sound: How many samples are whole and sound so far.
+        bad: How many are not, or were cut off.
+        cut: The key of the sample that was cut off.
+        field_sets: Which fields the sound ones have.
+
+    Raises:
+        ValueError: if an option is none of those that are valid.
+    """
+
+    def __init__(self, url: str, rules: ValidationRules = _DEFAULT) -> None:
+        self.url = url_text(url)
+        self.shard = mask_url(self.url)
+        self.sound = 0
+        self.bad = 0
+        self.cut: str | None = None
+        self.field_sets = FieldSets()
+        self._rules = grouping_rules(rules.keys, rules.lowercase, None, rules.on_duplicate, rules.on_reappearing)
+        self._markers = {"require_end_marker": rules.require_end_marker, "concatenated": rules.concatenated}
+        self._check_fields = rules.check_fields
+        self._options = StorageOptions(rules.storage_options)
+        self._index = IndexCheck(self.url, rules.keys, self._options)
+        self._seen: set[int] = set()
+        self._run: list[_Part] = []  # the members so far of the sample that is open
+        self._entered: str | None = None  # the member whose content is being read
+
+    def __iter__(self) -> Iterator[Finding | CheckedSample]:
+        archive: _Archive | None = None
+        is_broken = False
+        try:
+            with open_shard(self.url, storage_options=self._options) as stream:
+                archive = _Archive(stream, self.shard, **self._markers)
+                yield from self._samples(self._parts(archive))
+                self._index.finish(archive.offset)
+        except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
+            is_broken = True
+            yield from self._end_at(error, archive)
+        # that a broken shard is not as its index says is no fault of the index
+        if self._index.fault is not None and not (is_broken and self._index.is_readable):
+            yield Finding("error", "index", self._index.fault, self.shard)
+
+    def _parts(self, archive: _Archive) -> Iterator[_Part | Finding | Mark]:
+        """Gives the members of samples, what is odd about any member, and a mark where all before it is complete."""
+        reopens = can_reopen(self.url, storage_options=self._options)
+        links = HardLinks(self.url, self.shard, self._open_at if reopens else None)
+        for entry in archive:
+            if entry is None:
+                yield Mark.END
+                continue
+            links.note(entry)
+            if not is_file(entry):
+                if (odd := odd_kind(entry)) is not None:
+                    yield self._about(entry, "warning", *odd)
+                archive.skip(entry)
+                continue
+            parts = yield from self._split(entry, archive.raw)
+            self._entered = entry.name
+            data = _content(entry, archive, links)
+            self._entered = None
+            if isinstance(data, Exception):
+                yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
+            if parts is not None:
+                yield _Part(*parts, entry.name, data, entry.offset, archive.offset)
+        yield Mark.END
+
+    def _split(self, entry: TarEntry, blocks: list[bytes]) -> Generator[Finding, None, tuple[str, str] | None]:
+        try:
+            parts = self._rules.split(entry.name)
+        except Exception as error:  # noqa: BLE001 - the rule is the user's
+            what = f"the rule for keys fails for member {entry.name}: {type(error).__name__}: {error}"
+            yield self._about(entry, "error", "key-rule", what)
+            return None
+        for kind, message in odd_name(entry.name, parts is not None, blocks):
+            yield self._about(entry, "warning", kind, message)
+        return parts
+
+    def _samples(self, items: Iterable[_Part | Finding | Mark]) -> Iterator[Finding | CheckedSample]:
+        """Gathers members with one key, and checks each such run when its end has been seen."""
+        for item in items:
+            if isinstance(item, Finding):
+                yield item
+                continue
+            if self._run and (isinstance(item, Mark) or item.key != self._run[0].key):
+                yield from self._close_run()
+            if isinstance(item, _Part):
+                self._run.append(item)
+
+    def _close_run(self) -> Iterator[Finding | CheckedSample]:
+        run, self._run = self._run, []
+        number = self.sound + self.bad
+        self._index.compare(run[0].key, run[0].start, run[-1].stop)
+        again = self._reappearing(run)
+        if again is not None:
+            yield again
+        sample, findings = self._make_sample(run)
+        findings += self._decode(sample, run)
+        yield from findings
+        is_sound = len(sample) > 2 and not any(finding.level == "error" for finding in findings)
+        is_sound = is_sound and not any(isinstance(part.data, Exception) for part in run)
+        if is_sound and (again is None or again.level != "error"):
+            self.sound += 1
+            self.field_sets.add(sample, self.shard, run[0].key, run[0].start)
+        else:
+            self.bad += 1
+        yield CheckedSample(number, sample, run[0].start, is_sound, again is not None)
+
+    def _reappearing(self, run: list[_Part]) -> Finding | None:
+        rule = self._rules.on_reappearing
+        first = run[0]
+        try:
+            check_new(_draft(self.url, run), self._seen, "allow" if rule == "allow" else "error", mask_url)
+        except ReappearingKeyError as error:
+            level: Level = "warning" if rule == "warn" else "error"
+            return self._of(first, level, "reappearing-key", str(error))
+        return None
+
+    def _make_sample(self, run: list[_Part]) -> tuple[dict[str, Any], list[Finding]]:
+        """Makes a sample of the members that can be in it, and tells of each other one."""
+        findings = [
+            self._of(part, "warning", "empty-field", f"member {part.name} is empty: it has 0 bytes")
+            for part in run
+            if part.data == b""
+        ]
+        good = [part for part in run if not isinstance(part.data, Exception)]
+        try:
+            return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings
+        except SampleError:
+            given, good = good, []
+        for part in given:
+            try:
+                make_sample(_draft(self.url, [*good, part]), self._rules, mask_url)
+            except SampleError as error:
+                kind = "duplicate-field" if isinstance(error, DuplicateFieldError) else "reserved-field"
+                findings.append(self._of(part, "error", kind, str(error)))
+            else:
+                good.append(part)
+        return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings
+
+    def _decode(self, sample: dict[str, Any], run: list[_Part]) -> list[Finding]:
+        findings: list[Finding] = []
+        for error in () if self._check_fields is None else self._check_fields(sample):
+            field = getattr(error, "field", None)
+            part = next((part for part in run if field in (part.field, part.field.lower())), run[0])
+            if isinstance(error, (UnsafeDataError, ImportError)):
+                findings.append(self._of(part, "note", "not-decoded", str(error)))
+            else:
+                findings.append(self._of(part, "error", "undecodable", str(error)))
+        return findings
+
+    def _end_at(self, error: WdsError, archive: _Archive | None) -> Iterator[Finding | CheckedSample]:
+        """Tells of damage that ends the shard, after the sample before it if that is complete."""
+        entered = self._next_key()
+        if self._run and entered not in (None, self._run[0].key):
+            yield from self._close_run()
+        self.cut = self._run[0].key if self._run else entered
+        number = self.sound + self.bad
+        self._run = []
+        self.bad += self.cut is not None
+        counted = "1 sample is" if number == 1 else f"{number:,} samples are"
+        kind, offset = _kind_of(error, archive)
+        cut = "" if self.cut is None else f", and sample {self.cut!r} is cut off"
+        message = f"{error} {counted} complete before it{cut}." if archive is not None else str(error)
+        yield Finding("error", kind, message, self.shard, member=error.member, offset=offset)
+
+    def _next_key(self) -> str | None:
+        """The key of the member in which the archive failed, if it did in one: another key ends the sample before."""
+        if self._entered is None:
+            return None
+        try:
+            parts = self._rules.split(self._entered)
+        except Exception:  # noqa: BLE001 - told before
+            return None
+        return None if parts is None else parts[0]
+
+    def _open_at(self, offset: int) -> ByteStream:
+        return open_shard(self.url, offset=offset, storage_options=self._options)
+
+    def _about(self, entry: TarEntry, level: Level, kind: str, message: str) -> Finding:
+        return Finding(level, kind, message, self.shard, member=entry.name, offset=entry.offset)
+
+    def _of(self, part: _Part, level: Level, kind: str, message: str) -> Finding:
+        return Finding(level, kind, message, self.shard, part.name, part.key, part.field, part.start)
+
+
+def _content(entry: TarEntry, archive: TarEntries, links: HardLinks) -> bytes | ShardFormatError:
+    """Reads a member, or gives the reason why what a hard link stands for is not there."""
+    if entry.kind != HARD_LINK:
+        return read_payload(archive, entry)
+    try:
+        return links.resolve(entry)
+    except ShardFormatError as error:
+        return error
+
+
+def _draft(url: str, parts: list[_Part], key: str | None = None) -> Draft:
+    return Draft(parts[0].key if key is None else key, url, 0, [(part.field, part.name, part.data) for part in parts])
+
+
+def _kind_of(error: WdsError, archive: _Archive | None) -> tuple[str, int | None]:
+    """A word for damage that ends a shard, and its place."""
+    offset = None if archive is None else archive.offset
+    if isinstance(error, UnsafeDataError):
+        return "refused", offset
+    if isinstance(error, ShardOpenError):
+        return "unreadable", offset
+    return ("compression", offset) if archive is None or archive.damage is None else archive.damage

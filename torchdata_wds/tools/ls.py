@@ -1,0 +1,198 @@
+"""``ls``: which samples shards have, with the fields of each and their sizes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from torchdata_wds import storage
+from torchdata_wds.errors import WdsError
+from torchdata_wds.format.grouping import group_members
+from torchdata_wds.format.members import Mark, Unit
+from torchdata_wds.format.names import is_metadata
+from torchdata_wds.format.printing import printable
+from torchdata_wds.format.sizes import read_for_sizes
+from torchdata_wds.tools.command import Command
+from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
+from torchdata_wds.tools.looking import write_line
+from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.progress import Progress
+
+__all__ = ["COMMAND"]
+
+_WIDEST_KEY = 60  # longer ones push their own line aside, not all that follow
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_input_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="a JSON object a line: key, shard, fields, bytes")
+    parser.add_argument("-q", "--totals", action="store_true", help="only the counts, on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lists the samples."""
+    reader, counts = SizeReader(arguments), Counts()
+    with closing(reader.samples()) as samples:
+        if arguments.totals:
+            with Progress("samples", only_on_terminal=True) as progress:
+                for sample in samples:
+                    counts.add(sample)
+                    progress.advance()
+        else:
+            line = _json_line if arguments.json else Columns().line
+            for sample in samples:
+                counts.add(sample)
+                write_line(line(sample))
+    tell: Callable[[str], None] = write_line if arguments.totals else say
+    for text in counts.json_lines() if arguments.totals and arguments.json else counts.lines():
+        tell(text)
+    return reader.finish()
+
+
+class SizeReader:
+    """Reads samples for their sizes, from headers alone where that is faster.
+
+    Args:
+        arguments: With those of `add_input_arguments`.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._reader = SampleReader(arguments)
+        self._skipped: Counter[str] = Counter()
+
+    def samples(self) -> Generator[dict[str, Any], None, None]:
+        """Reads the samples: ``__key__``, ``__url__``, and sizes or bytes by field.
+
+        Raises:
+            WdsError: at damage, unless it is to be skipped.
+        """
+        part: slice = self._arguments.slice or slice(None)
+        with closing(self._all()) as samples:
+            yield from islice(samples, part.start, part.stop, part.step)
+
+    def finish(self) -> int:
+        """Tells what was left out, and gives the exit status."""
+        self._skipped.pop("sample cut off by a broken shard", None)  # told with the error that has cut it
+        for reason, count in sorted(self._skipped.items()):
+            say(f"left out {count:,} members that belong to no sample: {reason}")
+        return self._reader.finish()
+
+    def _all(self) -> Generator[dict[str, Any], None, None]:
+        arguments = self._arguments
+        part: slice = arguments.shard_slice or slice(None)
+        for visit, url in enumerate(self._reader.urls, 1):
+            with closing(self._units(url, visit)) as units:
+                samples = group_members(
+                    units,
+                    keys=arguments.keys,
+                    lowercase=not arguments.keep_case,
+                    on_duplicate=arguments.on_duplicate,
+                    on_reappearing=arguments.on_reappearing,
+                    on_error=self._lose,
+                    skipped=self._skipped,
+                    shown=storage.mask_url,
+                )
+                yield from islice(samples, part.start, part.stop, part.step)
+
+    def _units(self, url: str, visit: int) -> Generator[Unit, None, None]:
+        try:
+            yield from read_for_sizes(
+                url,
+                visit=visit,
+                require_end_marker=not self._arguments.no_end_marker,
+                concatenated=self._arguments.concatenated,
+                skipped=self._skipped,
+            )
+        except (WdsError, OSError) as error:
+            yield Mark.BROKEN  # what is whole goes out before the error is raised
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> bool:
+        self._reader.refuse(error)
+        return True
+
+
+def _sizes(sample: dict[str, Any]) -> dict[str, int]:
+    fields = ((name, value) for name, value in sample.items() if not is_metadata(name))
+    return {name: value if isinstance(value, int) else len(value) for name, value in fields}
+
+
+def _json_line(sample: dict[str, Any]) -> str:
+    sizes = _sizes(sample)
+    shard = storage.mask_url(sample["__url__"])
+    return json.dumps({"key": sample["__key__"], "shard": shard, "fields": sizes, "bytes": sum(sizes.values())})
+
+
+class Columns:
+    """Lines whose columns are as wide as the widest so far."""
+
+    def __init__(self) -> None:
+        self._key = 0
+        self._fields: dict[str, int] = {}
+
+    def line(self, sample: dict[str, Any]) -> str:
+        """Makes the line of a sample: its key, then name and size of each field."""
+        key = printable(sample["__key__"])
+        self._key = max(self._key, min(len(key), _WIDEST_KEY))
+        parts = [f"{key:<{self._key}}"]
+        for field, size in _sizes(sample).items():
+            text = str(size)
+            width = self._fields[field] = max(self._fields.get(field, 0), len(text))
+            parts.append(f"{printable(field)} {text:>{width}}")
+        return "  ".join(parts)
+
+
+class Counts:
+    """Counts samples, members and bytes, by shard in the order they come."""
+
+    def __init__(self) -> None:
+        self._shards: dict[str, list[int]] = {}
+
+    def add(self, sample: dict[str, Any]) -> None:
+        """Counts a sample."""
+        sizes = _sizes(sample)
+        counts = self._shards.setdefault(sample["__url__"], [0, 0, 0])
+        for place, number in enumerate((1, len(sizes), sum(sizes.values()))):
+            counts[place] += number
+
+    def lines(self) -> Iterator[str]:
+        """Gives a line for each shard, and one for all."""
+        for url, counts in self._shards.items():
+            yield f"{printable(storage.mask_url(url))}: {_told(counts)}"
+        yield f"{len(self._shards):,} shard{'s' if len(self._shards) != 1 else ''}: {_told(self._total())}"
+
+    def json_lines(self) -> Iterator[str]:
+        """Gives the same in JSON; the last object, of all, has the number of shards instead of a name."""
+        for url, counts in self._shards.items():
+            yield json.dumps({"shard": storage.mask_url(url), **_named(counts)})
+        yield json.dumps({"shards": len(self._shards), **_named(self._total())})
+
+    def _total(self) -> list[int]:
+        return [sum(column) for column in zip(*self._shards.values(), strict=True)] or [0, 0, 0]
+
+
+def _told(counts: list[int]) -> str:
+    return "{:,} samples, {:,} members, {:,} bytes".format(*counts)
+
+
+def _named(counts: list[int]) -> dict[str, int]:
+    return dict(zip(("samples", "members", "bytes"), counts, strict=True))
+
+
+COMMAND = Command(
+    "list the samples: key, fields and sizes of each; counts of the shards",
+    add_arguments,
+    run,
+    """
+    wds ls 'train-{000000..000003}.tar'
+    wds ls --totals train-*.tar
+    wds ls --json --slice 0:5 train-000000.tar
+    """,
+)

@@ -1,0 +1,182 @@
+"""``show``: samples as text, as a contact sheet, or as a page of HTML."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+from torchdata_wds.codecs.contact_sheets import Tile, draw_sheet
+from torchdata_wds.codecs.html_pages import SampleSummary, write_page
+from torchdata_wds.codecs.summaries import FieldSummary, Summarizer
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.printing import printable
+from torchdata_wds.pipes.field_choices import FieldChoices
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.urls import STDIN
+from torchdata_wds.tools.command import Command, UsageError, positive_number, whole_number
+from torchdata_wds.tools.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
+from torchdata_wds.tools.looking import add_count_argument, taken, write_line, write_whole
+from torchdata_wds.tools.messages import say
+
+__all__ = ["COMMAND"]
+
+Choose = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+_SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+_PAGES = (".html", ".htm")
+_TEXTS, _PICTURES = 10, 100  # how many samples by default
+_WIDTH, _SIZE = 80, 160
+_MOST_THREADS = 8
+_REASON = 400  # characters of a reason that a tile may have room for
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_input_arguments(parser)
+    add_field_arguments(parser)
+    add_count_argument(parser, f"{_TEXTS}, and {_PICTURES} with --out")
+    parser.add_argument(
+        "-w", "--width", type=positive_number, default=_WIDTH, metavar="N", help=f"longest value ({_WIDTH} characters)"
+    )
+    group = parser.add_argument_group("pictures")
+    group.add_argument(
+        "-o",
+        "--out",
+        dest="output",
+        default=STDIN,
+        metavar="FILE",
+        help="x.png or x.jpg: a contact sheet of the images; x.html: a page of all",
+    )
+    group.add_argument("--columns", type=positive_number, default=8, metavar="N", help="of the sheet (8)")
+    group.add_argument(
+        "--size",
+        type=whole_number,
+        default=_SIZE,
+        metavar="N",
+        help=f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes",
+    )
+    group.add_argument("--force", action="store_true", help="replace what exists")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the samples."""
+    kind = _kind(arguments)
+    showing = Showing(arguments, kind)
+    if kind == "":
+        _print(showing.samples())
+    elif kind in _PAGES:
+        page = write_page(showing.samples(), ", ".join(map(mask_url, arguments.shards)) or "standard input")
+        write_whole((piece.encode() for piece in page), arguments.output, overwrite=arguments.force)
+    else:
+        write_whole(_sheet(showing, arguments, _SHEETS[kind]), arguments.output, overwrite=arguments.force)
+    return showing.finish()
+
+
+def _kind(arguments: argparse.Namespace) -> str:
+    """Tells by the suffix what is to be drawn; "" for text."""
+    if arguments.output == STDIN:
+        return ""
+    name = mask_url(arguments.output).partition("?")[0].lower()
+    kind = next((suffix for suffix in (*_SHEETS, *_PAGES) if name.endswith(suffix)), None)
+    if kind is None:
+        raise UsageError(
+            f"--out takes a name that ends in {', '.join((*_SHEETS, *_PAGES))}, not {mask_url(arguments.output)!r}"
+        )
+    if arguments.size == 0 and kind in _SHEETS:
+        raise UsageError("a contact sheet needs images of one size: --size 0 is for pages")
+    return kind
+
+
+class Showing:
+    """Reads samples and summarizes them, and keeps account of what does not decode.
+
+    Args:
+        arguments: All of them.
+        kind: What is to be drawn.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, kind: str) -> None:
+        self._choices: FieldChoices | None = field_choices(arguments)
+        self._reader = SampleReader(arguments)
+        # text is there at once; pictures take their time
+        self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
+        default = _PICTURES if kind else _TEXTS
+        self._count: int = default if arguments.count is None else arguments.count
+        width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
+        self._summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
+        self._damaged = 0
+
+    def samples(self) -> Iterator[SampleSummary]:
+        """Gives the samples, each with its fields summarized.
+
+        Raises:
+            WdsError: at damage, unless it is to be skipped.
+        """
+        choose: Choose = dict if self._choices is None else self._choices.choose
+        with (
+            closing(taken(self._reader, choose, self._count)) as samples,
+            closing(self._summarize.each(samples, self._threads)) as summarized,
+        ):
+            for sample, fields in summarized:
+                self._damaged += sum(field.is_damaged for field in fields)
+                yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
+
+    def finish(self) -> int:
+        """Tells what was left out and what does not decode, and gives the exit status."""
+        tell_choices(self._choices)
+        if self._damaged:
+            say(f"{self._damaged:,} fields do not decode (see there)")
+        return max(self._reader.finish(), 1 if self._damaged else 0)
+
+
+def _print(samples: Iterator[SampleSummary]) -> None:
+    for number, sample in enumerate(samples):
+        if number:
+            write_line("")
+        write_line(f"{printable(sample.key)}  {printable(sample.shard)}")
+        names = [printable(field.field) for field in sample.fields]
+        widest = max(map(len, names), default=0)
+        digits = max((len(f"{field.size:,}") for field in sample.fields), default=0)
+        for name, field in zip(names, sample.fields, strict=True):
+            write_line(f"  {name:<{widest}}  {field.size:>{digits},}  {field.text}".rstrip())
+
+
+def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:
+    tiles, count = [], 0
+    for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - it is told below
+        tiles += [_tile(sample.key, field) for field in sample.fields if field.is_image]
+    if not tiles:
+        raise SampleError(f"no image in {count:,} samples: nothing to draw")
+    try:
+        sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
+    except ValueError as error:
+        raise UsageError(f"{error}: see --count and --size") from error
+    out = io.BytesIO()
+    sheet.save(out, form, quality=90, compress_level=2)
+    yield out.getvalue()
+
+
+def _tile(key: str, field: FieldSummary) -> Tile:
+    note = (
+        field.field
+        if field.picture is None
+        else f"{field.field}  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
+    )
+    return Tile(key, note, field.picture, field.text)
+
+
+COMMAND = Command(
+    "show samples: as text, or their images as a contact sheet or a page",
+    add_arguments,
+    run,
+    """
+    wds show -c 2 train-000000.tar
+    wds show -f "jpg cls" --out sheet.png 'train-{000000..000003}.tar'
+    wds show -c 20 --out page.html train-*.tar
+    """,
+)

@@ -1,0 +1,264 @@
+"""``validate``: everything that is wrong with shards, and the samples that are good."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torchdata_wds.codecs.checking import FieldChecker
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.findings import Finding
+from torchdata_wds.format.index import shard_name
+from torchdata_wds.format.printing import printable
+from torchdata_wds.format.repairing import repaired_samples
+from torchdata_wds.format.shard_reports import RepairPlan, ShardReport, Totals, report_shard
+from torchdata_wds.format.shard_validation import ValidationRules
+from torchdata_wds.storage import can_reopen, mask_url, open_target
+from torchdata_wds.storage.urls import STDIN, scheme_of
+from torchdata_wds.tools.command import Command, UsageError, positive_number, whole_number
+from torchdata_wds.tools.inputs import add_input_arguments, list_inputs
+from torchdata_wds.tools.messages import in_our_words, say
+from torchdata_wds.tools.outputs import SampleOutput, add_rekey_argument
+from torchdata_wds.tools.progress import Progress
+from torchdata_wds.workers.ordered_tasks import map_in_order
+
+__all__ = ["COMMAND"]
+
+_MOST = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``validate``."""
+    add_input_arguments(parser, slices=False, errors=False)
+    parser.add_argument("--decode", action="store_true", help="decode each field too: images, media, no pickles")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 at warnings as well")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line, the summary last")
+    parser.add_argument(
+        "--most",
+        type=whole_number,
+        default=_MOST,
+        metavar="N",
+        help=f"show N findings of a kind and shard, and count the others (default: {_MOST})",
+    )
+    parser.add_argument(
+        "-p", "--parallel", type=positive_number, default=1, metavar="N", help="read N shards at once, in processes"
+    )
+    group = parser.add_argument_group("repair")
+    group.add_argument(
+        "--fix",
+        metavar="OUT",
+        help="write the good samples: to one archive, or 'folder/' with one of the same name for each shard",
+    )
+    group.add_argument("--force", action="store_true", help="replace what exists")
+    add_rekey_argument(group)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Validates the shards, and returns 1 if there is an error in one."""
+    if arguments.fix is None and (arguments.force or arguments.rekey is not None):
+        raise UsageError("--force and --rekey are about the archive that --fix writes")
+    urls = list_inputs(arguments)
+    repair = None if arguments.fix is None else Repair(arguments, urls)
+    rules = _rules(arguments)
+    printer = Printer(arguments.json)
+    totals = Totals()
+    plans = []
+    processes = 1 if STDIN in urls else arguments.parallel
+    reports = map_in_order(partial(report_shard, rules=rules, most=arguments.most), urls, processes)
+    with closing(reports), Progress("shards", len(urls), only_on_terminal=True) as progress:  # type: ignore[type-var]
+        for report in reports:
+            printer.print_report(report)
+            totals.take(report)
+            if repair is not None:
+                plans.append(report.plan)
+            progress.advance()
+    for finding in totals.unlike_others(arguments.most):
+        printer.print_finding(finding)
+    lost = 0 if repair is None else repair.write(plans, rules, printer, totals)
+    printer.print_summary(totals)
+    is_bad = totals.count_of("error") or lost or (arguments.strict and totals.count_of("warning"))
+    return 1 if is_bad else 0
+
+
+COMMAND = Command(
+    "read everything, report every damage and oddity with its place, and write the good samples",
+    add_arguments,
+    run,
+    """
+    wds validate --decode 'train-{000000..000003}.tar'
+    wds validate damaged.tar --fix repaired.tar
+    wds validate --strict repaired.tar
+    """,
+)
+
+
+def _rules(arguments: argparse.Namespace) -> ValidationRules:
+    return ValidationRules(
+        arguments.keys,
+        not arguments.keep_case,
+        arguments.on_duplicate,
+        arguments.on_reappearing,
+        not arguments.no_end_marker,
+        arguments.concatenated,
+        FieldChecker() if arguments.decode else None,
+    )
+
+
+class Printer:
+    """Prints findings to standard output.
+
+    Args:
+        as_json: Whether each is a JSON object.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def print_report(self, report: ShardReport) -> None:
+        """Prints the findings of a shard that are kept, and how many there are besides."""
+        for finding in report.findings:
+            self.print_finding(finding)
+        for (level, kind), count in report.left_out().items():
+            if self._as_json:
+                print(json.dumps({"level": level, "kind": kind, "shard": report.shard, "more": count}))
+            else:
+                print(f"{printable(report.shard)}: {level}: {kind}: {count:,} more")
+
+    def print_finding(self, finding: Finding) -> None:
+        """Prints a finding."""
+        message = in_our_words(finding.message)
+        if self._as_json:
+            content = {**finding._asdict(), "message": message}
+            print(json.dumps({name: value for name, value in content.items() if value is not None}))
+            return
+        place = "" if finding.offset is None else f":{finding.offset}"
+        print(printable(f"{finding.shard}{place}: {finding.level}: {finding.kind}: {message}"))
+
+    def print_summary(self, totals: Totals) -> None:
+        """Prints how many findings of each kind, shards and samples there are."""
+        counts = sorted(totals.counts.items())
+        if self._as_json:
+            found: dict[str, dict[str, int]] = {}
+            for (level, kind), count in counts:
+                found.setdefault(level, {})[kind] = count
+            shards = {"good": totals.good, "bad": totals.damaged}
+            samples = {"good": totals.sound, "bad": totals.bad}
+            print(json.dumps({"level": "summary", "counts": found, "shards": shards, "samples": samples}))
+            return
+        for (level, kind), count in counts:
+            print(f"{level:<8} {kind:<18} {count:>12,}")
+        for what, good, bad in (
+            ("shards", totals.good, totals.damaged),
+            ("samples", totals.sound, totals.bad),
+        ):
+            print(f"{what:<8} {'good':<18} {good:>12,}")
+            print(f"{what:<8} {'bad':<18} {bad:>12,}")
+
+
+class Repair:
+    """Writes the good samples of shards that have been validated.
+
+    Args:
+        arguments: The command's.
+        urls: The shards.
+
+    Raises:
+        UsageError: if a shard cannot be read twice, or two would be written to one file.
+        ShardOpenError: if a file exists or cannot be written.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, urls: list[str]) -> None:
+        for url in urls:
+            if not can_reopen(url):
+                raise UsageError(
+                    f"--fix reads each shard twice, and {mask_url(url)} can be read only once: name a file"
+                )
+        self._arguments = arguments
+        self._urls = urls
+        self._count = 0
+        self._lost = 0
+        self._targets: list[str] | None = None
+        self._folder: Path | None = None
+        if arguments.fix.endswith("/") or Path(arguments.fix).is_dir():
+            self._targets = _targets(arguments.fix.rstrip("/"), urls)
+            self._folder = None if scheme_of(arguments.fix) else Path(arguments.fix)
+        elif arguments.fix == STDIN:
+            raise UsageError("--fix needs a file: the report has standard output")
+        if self._folder is None or self._folder.exists():
+            for target in self._targets or [arguments.fix]:
+                open_target(target, overwrite=arguments.force).abort()  # else it would fail when all is read
+
+    def write(self, plans: list[RepairPlan], rules: ValidationRules, printer: Printer, totals: Totals) -> int:
+        """Writes them.
+
+        Args:
+            plans: What validation has found in each shard.
+            rules: By which rules.
+            printer: Prints what else is joined or left out.
+            totals: Where that is counted.
+
+        Returns:
+            How many could not be written although they are good.
+        """
+        self._tell = partial(_tell, printer, totals)
+        parts = [self._samples(url, plan, rules) for url, plan in zip(self._urls, plans, strict=True)]
+        if self._targets is None:
+            self._write(self._arguments.fix, chain.from_iterable(parts))
+        else:
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            for target, samples in zip(self._targets, parts, strict=True):
+                self._write(target, samples)
+        say(f"wrote {self._count:,} good samples to {printable(self._arguments.fix)}, left out {totals.bad:,} bad ones")
+        if self._lost:
+            say(f"lost: {self._lost:,} runs of members were left out although they are whole (see the report)")
+        return self._lost
+
+    def _samples(self, url: str, plan: RepairPlan, rules: ValidationRules) -> Iterator[Mapping[str, Any]]:
+        for item in repaired_samples(url, plan, rules):
+            if isinstance(item, Finding):
+                self._lost += item.kind == "left-out"
+                self._tell(item)
+            else:
+                yield item
+
+    def _write(self, target: str, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Writes an archive; none without samples."""
+        found = iter(samples)
+        first = next(found, None)
+        if first is None:
+            say(f"no good sample: {printable(mask_url(target))} is not written")
+            return
+        options = argparse.Namespace(**{**vars(self._arguments), "output": target, "compress": None, "index": False})
+        with SampleOutput(options) as output:
+            for sample in chain((first,), found):
+                try:
+                    output.write(sample)
+                except SampleError as error:
+                    self._lost += 1
+                    shard = mask_url(sample["__url__"])
+                    self._tell(Finding("error", "not-written", str(error), shard, key=sample["__key__"]))
+        self._count += output.count
+
+
+def _tell(printer: Printer, totals: Totals, finding: Finding) -> None:
+    totals.counts[finding.level, finding.kind] += 1
+    printer.print_finding(finding)
+
+
+def _targets(folder: str, urls: list[str]) -> list[str]:
+    """Names an archive in a folder for each shard."""
+    names = [shard_name(url) for url in urls]
+    for name, count in Counter(names).items():
+        if count > 1 or name in ("", ".", ".."):
+            raise UsageError(
+                f"--fix writes each shard under its own name, and {name!r} is that of {count}: name a file"
+            )
+    return [f"{folder}/{name}" for name in names]

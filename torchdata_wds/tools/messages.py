@@ -15,6 +15,7 @@ PROGRAM = "wds"
 _WORDS = {
     "pass overwrite=True, another pattern, or start_shard='next'": "pass --force, or another name",
     "Pass overwrite=True to replace such files, or give each writer its own pattern": "Pass --force to replace it",
+    "Rename it with rename= of load_wds_shards, or leave it out with select=": "Write the shard again without it",
     "overwrite=True": "--force",
     "start_shard='next'": "--start",
     "max_bytes=": "--size ",

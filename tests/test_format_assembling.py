@@ -14,6 +14,7 @@ from tests.processes import children, open_files
 from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.assembling import Missing, SampleAssembler
 from torchdata_wds.format.part_lists import kind_of, open_part_list
+from torchdata_wds.format.plans import Plan
 from torchdata_wds.format.recipes import Recipe
 
 RECIPE = "a.txt text:1\na.bin {}\nb.bin {}\nc.txt text:3\n"
@@ -91,9 +92,15 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(0, 5))
 
 
+def become_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (become_fifo, "was changed after"),
         (grow, r"was changed after .* \(3 bytes then, 4 now\)"),
         (shrink, r"was changed after .* \(3 bytes then, 1 now\)"),
         (touch, "was changed after"),
@@ -114,6 +121,31 @@ def test_file_that_changes_after_the_check_is_an_error(
     assert next(samples)["txt"] == b"1"
     with pytest.raises(SampleError, match=message):
         next(samples)
+
+
+@pytest.mark.parametrize("year", [1900, 2400])
+def test_file_may_have_any_time(year: int, tmp_path: Path) -> None:
+    """Also one whose nanoseconds need more than 63 bits, as a damaged archive leaves them."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(0, (year - 1970) * 31_556_952 * 10**9))
+    samples, _ = assemble("a.bin a.bin\n", tmp_path)
+    assert samples == [{"__key__": "a", "bin": b"abc"}]
+
+
+def test_file_that_gives_more_than_its_size_is_an_error(tmp_path: Path) -> None:
+    """Those in /proc have none; what to do is said."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("there is no /proc")
+    with pytest.raises(SampleError, match="gives other than the 0 bytes of its size; .* 'pipe:cat PATH'"):
+        assemble("a.txt /proc/self/status\n", tmp_path)
+
+
+def test_message_is_short_when_the_path_is_no_path(tmp_path: Path) -> None:
+    """A text without ``text:``, say."""
+    with pytest.raises(SpecError, match="File name too long") as caught:
+        assemble(f"a.txt {'x' * 100_000}\n", tmp_path)
+    assert len(str(caught.value)) < 1000
 
 
 def test_compressed_sources_are_kept_as_they_are(tmp_path: Path) -> None:
@@ -170,6 +202,10 @@ def test_part_list_takes_the_delimiter_of_its_suffix(tmp_path: Path) -> None:
     ("source", "kind", "message"),
     [
         ("nothing", None, "there is no recipe nothing, and no folder"),
+        ("", None, "the name of the source is empty"),
+        ("", "folder", "the name of the source is empty"),
+        ("no\x1b[2J", None, r"there is no recipe no\\x1b\[2J"),
+        ("no\x1b[2J", "folder", r"no\\x1b\[2J is no folder"),
         ("nothing.csv", None, "there is no plan nothing.csv"),
         ("nothing", "folder", "nothing is no folder"),
         (".", "recipe", ". is a folder, and no recipe"),
@@ -215,3 +251,34 @@ def test_part_list_from_elsewhere_has_its_relative_names_there() -> None:
             SampleAssembler(open_part_list("memory://lists/y.txt")).check()
     finally:
         store.rm("/lists", recursive=True)
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_part_list_renders_templates_for_no_stranger(
+    is_secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could send what the environment holds to a server; a recipe of one's own may, unless WDS_SECURE=1."""
+    (tmp_path / "list.json").write_text('{"a": "base64:QQ=="}')
+    source = f"simplecache::reference://a::file://{tmp_path}/list.json"
+    for others in (Plan(f"@bin\n{source}\n".encode()), Recipe(f"a.bin {source}\n".encode(), trusted=False)):
+        with pytest.raises(SpecError, match="renders templates"):
+            SampleAssembler(others).check()
+    own = Recipe(f"a.bin {source}\n".encode())
+    if is_secure:
+        monkeypatch.setenv("WDS_SECURE", "1")
+        with pytest.raises(SpecError, match="renders templates"):
+            SampleAssembler(own).check()
+    else:
+        assert [sample["bin"] for sample in SampleAssembler(own)] == [b"A"]
+
+
+def test_part_list_checks_files_of_a_folder_that_is_a_url(tmp_path: Path) -> None:
+    """As those of any other: before anything is read."""
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b/x.bin").write_text("here")
+    (tmp_path / "r.txt").write_text("a.bin x.bin\nb.bin gone.bin\n")
+    parts = open_part_list(str(tmp_path / "r.txt"), folder=f"file://{tmp_path}/a%20b")
+    with pytest.raises(SpecError, match="line 2: there is no file"):
+        SampleAssembler(parts).check()
+    (sample,) = SampleAssembler(parts, "skip-file")
+    assert sample["bin"] == b"here"

@@ -173,6 +173,14 @@ def test_plan_names_the_line_where_a_quoted_row_begins() -> None:
     assert problems_of('a,b\n1,2\n"x,\n', delimiter=",") == ["line 3: it is no CSV: unexpected end of data"]
 
 
+@pytest.mark.parametrize("data", [b"a\0\tb\n1\t2\n", "a\tb\n1\t2\n".encode("utf-16"), bytes(100)])
+def test_plan_is_refused_when_its_first_line_is_no_text(data: bytes) -> None:
+    """A shard that was given for it, or a table in UTF-16; below, texts may hold whatever they hold."""
+    with pytest.raises(SpecError, match=r"no table in UTF-8: its first line has a NUL at byte \d+$"):
+        Plan(data)
+    assert samples_of("a\tb\n\0\t2\n")[0]["a"] == b"\0"
+
+
 def test_plan_without_rows_is_an_error() -> None:
     """There is nothing to write."""
     with pytest.raises(SpecError, match="nothing that makes a sample"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def test_equal_values_keep_their_order_through_several_passes(reverse: bool, mon
     found = list(sort_samples(samples, value_of, memory=20_000, reverse=reverse))
     assert found == sorted(samples, key=value_of, reverse=reverse)
     assert len(passes) > 1
+    assert passes[0] < 150  # a run has as many samples as fit
     assert passes == sorted(passes, reverse=True)
 
 
@@ -96,6 +98,22 @@ def test_sample_larger_than_the_memory_is_sorted() -> None:
     """Also several of them, between small ones."""
     samples = make([b"%03d" % (number * 37 % 100) for number in range(100)], [10, 10, 200_000])
     assert list(sort_samples(samples, value_of, memory=50_000)) == sorted(samples, key=value_of)
+
+
+@pytest.mark.parametrize(("count", "size"), [(3000, 200), (60, 50_000)])
+def test_memory_is_bounded_while_runs_are_made_and_merged(count: int, size: int) -> None:
+    """Many small samples, and large ones, of which one from each run would not fit."""
+    memory = 200_000
+    samples = (
+        {"__key__": f"{number}", "v": b"%d" % (number * 7919 % 100), "bin": bytes(size)} for number in range(count)
+    )
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in sort_samples(samples, value_of, memory=memory)) == count
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.2 * memory + 3 * size
 
 
 def test_files_have_no_name_and_are_few_while_samples_are_sorted(tmp_path: Path) -> None:

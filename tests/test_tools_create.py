@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 
@@ -124,6 +125,20 @@ def test_create_tells_what_it_passed_over_when_nothing_is_left() -> None:
     assert done.err.endswith("folder odd has nothing that makes a sample: there is nothing to write\n")
 
 
+def test_create_writes_no_control_characters_to_the_terminal() -> None:
+    """Wherever the name of the source stands."""
+    folder = Path("red\x1b[31m\n")
+    folder.mkdir()
+    for name in ("README", "a.txt"):
+        (folder / name).write_text("x")
+    (folder / "b.txt").symlink_to("nothing")
+    for arguments in ((), ("--missing", "skip-file")):
+        done = create(folder, *arguments, "-o", "x.tar")
+        assert "\x1b" not in done.err
+        assert r"folder red\x1b[31m\n" in done.err
+        assert all(line.startswith(("wds", "  file ")) for line in done.err.splitlines())
+
+
 # ----------------------------------------------------------------------------------------------------- before anything
 
 
@@ -231,6 +246,20 @@ def test_create_exits_with_2_when_arguments_do_not_fit(arguments: list[str], mes
     assert (done.status, done.out) == (2, b"")
     assert message in done.err
     assert not list(folder.rglob("[xy].tar*"))
+
+
+def test_create_refuses_standard_output_that_is_a_file_of_the_folder() -> None:
+    """As a shell has made it for ``> images/x.tar``: it would become a member, half or empty."""
+    before = os.dup(1)
+    try:
+        with Path("images/0.tar").open("wb") as file:
+            os.dup2(file.fileno(), 1)
+        done = create("images")
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+    assert (done.status, done.out) == (2, b"")
+    assert "would lie in the folder that is read" in done.err
 
 
 def test_create_makes_of_a_table_what_the_table_was_made_of() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torchdata_wds.errors import SampleError, SpecError
@@ -142,7 +143,9 @@ class SampleAssembler:
         self._parts = parts
         self._missing = missing
         self._report = report
-        self._stamps = (array("q"), array("q"))
+        self._fields: set[str] = set()  # those that were checked: there are few, in many samples
+        self._sizes = array("q")
+        self._changed = array("q")
         self._is_checked = False
 
     def check(self) -> None:
@@ -173,15 +176,18 @@ class SampleAssembler:
             if (first := fields.setdefault(field, part)) is not part:
                 problems.add(part.place, f"field {field!r} of sample {key!r} is given before, by {first.place}")
             try:
-                check_part_field(field, key)
+                if field not in self._fields:
+                    check_part_field(field, key)
+                    self._fields.add(field)
                 stamp = check_source(part.source)
                 if stamp is None and self._missing == "error":
                     raise _no_file(part)
             except SampleError as error:
                 problems.add(part.place, error)
                 stamp = None
-            for column, number in zip(self._stamps, stamp or _ABSENT, strict=True):
-                column.append(number)
+            size, changed = stamp or _ABSENT
+            self._sizes.append(size)
+            self._changed.append(changed)
 
     def _check_key(self, part: Part, lines: dict[str, int], problems: Problems) -> None:
         try:
@@ -202,9 +208,9 @@ class SampleAssembler:
             SampleError: if a part cannot be read, or a file was changed after it was checked.
         """
         self.check()
-        stamps = map(Stamp, *self._stamps)
+        stamps = map(Stamp, self._sizes, self._changed)
         parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
-        for key, run in groupby(parts, key=lambda pair: pair[0].key):
+        for key, run in groupby(parts, key=_key_of_pair):
             if (sample := self._make(key, list(run))) is not None:
                 yield sample
 
@@ -246,8 +252,11 @@ class SampleAssembler:
             return None
 
 
-def _key_of(part: Part) -> str:
-    return part.key
+_key_of: Callable[[Part], str] = itemgetter(0)
+
+
+def _key_of_pair(pair: tuple[Part, Stamp]) -> str:
+    return pair[0].key
 
 
 def check_part_field(field: str, key: str) -> None:

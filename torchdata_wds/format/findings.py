@@ -73,7 +73,7 @@ class FieldSets:
             key: Its key.
             offset: Where it begins.
         """
-        found = frozenset(field for field in fields if not field.startswith("__"))
+        found = frozenset([field for field in fields if not field.startswith("__")])
         self._count(found, shard, _Place(1, key, offset))
 
     def update(self, other: FieldSets) -> None:
@@ -106,9 +106,9 @@ class FieldSets:
             return
         self._samples[fields] += place.samples
         before = self._places.get((shard, fields))
-        self._places[shard, fields] = (
-            place if before is None else before._replace(samples=before.samples + place.samples)
-        )
+        if before is not None:
+            place = _Place(before.samples + place.samples, before.key, before.offset)
+        self._places[shard, fields] = place
 
 
 def _differences(usual: frozenset[str], fields: frozenset[str]) -> Iterator[str]:

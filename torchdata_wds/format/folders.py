@@ -10,6 +10,7 @@ from torchdata_wds.errors import SampleError
 from torchdata_wds.format.assembling import Part, Problems
 from torchdata_wds.format.member_sources import MemberSource
 from torchdata_wds.format.names import skip_reason, split_name
+from torchdata_wds.format.printing import printable
 
 __all__ = ["SampleFolder"]
 
@@ -42,7 +43,7 @@ class SampleFolder:
     cure = ""  # sorted, the files of a sample are together
 
     def __init__(self, path: str) -> None:
-        self.name = f"folder {path}"
+        self.name = f"folder {printable(path)}"
         self.url = path.rstrip("/") or path
         self.skipped: Counter[str] = Counter()
         self._names: list[str] | None = None
@@ -50,13 +51,15 @@ class SampleFolder:
     def parts(self, problems: Problems) -> Iterator[Part]:
         """Gives the parts."""
         if self._names is None:
-            self._names = sorted(self._find(problems))
+            self._names = self._find(problems)
+            self._names.sort()
         start = os.path.join(self.url, "")  # noqa: PTH118 - a str, as millions of them are made
         for name in self._names:
             key, _, field = name.partition(_CUT)
             yield Part(key, field, MemberSource("file", f"{start}{key}.{field}"))
 
-    def _find(self, problems: Problems) -> Iterator[str]:
+    def _find(self, problems: Problems) -> list[str]:
+        found: list[str] = []
         waiting = [""]
         while waiting:
             below = waiting.pop()
@@ -64,12 +67,14 @@ class SampleFolder:
             try:
                 with os.scandir(path) as entries:
                     for entry in entries:
-                        yield from self._look_at(entry, below + entry.name, waiting)
+                        self._look_at(entry, below + entry.name, waiting, found)
             except OSError as error:
                 problems.add(f"folder {path!r}", SampleError(f"it cannot be read: {error.strerror or error}"))
+        return found
 
-    def _look_at(self, entry: os.DirEntry[str], name: str, waiting: list[str]) -> Iterator[str]:
-        if _is_folder(entry):
+    def _look_at(self, entry: os.DirEntry[str], name: str, waiting: list[str], found: list[str]) -> None:
+        is_file = entry.is_file(follow_symlinks=False)
+        if not is_file and _is_folder(entry):
             if entry.is_symlink():
                 self.skipped["link to a folder"] += 1
             elif entry.name.startswith("."):
@@ -78,9 +83,9 @@ class SampleFolder:
                 waiting.append(name + "/")
         elif (names := split_name(name)) is None:
             self.skipped[skip_reason(name)] += 1
-        elif entry.is_symlink() or entry.is_file():
+        elif is_file or entry.is_symlink():
             # where a link leads is checked with all files; nowhere is a file that is missing
-            yield _CUT.join(names)
+            found.append(_CUT.join(names))
         else:
             self.skipped["no regular file"] += 1
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardOpenError, UnsafeDataError
-from torchdata_wds.format.spec_places import join_url
+from torchdata_wds.format.spec_places import Origin, SpecPlace, join_url, short
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.streams import BUFFER_SIZE, stored_bytes
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
@@ -40,28 +40,41 @@ class MemberSource(NamedTuple):
         return f"file {self.value!r}" if self.kind == "file" else f"the {self.kind}"
 
 
+# An array of stamps has no room for more, and file systems go on after the year 2262.
+_BITS = (1 << 63) - 1
+
+
 class Stamp(NamedTuple):
     """What a file looked like when it was checked.
 
     Attributes:
         size: Its size in bytes.
-        changed: Its time of modification in nanoseconds since 1970.
+        changed: Its time of modification in nanoseconds since 1970, the low 63 bits of it.
     """
 
     size: int
     changed: int
 
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """The stamp of a file with this status."""
+        return cls(status.st_size, status.st_mtime_ns & _BITS)
+
 
 #: The stamp of what is no file.
 NO_FILE = Stamp(0, 0)
 
+_STRANGER = SpecPlace(Origin("list", trusted=False))
+_LONGEST_PATH = 4096
 
-def parse_source(text: str, folder: str = "") -> MemberSource:
+
+def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> MemberSource:
     """Reads a source as recipes have them.
 
     Args:
         text: A path, ``file:path``, ``text:`` or ``base64:`` with what follows, ``pipe:command``, or a URL.
         folder: The folder or URL that relative paths are relative to; "" is the working directory.
+        trusted: Whether a URL may render templates; ``WDS_SECURE=1`` forbids it in any case.
 
     Raises:
         SampleError: if it is none.
@@ -79,15 +92,16 @@ def parse_source(text: str, folder: str = "") -> MemberSource:
         return MemberSource("base64", rest)
     if scheme_of(text) == "pipe":
         return MemberSource("pipe", text)
-    return parse_path(text, folder)
+    return parse_path(text, folder, trusted=trusted)
 
 
-def parse_path(text: str, folder: str = "") -> MemberSource:
+def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberSource:
     """Reads a source that is a path or a URL: what lies in a table of data runs no command.
 
     Args:
         text: A path, ``file:path``, or a URL.
         folder: The folder or URL that relative paths are relative to; "" is the working directory.
+        trusted: As for `parse_source`.
 
     Raises:
         SampleError: if it is neither.
@@ -110,7 +124,21 @@ def parse_path(text: str, folder: str = "") -> MemberSource:
         path = join_url(folder, path)
     elif scheme_of(text) == "file" and scheme_of(folder) == "":
         path = os.path.join(folder, path)  # noqa: PTH118 - a str, as millions of them are made
-    return MemberSource("url" if scheme_of(path) and scheme_of(text) != "file" else "file", path)
+    if not scheme_of(path) or scheme_of(text) == "file":
+        return MemberSource("file", path)
+    if not trusted or is_secure():
+        _check_harmless(path)
+    return MemberSource("url", path)
+
+
+def _check_harmless(url: str) -> None:
+    try:
+        _STRANGER.check_url(url)
+    except UnsafeDataError as error:
+        raise SampleError(
+            f"{mask_url(url)} renders templates, which could send secrets of this machine anywhere. A recipe of your "
+            "own may name it, unless WDS_SECURE=1"
+        ) from error
 
 
 def check_source(source: MemberSource) -> Stamp | None:
@@ -142,14 +170,15 @@ def _check_file(path: str) -> Stamp | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise SampleError(f"file {path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise SampleError(f"{path!r} is a folder, and a member is a file")
+        shown = repr(path) if len(path) <= _LONGEST_PATH else short(path)
+        raise SampleError(f"file {shown} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            raise SampleError(f"{path!r} is a folder, and a member is a file")
         raise SampleError(f"{path!r} is no regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
     if not os.access(path, os.R_OK):
         raise SampleError(f"file {path!r} cannot be read: Permission denied")
-    return Stamp(status.st_size, status.st_mtime_ns)
+    return Stamp.of(status)
 
 
 def _check_command(url: str) -> None:
@@ -189,20 +218,33 @@ def read_source(source: MemberSource, stamp: Stamp) -> bytes:
 
 
 def _read_file(path: str, stamp: Stamp) -> bytes:
+    # not as open() does it: that takes twice as long, and would wait for ever where a FIFO has taken the file's place
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a Path for each takes a third of the time
-            status = os.fstat(file.fileno())
-            data = file.read(stamp.size + 1)
-            if len(data) < stamp.size:  # the system gives 2 GiB at most
-                data += file.readall()
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            data = os.read(file, stamp.size + 1)
+            if 0 < len(data) < stamp.size:  # the system gives 2 GiB at most
+                data += _read_rest(file)
+            found = Stamp.of(os.fstat(file))  # now, so that a change in the middle shows too
+        finally:
+            os.close(file)
     except OSError as error:
         raise SampleError(f"file {path!r} was there, and cannot be read: {error.strerror or error}") from error
-    if (status.st_size, status.st_mtime_ns) != stamp or len(data) != stamp.size:
+    if found != stamp:
         raise SampleError(
-            f"file {path!r} was changed after it was checked ({stamp.size:,} bytes then, {status.st_size:,} now). "
+            f"file {path!r} was changed after it was checked ({stamp.size:,} bytes then, {found.size:,} now). "
             "Start again when nobody writes it"
         )
+    if len(data) != stamp.size:
+        raise SampleError(
+            f"file {path!r} gives other than the {stamp.size:,} bytes of its size; if it is made as it is read, "
+            "'pipe:cat PATH' in a recipe takes all of it"
+        )
     return data
+
+
+def _read_rest(file: int) -> bytes:
+    return b"".join(iter(lambda: os.read(file, BUFFER_SIZE), b""))
 
 
 def _decode_base64(text: str) -> bytes:

@@ -9,6 +9,7 @@ from torchdata_wds.errors import SpecError
 from torchdata_wds.format.assembling import PartList
 from torchdata_wds.format.folders import SampleFolder
 from torchdata_wds.format.plans import Plan
+from torchdata_wds.format.printing import printable
 from torchdata_wds.format.recipes import Recipe
 from torchdata_wds.format.spec_places import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard
@@ -59,13 +60,15 @@ def open_part_list(
         >>> open_part_list(".").name
         'folder .'
     """
+    if not source:  # as a shell makes of a variable that is not set; to a Path it is the working directory
+        raise SpecError("the name of the source is empty")
     kind = kind or kind_of(source)
     if kind == "folder":
         if not _is_folder(source):
-            raise SpecError(f"{mask_url(source)} is no folder")
+            raise SpecError(f"{_shown(source)} is no folder")
         return SampleFolder(local_path(source))
     data = _read(source, kind)
-    base = _folder_of(source) if folder is None else folder
+    base = _folder_of(source) if folder is None else local_path(folder)
     if kind == "recipe":
         return Recipe(data, source, base, sort=sort, trusted=scheme_of(source) in _OWN)
     options.setdefault("delimiter", _DELIMITERS.get(_suffix(source), "\t"))
@@ -87,11 +90,15 @@ def _read(source: str, kind: str) -> bytes:
     if scheme_of(source) in ("", "file"):
         path = Path(local_path(source))
         if path.is_dir():
-            raise SpecError(f"{source} is a folder, and no {kind}")
+            raise SpecError(f"{_shown(source)} is a folder, and no {kind}")
         if not path.exists():
-            raise SpecError(f"there is no {kind} {source}, and no folder of that name")
+            raise SpecError(f"there is no {kind} {_shown(source)}, and no folder of that name")
     with open_shard(source) as stream:
         return stream.read()
+
+
+def _shown(source: str) -> str:
+    return printable(mask_url(source))
 
 
 def _suffix(source: str) -> str:

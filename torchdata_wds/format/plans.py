@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchdata_wds.errors import SampleError
+from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.assembling import Part, Problems, check_part_field
 from torchdata_wds.format.member_sources import MemberSource, parse_path
 from torchdata_wds.format.recipes import list_name, list_text
@@ -82,6 +82,9 @@ class Plan:
         self._key_format = _checked_format(key_format)
         self._escapes = escapes and delimiter == _TAB
         self._base64 = base64
+        # UTF-16 has them everywhere, an archive in its first name
+        if (place := data.partition(b"\n")[0].find(b"\0")) >= 0:
+            raise SpecError(f"{self.name} is no table in UTF-8: its first line has a NUL at byte {place:,}")
         self._text = list_text(data)
         self._columns = self._read_header()
 

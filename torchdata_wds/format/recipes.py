@@ -9,6 +9,7 @@ from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.assembling import Part, Problems
 from torchdata_wds.format.member_sources import parse_source
 from torchdata_wds.format.names import skip_reason, split_name
+from torchdata_wds.format.printing import printable
 from torchdata_wds.format.spec_places import short
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
@@ -25,7 +26,7 @@ def list_name(kind: str, url: str) -> str:
         >>> list_name("recipe", "x.txt"), list_name("plan", "-")
         ('recipe x.txt', 'plan on standard input')
     """
-    return f"{kind} on standard input" if url == STDIN else f"{kind} {mask_url(url)}"
+    return f"{kind} on standard input" if url == STDIN else f"{kind} {printable(mask_url(url))}"
 
 
 def list_text(data: bytes) -> str:
@@ -49,7 +50,7 @@ class Recipe:
         url: Where it is from.
         folder: The folder or URL that relative paths are relative to.
         sort: Whether the lines are sorted by key, so that those of a sample come together.
-        trusted: Whether it may run commands.
+        trusted: Whether it may run commands, and render templates.
 
     Raises:
         SpecError: if it is no text.
@@ -95,7 +96,7 @@ class Recipe:
         if names is None:
             raise SampleError(f"name {short(name)} belongs to no sample: {skip_reason(name)}; expected key.extension")
         try:
-            source = parse_source(rest[0], self._folder)
+            source = parse_source(rest[0], self._folder, trusted=self._trusted)
         except SampleError as error:
             raise SampleError(f"member {short(name)}: {error}") from error
         if source.kind == "pipe" and not self._trusted:

@@ -64,7 +64,7 @@ class ShardReport:
             most: How many of a level and kind are kept.
         """
         kind = finding.level, finding.kind
-        if sum((kept.level, kept.kind) == kind for kept in self.findings) < most:
+        if self.counts[kind] < most:
             self.findings.append(finding)
         self.counts[kind] += finding.samples
 

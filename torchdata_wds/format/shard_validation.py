@@ -6,7 +6,7 @@ the place of each is known. Damage of the archive ends a shard here as it does t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import (
@@ -24,8 +24,7 @@ from torchdata_wds.format.findings import FieldSets, Finding, Level
 from torchdata_wds.format.headers import HARD_LINK
 from torchdata_wds.format.index_checks import IndexCheck
 from torchdata_wds.format.links import HardLinks
-from torchdata_wds.format.members import Mark
-from torchdata_wds.format.names import KeyRule
+from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, is_metadata
 from torchdata_wds.format.odd_members import is_file, odd_kind, odd_name
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.format.samples import check_new, make_sample
@@ -147,7 +146,7 @@ class ShardValidation:
         try:
             with open_shard(self.url, storage_options=self._options) as stream:
                 archive = _Archive(stream, self.shard, **self._markers)
-                yield from self._samples(self._parts(archive))
+                yield from self._read(archive)
                 self._index.finish(archive.offset)
         except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
             is_broken = True
@@ -156,64 +155,57 @@ class ShardValidation:
         if self._index.fault is not None and not (is_broken and self._index.is_readable):
             yield Finding("error", "index", self._index.fault, self.shard)
 
-    def _parts(self, archive: _Archive) -> Iterator[_Part | Finding | Mark]:
-        """Gives the members of samples, what is odd about any member, and a mark where all before it is complete."""
+    def _read(self, archive: _Archive) -> Iterator[Finding | CheckedSample]:
+        """Reads all members, tells what is odd about each, and checks each run of one key when its end has been seen."""
         reopens = can_reopen(self.url, storage_options=self._options)
         links = HardLinks(self.url, self.shard, self._open_at if reopens else None)
         for entry in archive:
             if entry is None:
-                yield Mark.END
+                yield from self._close_run()
                 continue
-            links.note(entry)
+            if links.met:
+                links.note(entry)
             if not is_file(entry):
                 if (odd := odd_kind(entry)) is not None:
                     yield self._about(entry, "warning", *odd)
                 archive.skip(entry)
                 continue
-            parts = yield from self._split(entry, archive.raw)
+            try:
+                parts = self._rules.split(entry.name)
+            except Exception as error:  # noqa: BLE001 - the rule is the user's
+                what = f"the rule for keys fails for member {entry.name}: {type(error).__name__}: {error}"
+                yield self._about(entry, "error", "key-rule", what)
+                parts = None
+            else:
+                for kind, message in odd_name(entry.name, parts is not None, archive.raw):
+                    yield self._about(entry, "warning", kind, message)
             self._entered = entry.name
             data = _content(entry, archive, links)
             self._entered = None
             if isinstance(data, Exception):
                 yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
-            if parts is not None:
-                yield _Part(*parts, entry.name, data, entry.offset, archive.offset)
-        yield Mark.END
-
-    def _split(self, entry: TarEntry, blocks: list[bytes]) -> Generator[Finding, None, tuple[str, str] | None]:
-        try:
-            parts = self._rules.split(entry.name)
-        except Exception as error:  # noqa: BLE001 - the rule is the user's
-            what = f"the rule for keys fails for member {entry.name}: {type(error).__name__}: {error}"
-            yield self._about(entry, "error", "key-rule", what)
-            return None
-        for kind, message in odd_name(entry.name, parts is not None, blocks):
-            yield self._about(entry, "warning", kind, message)
-        return parts
-
-    def _samples(self, items: Iterable[_Part | Finding | Mark]) -> Iterator[Finding | CheckedSample]:
-        """Gathers members with one key, and checks each such run when its end has been seen."""
-        for item in items:
-            if isinstance(item, Finding):
-                yield item
+            if parts is None:
                 continue
-            if self._run and (isinstance(item, Mark) or item.key != self._run[0].key):
+            if self._run and self._run[0].key != parts[0]:
                 yield from self._close_run()
-            if isinstance(item, _Part):
-                self._run.append(item)
+            self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
+        yield from self._close_run()
 
     def _close_run(self) -> Iterator[Finding | CheckedSample]:
         run, self._run = self._run, []
+        if not run:
+            return
         number = self.sound + self.bad
         self._index.compare(run[0].key, run[0].start, run[-1].stop)
         again = self._reappearing(run)
         if again is not None:
             yield again
         sample, findings = self._make_sample(run)
-        findings += self._decode(sample, run)
+        if self._check_fields is not None:
+            findings += self._decode(self._check_fields(sample), run)
         yield from findings
         is_sound = len(sample) > 2 and not any(finding.level == "error" for finding in findings)
-        is_sound = is_sound and not any(isinstance(part.data, Exception) for part in run)
+        is_sound = is_sound and not any([isinstance(part.data, Exception) for part in run])
         if is_sound and (again is None or again.level != "error"):
             self.sound += 1
             self.field_sets.add(sample, self.shard, run[0].key, run[0].start)
@@ -223,46 +215,61 @@ class ShardValidation:
 
     def _reappearing(self, run: list[_Part]) -> Finding | None:
         rule = self._rules.on_reappearing
-        first = run[0]
         try:
-            check_new(_draft(self.url, run), self._seen, "allow" if rule == "allow" else "error", mask_url)
+            check_new(_draft(self.url, run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
         except ReappearingKeyError as error:
             level: Level = "warning" if rule == "warn" else "error"
-            return self._of(first, level, "reappearing-key", str(error))
+            return self._of(run[0], level, "reappearing-key", str(error))
         return None
 
     def _make_sample(self, run: list[_Part]) -> tuple[dict[str, Any], list[Finding]]:
         """Makes a sample of the members that can be in it, and tells of each other one."""
-        findings = [
-            self._of(part, "warning", "empty-field", f"member {part.name} is empty: it has 0 bytes")
-            for part in run
-            if part.data == b""
-        ]
+        findings = [finding for part in run if not part.data or "__" in part.field for finding in self._odd_field(part)]
         good = [part for part in run if not isinstance(part.data, Exception)]
         try:
             return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings
         except SampleError:
-            given, good = good, []
-        for part in given:
+            good, wrong = self._divide(good)
+        return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings + wrong
+
+    def _odd_field(self, part: _Part) -> Iterator[Finding]:
+        if part.data == b"":
+            yield self._of(part, "warning", "empty-field", f"member {part.name} is empty: it has 0 bytes")
+        if is_metadata(part.field) and self._field(part) not in RESERVED_FIELDS:
+            what = f"member {part.name} has a field of the form __x__, which is metadata and never written again"
+            yield self._of(part, "warning", "metadata-field", what)
+
+    def _divide(self, parts: list[_Part]) -> tuple[list[_Part], list[Finding]]:
+        """Divides members into those that can be in one sample, and findings about the others."""
+        good: list[_Part] = []
+        findings = []
+        there: dict[str, _Part] = {}
+        for part in parts:
+            field = self._field(part)
+            before = [there[field]] if field in there else []
             try:
-                make_sample(_draft(self.url, [*good, part]), self._rules, mask_url)
+                make_sample(_draft(self.url, [*before, part]), self._rules, mask_url)
             except SampleError as error:
                 kind = "duplicate-field" if isinstance(error, DuplicateFieldError) else "reserved-field"
                 findings.append(self._of(part, "error", kind, str(error)))
             else:
                 good.append(part)
-        return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings
+                there.setdefault(field, part)
+        return good, findings
 
-    def _decode(self, sample: dict[str, Any], run: list[_Part]) -> list[Finding]:
-        findings: list[Finding] = []
-        for error in () if self._check_fields is None else self._check_fields(sample):
-            field = getattr(error, "field", None)
-            part = next((part for part in run if field in (part.field, part.field.lower())), run[0])
+    def _decode(self, errors: Iterable[Exception], run: list[_Part]) -> Iterator[Finding]:
+        """Tells of fields that do not decode, each at the member that it is from."""
+        parts: dict[str | None, _Part] = {}
+        for error in errors:
+            parts = parts or {self._field(part): part for part in reversed(run)}
+            part = parts.get(getattr(error, "field", None), run[0])
             if isinstance(error, (UnsafeDataError, ImportError)):
-                findings.append(self._of(part, "note", "not-decoded", str(error)))
+                yield self._of(part, "note", "not-decoded", str(error))
             else:
-                findings.append(self._of(part, "error", "undecodable", str(error)))
-        return findings
+                yield self._of(part, "error", "undecodable", str(error))
+
+    def _field(self, part: _Part) -> str:
+        return part.field.lower() if self._rules.lowercase else part.field
 
     def _end_at(self, error: WdsError, archive: _Archive | None) -> Iterator[Finding | CheckedSample]:
         """Tells of damage that ends the shard, after the sample before it if that is complete."""

@@ -21,7 +21,8 @@ _Entry = tuple[Any, Any]
 
 _value_of = itemgetter(0)
 
-_BUFFER = 256 << 10
+# Samples that are sought lie anywhere: what is read ahead of them is mostly read in vain.
+_BUFFER = 16 << 10
 _MOST_RUNS = 1000
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 4 << 10, 1 << 20
 #: What a sample takes in memory besides the bytes of its values, and each of its fields.

@@ -30,7 +30,7 @@ from torchdata_wds.tools import (
     validate,
 )
 from torchdata_wds.tools.command import Command, UsageError
-from torchdata_wds.tools.messages import PROGRAM, logged, message_of
+from torchdata_wds.tools.messages import PROGRAM, let_go_of_output, logged, message_of
 
 __all__ = ["COMMANDS", "main"]
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _let_go_of_output()
+        let_go_of_output()
         return 0
     except UsageError as error:
         return _fail(chosen.command, str(error), WRONG_USE)
@@ -116,14 +116,6 @@ def _ending_tidily() -> Iterator[None]:
 def _fail(command: str, message: str, status: int) -> int:
     print(f"{PROGRAM} {command}: error: {message}", file=sys.stderr, flush=True)
     return status
-
-
-def _let_go_of_output() -> None:
-    """Sends what is left in the buffer of standard output nowhere, so that the interpreter's end does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["PROGRAM", "in_our_words", "logged", "message_of", "say"]
+__all__ = ["PROGRAM", "in_our_words", "let_go_of_output", "logged", "message_of", "say"]
 
 PROGRAM = "wds"
 
@@ -45,6 +46,14 @@ def message_of(error: BaseException) -> str:
     """The error's own text, without the pipe that torch names behind it."""
     text = str(error).partition("\nThis exception is thrown by ")[0].strip()
     return in_our_words(text or type(error).__name__)
+
+
+def let_go_of_output() -> None:
+    """Sends what is left in the buffer of standard output nowhere, so that the interpreter's end does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class _Handler(logging.Handler):

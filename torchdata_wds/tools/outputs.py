@@ -103,8 +103,9 @@ class SampleOutput:
         try:
             self._writer.write(sample)
         except ReappearingKeyError as error:
+            said = str(error).removesuffix(".")
             raise ReappearingKeyError(
-                f"{error} New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep both.", **_place(error)
+                f"{said}. New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep both.", **_place(error)
             ) from error
         self.count += 1
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from itertools import islice
-from multiprocessing.context import BaseContext
-from typing import TypeVar
+from contextlib import closing
+from typing import Any, TypeVar
+
+from torchdata_wds.workers.processes import run_in_processes
 
 __all__ = ["map_in_order"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-#: So many items for each process are handed out before their results are taken.
-_AHEAD = 4
 
 
 def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
@@ -30,7 +25,7 @@ def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int)
         processes: How many processes to start at most; with 1, or one item, none is started.
 
     Yields:
-        The results, in the order of the items.
+        The results, in the order of the items. When the generator is closed before its end, the processes are ended.
 
     Raises:
         RuntimeError: if a process was killed.
@@ -44,26 +39,40 @@ def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int)
     if count <= 1:
         yield from map(function, items)
         return
-    rest = iter(items)
-    waiting: deque[Future[R]] = deque()
-    with ProcessPoolExecutor(count, mp_context=_context(), initializer=_end_at_interrupt) as pool:
+    early: dict[int, Any] = {}
+    due = 0
+    work: Any = _Numbered(function)
+    with closing(run_in_processes(work, enumerate(items), count, start_method=_start_method())) as results:
+        for (number, _), result in results:
+            early[number] = result
+            while due in early:
+                yield _value(early.pop(due), due, len(items))
+                due += 1
+
+
+class _Numbered:
+    """Calls a function with an item behind its number, and gives an exception as it does a value."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, item: tuple[int, Any]) -> tuple[Any, Exception | None]:
         try:
-            waiting.extend(pool.submit(function, item) for item in islice(rest, _AHEAD * count))
-            while waiting:
-                result = waiting.popleft().result()
-                waiting.extend(pool.submit(function, item) for item in islice(rest, 1))
-                yield result
-        finally:
-            for future in waiting:
-                future.cancel()
+            return self._function(item[1]), None
+        except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
+            return None, error
 
 
-def _context() -> BaseContext:
+def _value(result: tuple[Any, Exception | None] | str, number: int, count: int) -> Any:
+    if isinstance(result, str):  # of a worker that has died
+        raise RuntimeError(f"item {number + 1:,} of {count:,} was lost: {result}")
+    value, error = result
+    if error is not None:
+        raise error
+    return value
+
+
+def _start_method() -> str | None:
     """The usual way to start processes, but never by a fork while threads may hold locks."""
     method = multiprocessing.get_start_method()
-    return multiprocessing.get_context("spawn" if method == "fork" and threading.active_count() > 1 else method)
-
-
-def _end_at_interrupt() -> None:
-    """Lets Ctrl-C end a process at once and without a word: the one that started it says what is to be said."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return "spawn" if method == "fork" and threading.active_count() > 1 else method

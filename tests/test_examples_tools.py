@@ -127,3 +127,15 @@ def test_tarfirst_that_meets_a_condition() -> None:
 def test_tarpcat_reads_every_shard_once() -> None:
     """``tarpcat -p 2 ...``: also where there are more shards than readers."""
     assert read_samples(wds("cat", "-p", 2, TRAIN, "-o", "-")) == everything()
+
+
+def test_augment_wds_over_all_shards() -> None:
+    """``dask.delayed(augment_wds)(input, output)`` for each shard: a function of the user's own module."""
+    wds("map", "augment:augment", TRAIN, "-o", "augmented/", "--workers", 0)
+    found = [sample for path in sorted(Path("augmented").iterdir()) for sample in read_samples(path)]
+    assert len(found) == EXAMPLE_SAMPLES
+    for sample, before in zip(found, everything(), strict=True):
+        assert {name: sample[name] for name in ("__key__", "cls", "txt")} == {
+            name: before[name] for name in ("__key__", "cls", "txt")
+        }
+        assert sample["jpg"] != before["jpg"]

@@ -19,6 +19,7 @@ from torchdata_wds.tools.progress import Progress
 
 __all__ = ["COMMAND"]
 
+_STDOUT = "/dev/stdout"
 _NAMED = 20  # how many missing files are named
 _TAB_NAMES = ("\\t", "tab")
 _SOURCES = """\
@@ -28,7 +29,9 @@ a recipe  a line for each member: name, blanks, source. The source is a path,
           file:PATH, text:WORDS, base64:DIGITS, pipe:COMMAND or a URL
 a plan    (.tsv, .csv) a row for each sample. The first line names the fields;
           below '@jpg' are paths or URLs of files, below '__key__' keys
-Everything is checked before the first byte is written."""
+Fields are written in lower case. All names, and that all files are there, are
+checked before the first byte is written; URLs and commands show when they
+are read."""
 #: Arguments that only one kind of source has, with what they are when they are not given.
 _ONLY = {
     "sort": ("recipe", False),
@@ -121,8 +124,10 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
         return
     if arguments.directory is not None:
         raise UsageError("-C is for a recipe or a plan; the paths in a folder are relative to it")
-    if scheme_of(arguments.output) in ("", "file") and scheme_of(arguments.source) in ("", "file"):
-        output, folder = (Path(local_path(name)).resolve() for name in (arguments.output, arguments.source))
+    # where a shell has sent standard output to, if the system says so
+    place = _STDOUT if arguments.output == STDIN else arguments.output
+    if scheme_of(place) in ("", "file") and scheme_of(arguments.source) in ("", "file"):
+        output, folder = (Path(local_path(name)).resolve() for name in (place, arguments.source))
         if output.is_relative_to(folder):
             raise UsageError(
                 f"the archive {arguments.output} would lie in the folder that is read, and be a file of the next one: "

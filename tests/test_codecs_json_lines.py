@@ -45,6 +45,20 @@ def strict(line: bytes) -> Any:
     return json.loads(line, parse_constant=refuse)
 
 
+def holding_itself() -> list[Any]:
+    """What torch saves and loads."""
+    value: list[Any] = [1]
+    value.append(value)
+    return value
+
+
+def doubled(value: Any, times: int) -> Any:
+    """A small file that would be long in JSON."""
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
 VALUES = [
     ("txt", "größe\n\u2028".encode(), "größe\n\u2028"),
     ("cls", b" 7\n", 7),
@@ -63,6 +77,11 @@ VALUES = [
 ]
 
 BINARY = [
+    ("pth", saved(holding_itself())),
+    ("pth", saved(torch.empty(3, device="meta"))),
+    ("pth", saved(torch.zeros(1).expand(1 << 40))),
+    ("pth.gz", __import__("gzip").compress(saved(doubled("x" * (1 << 20), 30)))),
+    ("cbor", cbor2.dumps(holding_itself(), value_sharing=True)),
     ("jpg", b"P6 this is text"),
     ("bin", b"\xff\x00"),
     ("pyd", b"I1\n."),

@@ -59,6 +59,7 @@ FIELDS = [
     ("pth", saved(torch.tensor([[1, 2]])), "tensor int64 (1, 2), 1 .. 2"),
     ("pth", saved({"w": torch.tensor([0.5, 1], dtype=torch.bfloat16), "step": 3}),
      '{"w": tensor bfloat16 (2,), 0.5 .. 1, "step": 3}'),
+    ("pth", saved(torch.zeros(1).expand(1 << 36)), "tensor float32 (68719476736,)"),
     ("jpg", image("JPEG"), "JPEG image, RGB, 64 x 48"),
     ("seg.png", image("PNG", "L"), "PNG image, L, 64 x 48"),
     ("png.gz", gzip.compress(image("PNG", "RGBA")), "PNG image, RGBA, 64 x 48"),

@@ -133,12 +133,25 @@ def test_file_may_have_any_time(year: int, tmp_path: Path) -> None:
     assert samples == [{"__key__": "a", "bin": b"abc"}]
 
 
-def test_file_that_gives_more_than_its_size_is_an_error(tmp_path: Path) -> None:
-    """Those in /proc have none; what to do is said."""
-    if not Path("/proc/self/status").exists():
-        pytest.skip("there is no /proc")
-    with pytest.raises(SampleError, match="gives other than the 0 bytes of its size; .* 'pipe:cat PATH'"):
-        assemble("a.txt /proc/self/status\n", tmp_path)
+@pytest.mark.parametrize("given", [b"", b"ab", b"abcd"])
+def test_file_that_gives_other_than_its_size_is_an_error(
+    given: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in /proc have none, and a damaged disk may give less; what to do is said."""
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    pieces = [given, b""]
+    monkeypatch.setattr(os, "read", lambda *_: pieces.pop(0))
+    with pytest.raises(SampleError, match=r"gives other than the 3 bytes of its size; .* 'pipe:cat PATH'"):
+        assemble("a.bin a.bin\n", tmp_path)
+
+
+def test_file_is_read_whole_when_the_system_gives_it_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does beyond 2 GiB."""
+    (tmp_path / "a.bin").write_bytes(b"abcdefg")
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda file, size: read(file, min(size, 3)))
+    samples, _ = assemble("a.bin a.bin\n", tmp_path)
+    assert samples == [{"__key__": "a", "bin": b"abcdefg"}]
 
 
 def test_message_is_short_when_the_path_is_no_path(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.damage import DAMAGES
 from tests.shards import sample_members, text_samples, write_tar
-from torchdata_wds.errors import DecodingError
+from torchdata_wds.errors import DecodingError, ShardFormatError
 from torchdata_wds.format.findings import Finding
 from torchdata_wds.format.repairing import repaired_samples
 from torchdata_wds.format.shard_reports import Totals, report_shard
@@ -115,6 +115,24 @@ def test_repair_leaves_out_what_does_not_decode(tmp_path: Path) -> None:
     samples, _ = repaired(url, ValidationRules(check_fields=check))
     assert [sample["__key__"] for sample in samples] == ["s00000", "s00002"]
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("change", ["cut", "gone", "other", "fewer runs"])
+def test_repair_raises_when_the_shard_is_another_one_by_now(change: str, tmp_path: Path) -> None:
+    """What was counted and does not come would be lost without a word."""
+    path = tmp_path / "x.tar"
+    url = write_tar(path, members(["a.txt", "b.txt", "c.txt", "a.cls", "d.txt"]))
+    plan = report_shard(url, ValidationRules(), 20).plan
+    if change == "cut":
+        path.write_bytes(path.read_bytes()[:1200])
+    elif change == "gone":
+        path.unlink()
+    elif change == "other":
+        write_tar(path, members(["a.txt", "b.txt", "b.txt", "c.txt", "a.cls", "d.txt"]))
+    else:
+        write_tar(path, members(["a.txt", "b.txt", "c.txt", "e.cls", "d.txt"]))
+    with pytest.raises(ShardFormatError, match="not the same when it is read again"):
+        list(repaired_samples(url, plan, ValidationRules()))
 
 
 # ------------------------------------------------------------------------------------------------------------ reports

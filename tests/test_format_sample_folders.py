@@ -160,6 +160,46 @@ def test_read_folder_refuses_what_is_no_field(
     assert (caught.value.key, caught.value.shard) == ("d/a", "x.tar")
 
 
+def test_read_folder_reads_a_file_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no further, if a process that has got away writes on meanwhile."""
+    sample = written(tmp_path)
+    fstat = os.fstat
+
+    def grow(file: int) -> os.stat_result:
+        status = fstat(file)
+        if status.st_size == len(b"image"):
+            with (tmp_path / "sample.jpg").open("ab") as other:
+                other.write(b" and more")
+        return status
+
+    monkeypatch.setattr("torchdata_wds.format.sample_folders.os.fstat", grow)
+    assert read_folder(tmp_path, sample)[0]["jpg"] == b"image"
+    assert (tmp_path / "sample.jpg").read_bytes() == b"image and more"
+
+
+@pytest.mark.parametrize(
+    ("make", "error"), [(link, "cannot be read: Too many levels of symbolic links"), (os.mkfifo, "no regular file any")]
+)
+def test_read_folder_is_not_fooled_when_a_file_is_swapped(
+    make: Callable[[Path], object], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the look at it there is a link or a pipe: it is not followed, and nothing hangs."""
+    sample = written(tmp_path)
+    (tmp_path / "sample.jpg").unlink()
+    make(tmp_path / "sample.jpg")
+    monkeypatch.setattr("torchdata_wds.format.sample_folders._check_regular", lambda *_: None)
+    with pytest.raises(SampleError, match=error):
+        read_folder(tmp_path, sample)
+
+
+def test_read_folder_says_which_file_is_too_large(tmp_path: Path) -> None:
+    """A hole needs no disk, but memory."""
+    sample = written(tmp_path)
+    os.truncate(tmp_path / "sample.jpg", 1 << 43)
+    with pytest.raises(SampleError, match=r"'sample.jpg' of 8,796,093,022,208 bytes, for which there is not enough"):
+        read_folder(tmp_path, sample)
+
+
 def test_read_folder_refuses_a_key_that_is_no_text(tmp_path: Path) -> None:
     """It says what it found."""
     sample = written(tmp_path)

@@ -65,6 +65,7 @@ def test_name_targets_takes_base_names_as_they_are() -> None:
         (["https://host/?x=1"], "o/", "no base name"),
         (["x.tar"], "o/{key}.tar", "unknown place {key}: there are {name}"),
         (["x.tar"], "o/{name:06d}.tar", "unknown place"),
+        (["x.tar"], "o/{shard:09999999999999999999d}", "unknown place"),
         (["x.tar"], "-", "outputs are files"),
         (["x.tar"], "pipe:cat > {name}", "outputs are files"),
         (["x.tar"], "", "outputs are files"),

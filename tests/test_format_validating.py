@@ -17,7 +17,10 @@ from tests.damage import DAMAGES, GOOD
 from tests.processes import open_files
 from tests.shards import END, tar_bytes, text_samples, write_tar
 from torchdata_wds import ReappearingKeyError, index_shard
+from torchdata_wds.format import shard_validation
+from torchdata_wds.format.drafts import Draft
 from torchdata_wds.format.findings import FieldSets
+from torchdata_wds.format.samples import make_sample
 from torchdata_wds.format.shard_validation import CheckedSample, ShardValidation, ValidationRules
 from torchdata_wds.format.validating import validate_shard
 from torchdata_wds.handlers import ignore_and_continue
@@ -168,6 +171,22 @@ def test_validate_goes_on_behind_wrong_samples(tmp_path: Path) -> None:
     assert sound(url) == loaded(url)
 
 
+def test_validate_looks_at_each_member_a_few_times_in_a_sample_of_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many fields there are, and however many of them are wrong."""
+    looked = []
+
+    def count(draft: Draft, *rest: Any) -> dict[str, Any]:
+        looked.append(len(draft.parts))
+        return make_sample(draft, *rest)
+
+    monkeypatch.setattr(shard_validation, "make_sample", count)
+    url = write_tar(tmp_path / "x.tar", [(f"a.f{number % 150}", b"x") for number in range(200)])
+    assert Counter(found(url)) == {("error", "duplicate-field"): 50}
+    assert sum(looked) < 5 * 200
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -264,6 +283,7 @@ def test_validate_tells_names_that_are_not_utf_8_from_backslashes(tar_format: in
         (special("folder.d", tarfile.DIRTYPE), "", ""),
         (special("a.jpg", tarfile.LNKTYPE, "0.txt"), "", ""),
         (("a.jpg", b""), "warning", "empty-field"),
+        (("a.__note__", b"x"), "warning", "metadata-field"),
     ],
 )
 def test_validate_finds_members_that_are_no_files(member: Any, level: str, kind: str, tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ def test_condition_raises_when_the_field_cannot_be_compared(text: str, error: ty
         Condition(text).holds(SAMPLE)
 
 
+def test_condition_is_told_when_a_text_is_long_and_almost_a_number() -> None:
+    """In one pass over it."""
+    assert not Condition("txt<3").holds({"txt": b"1" * 200_000 + b"x"})
+
+
 def test_condition_takes_decoded_values_when_given() -> None:
     """Values that are no bytes are taken as they are."""
     assert Condition("cls>=3").holds({"cls": 3})

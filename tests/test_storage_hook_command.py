@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.processes import is_alive, wait_until
 from torchdata_wds.errors import UnsafeDataError
 from torchdata_wds.storage.hook_command import HookCommand
 
@@ -65,6 +67,25 @@ def test_failure_is_an_error_that_masks_secrets(command: str, status: str) -> No
     with pytest.raises(ChildProcessError, match=status) as caught:
         HookCommand(f": --token=abc; {command}", []).run({})
     assert "abc" not in str(caught.value)
+
+
+def test_interruption_kills_a_command_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C and SIGTERM may reach this process alone."""
+    seen = tmp_path / "pids"
+
+    def interrupted(_: object) -> int:
+        monkeypatch.undo()
+        assert wait_until(lambda: seen.exists() and seen.read_text().endswith("\n"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        HookCommand("sleep 60 & echo $! $$ > {seen}; wait", ["seen"]).run({"seen": seen})
+    pids = [int(pid) for pid in seen.read_text().split()]
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_no_command_is_made_where_that_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.shards import write_text_shards
 from tests.tool_kit import run_wds
+from torchdata_wds.errors import CacheError
 from torchdata_wds.storage.cache_files import open_copy
+from torchdata_wds.storage.cache_folders import CacheFile, Removal, remove_file
+from torchdata_wds.tools import cache
 from torchdata_wds.tools.cache import duration
 
 
@@ -107,6 +110,22 @@ def test_clear_keeps_what_is_being_read(folder: Path) -> None:
     assert done.status == 1
     assert "another process makes or reads it" in done.err
     assert list(folder.iterdir()) == [path]
+
+
+def test_clear_goes_on_behind_what_cannot_be_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, and the others go."""
+    path = next(folder.glob("shard-000000-*.tar"))
+
+    def refuse(file: CacheFile) -> Removal:
+        if file.path == str(path):
+            raise CacheError(f"{path}\x1b cannot be removed: Permission denied")
+        return remove_file(file)
+
+    monkeypatch.setattr(cache, "remove_file", refuse)
+    done = run_wds("cache", "clear", folder)
+    assert (done.status, list(folder.iterdir())) == (1, [path])
+    assert r"\x1b cannot be removed" in done.err
+    assert "in 4 files removed" in done.text
 
 
 def test_cache_refuses_a_folder_that_is_none(tmp_path: Path) -> None:

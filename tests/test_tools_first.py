@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import resource
 import sys
 from pathlib import Path
 
@@ -83,7 +84,23 @@ def test_first_writes_a_file_when_it_is_named(shard: str, tmp_path: Path) -> Non
     assert sorted(each.name for each in tmp_path.iterdir()) == ["first.png", "x.tar"]
 
 
-@pytest.mark.parametrize("options", [["-w", "cls"], ["-w", "=3"], ["-f", ""], ["-f", "__key__"], ["-f", "=x"]])
+def test_first_leaves_what_it_could_write_when_the_disk_is_full(tmp_path: Path) -> None:
+    """Where the message says, and nothing under the final name."""
+    path = write_tar(tmp_path / "x.tar", sample_members("a", txt=b"x" * 5000))
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, old[1]))
+    try:
+        done = run_wds("first", "-f", "txt", "-o", tmp_path / "a.txt", path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert (done.status, (tmp_path / "a.txt").exists()) == (1, False)
+    assert f"what was written is in {tmp_path / 'a.txt.partial'}" in done.err
+    assert (tmp_path / "a.txt.partial").read_bytes() == b"x" * 2000
+
+
+@pytest.mark.parametrize(
+    "options", [["-w", "cls"], ["-w", "=3"], ["-f", ""], ["-f", "__key__"], ["-f", "=x"], ["-f", "txt cls"]]
+)
 def test_first_refuses_when_its_arguments_are_wrong(options: list[str], shard: str) -> None:
     """Status 2, before anything is read."""
     done = run_wds("first", *options, shard)

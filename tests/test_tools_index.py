@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -107,6 +108,22 @@ def test_index_writes_a_list_for_wids(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run_wds("index", relative[0], "--wids", "lists/all.json", "-p", "1", "--force").status == 0
     done = run_wds("index", urls[0], "--wids", "-", "-p", "1")
     assert json.loads(done.out)["shardlist"][0]["url"] == urls[0]
+    assert done.err == "wds: 1 shards listed\n"
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(Path(urls[0]).read_bytes()))
+    done = run_wds("index", "x.tar.gz", "--wids", "-", "-p", "1")
+    assert (done.status, done.out) == (1, b"")
+    assert "compressed" in done.err
+    assert "listed" not in done.err
+
+
+def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None:
+    """Nothing in a name acts on a terminal, and each failure has one line."""
+    path = tmp_path / "x.tar"
+    write_tar(path, [("\x1b[2Jfoo\n.txt", b"x" * 1000)])
+    path.write_bytes(path.read_bytes()[:1000])
+    lines = run_wds("index", path, "-p", "1").err.splitlines()
+    assert len(lines) == 2
+    assert r"\x1b[2Jfoo\n.txt" in lines[0]
 
 
 @pytest.mark.parametrize(

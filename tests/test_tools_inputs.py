@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.servers import serve_folder
 from tests.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from tests.tool_kit import Result, read_samples, run_wds
 from torchdata_wds.tools import main
@@ -77,6 +78,15 @@ def test_inputs_are_named_in_every_way(shards: list[str], tmp_path: Path) -> Non
         assert keys_of(run_wds("copy", *arguments)) == KEYS
 
 
+def test_inputs_may_have_a_name_of_one_letter(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is often called so."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").rename("A")
+    assert keys_of(run_wds("copy", "A")) == KEYS
+
+
 def test_inputs_are_standard_input_when_there_are_none(shards: list[str]) -> None:
     """By no name, by its name, and as a list."""
     data = Path(shards[0]).read_bytes()
@@ -85,10 +95,44 @@ def test_inputs_are_standard_input_when_there_are_none(shards: list[str]) -> Non
     assert keys_of(run_wds("copy", "@-", stdin="\n".join(shards).encode())) == KEYS
 
 
+@pytest.mark.parametrize("line", ["pipe:touch {}", "a-{{0..1}}::pipe:touch {}", "-", "reference://::http://x/y"])
+def test_lists_run_nothing_when_that_is_not_allowed(line: str, shards: list[str], tmp_path: Path) -> None:
+    """A list may be a stranger's, wherever it lies."""
+    mark = tmp_path / "ran"
+    names = tmp_path / "list.txt"
+    names.write_text(f"{shards[0]}\n{line.format(mark)}\n")
+    for arguments, stdin in ((f"@{names}", b""), ("@-", names.read_bytes())):
+        done = run_wds("copy", arguments, stdin=stdin)
+        assert (done.status, done.out) == (1, b"")
+        assert "line 2" in done.err
+        assert "--allow-pipe" in done.err
+    assert not mark.exists()
+
+
+def test_lists_may_name_commands_when_that_is_allowed(
+    shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But never where the program is to be secure."""
+    names = tmp_path / "list.txt"
+    names.write_text(f"pipe:cat {shards[0]}\r\n")
+    assert keys_of(run_wds("copy", "--allow-pipe", f"@{names}")) == KEYS[:3]
+    monkeypatch.setenv("WDS_SECURE", "1")
+    assert "WDS_SECURE" in run_wds("copy", "--allow-pipe", f"@{names}").err
+
+
+def test_lists_of_a_server_name_what_lies_beside_them(shards: list[str], tmp_path: Path) -> None:
+    """Its relative names mean nothing here; its commands are refused."""
+    (tmp_path / "in" / "list.txt").write_text("\ufeffshard-00000{0,2}.tar\n")
+    (tmp_path / "in" / "bad.txt").write_text("pipe:cat x\n")
+    with serve_folder(tmp_path / "in") as address:
+        assert keys_of(run_wds("copy", f"@{address}/list.txt")) == KEYS
+        assert "runs a command" in run_wds("copy", f"@{address}/bad.txt").err
+
+
 @pytest.mark.parametrize("names", [["-", "-"], ["@-", "-"]], ids=" ".join)
 def test_inputs_are_refused_when_standard_input_comes_twice(names: list[str]) -> None:
     """It can be read only once."""
-    done = run_wds("copy", *names, stdin=b"-\n")
+    done = run_wds("copy", *names, "--allow-pipe", stdin=b"-\n")
     assert done.status == 1
     assert "only once" in done.err
 
@@ -142,6 +186,15 @@ def test_damage_stops_when_nothing_else_is_asked(tmp_path: Path) -> None:
     assert not (tmp_path / "out.tar").exists()
 
 
+def test_names_of_strangers_do_not_act_on_a_terminal(tmp_path: Path) -> None:
+    """Neither in the last words nor in a warning."""
+    path = write_tar(tmp_path / "x.tar", [("\x1b[2Ja.txt", b""), ("b.txt", b""), ("\x1b[2Ja.cls", b"")])
+    for arguments in ([], ["--errors", "skip"], ["--on-reappearing", "warn"]):
+        done = run_wds("copy", path, *arguments)
+        assert "\\x1b[2Ja" in done.err
+        assert "\x1b" not in done.err
+
+
 def test_damage_is_skipped_told_and_counted_when_asked(shards: list[str], tmp_path: Path) -> None:
     """All that is whole is written, and the exit status is 1."""
     cut = tmp_path / "cut.tar"
@@ -161,8 +214,8 @@ def test_members_of_no_sample_are_told_by_reason(tmp_path: Path) -> None:
     done = run_wds("copy", path)
     assert keys_of(done) == ["a"]
     assert done.err.splitlines() == [
-        "wds: left out 1 members that belong to no sample: hidden file",
-        "wds: left out 1 members that belong to no sample: macOS metadata",
+        "wds: left out 1 member that belongs to no sample: hidden file",
+        "wds: left out 1 member that belongs to no sample: macOS metadata",
         "wds: left out 2 members that belong to no sample: no extension",
     ]
 

@@ -49,7 +49,7 @@ def test_ls_counts_by_shard_when_only_totals_are_asked_for(tmp_path: Path) -> No
     done = run_wds("ls", "-q", first, second)
     assert done.text.splitlines() == [
         f"{first}: 2 samples, 6 members, 60 bytes",
-        f"{second}: 1 samples, 3 members, 30 bytes",
+        f"{second}: 1 sample, 3 members, 30 bytes",
         "2 shards: 3 samples, 9 members, 90 bytes",
     ]
     assert done.err == ""
@@ -74,6 +74,18 @@ def test_ls_lists_the_slices_when_asked(tmp_path: Path) -> None:
         keys[7],
     ]
     assert [sample["key"] for sample in listed("--shard-slice", "1:", "--slice", "3:5", pattern)] == [keys[4], keys[6]]
+
+
+def test_ls_lists_what_other_commands_read_when_a_slice_holds_wrong_samples(tmp_path: Path) -> None:
+    """Those have a number, too."""
+    path = write_tar(
+        tmp_path / "x.tar", [("a.txt", b""), ("b.txt", b""), ("b.TXT", b""), ("c.txt", b""), ("d.txt", b"")]
+    )
+    for part in ("0:3", "1:2", "2:"):
+        options = ["--errors", "skip", "--shard-slice", part, path]
+        mine, theirs = run_wds("ls", "--json", *options), run_wds("tsv", "-f", "txt", "--no-header", *options)
+        assert [json.loads(line)["key"] for line in mine.text.splitlines()] == theirs.text.split()
+        assert mine.status == theirs.status
 
 
 @pytest.mark.parametrize("name", ["stdin", "gzip"])
@@ -167,7 +179,7 @@ def test_ls_tells_members_that_belong_to_no_sample(tmp_path: Path) -> None:
     done = run_wds("ls", path)
     assert done.status == 0
     assert "left out 2 members that belong to no sample: no extension" in done.err
-    assert "left out 1 members that belong to no sample: hidden file" in done.err
+    assert "left out 1 member that belongs to no sample: hidden file" in done.err
 
 
 def test_ls_escapes_names_when_they_hold_control_characters(tmp_path: Path) -> None:
@@ -179,8 +191,12 @@ def test_ls_escapes_names_when_they_hold_control_characters(tmp_path: Path) -> N
     assert listed(path)[0]["key"] == "a\x1b[2J\nb"
 
 
-def test_ls_lists_nothing_when_a_shard_is_empty(tmp_path: Path) -> None:
-    """That is no error."""
-    path = write_tar(tmp_path / "x.tar", [])
-    done = run_wds("ls", path)
-    assert (done.status, done.text, done.err) == (0, "", "wds: 0 shards: 0 samples, 0 members, 0 bytes\n")
+def test_ls_counts_a_shard_when_it_is_empty_or_comes_twice(tmp_path: Path) -> None:
+    """Each reading has its line, and none is no error; one that cannot be opened is no shard."""
+    empty, other = write_tar(tmp_path / "x.tar", []), write_tar(tmp_path / "y.tar", [("a.txt", b"1")])
+    done = run_wds("ls", empty)
+    nothing = "0 samples, 0 members, 0 bytes"
+    assert (done.status, done.text, done.err) == (0, "", f"wds: {empty}: {nothing}\nwds: 1 shard: {nothing}\n")
+    one = f"{other}: 1 sample, 1 member, 1 byte"
+    several = run_wds("ls", "-q", "--errors", "skip", other, empty, tmp_path / "no.tar", other)
+    assert several.text.splitlines() == [one, f"{empty}: {nothing}", one, "3 shards: 2 samples, 2 members, 2 bytes"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import children, wait_until
+from tests.processes import children, is_alive, wait_until
 from tests.shards import text_keys, write_text_shards
 from tests.tool_kit import read_samples, run_wds
 
@@ -340,8 +340,9 @@ def test_map_masks_secrets(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_map_ends_its_workers_when_interrupted(here: Path) -> None:
-    """Ctrl-C: status 130, no words, no process and nothing half left."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_map_ends_its_workers_when_interrupted(number: signal.Signals, status: int, here: Path) -> None:
+    """Ctrl-C and kill, which the workers do not see: no words, no process and nothing half left."""
 
     def heed_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -354,7 +355,11 @@ def test_map_ends_its_workers_when_interrupted(here: Path) -> None:
         preexec_fn=heed_interrupts,
     )
     assert wait_until(lambda: len(list(here.glob("begun-*"))) == 2, 60)
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        os.kill(process.pid, number)
     output, _ = process.communicate(timeout=60)
-    assert (process.returncode, output) == (130, b"")
+    assert (process.returncode, output) == (status, b"")
+    assert not [path for path in here.glob("begun-*") if is_alive(int(path.name[6:]))]
     assert outputs(here / "out") == []

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.processes import is_alive, wait_until
 from tests.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.tool_kit import Result, read_samples, run_wds
+from torchdata_wds.tools.proc import pass_on
 
 PROGRAM = (sys.executable, "-m", "torchdata_wds", "proc")
 
@@ -56,6 +58,14 @@ def test_proc_keeps_standard_output_clean_when_commands_talk(shards: list[str]) 
     result = run_wds("proc", "-p", 4, "-c", "echo out; echo error >&2; echo '\xff'; env printf '\\377\\n'", stdin=stdin)
     assert (result.status, result.err) == (0, "out\nerror\n\xff\n\\xff\n" * 4)
     assert read_samples(result.out) == read_samples(shards[1])
+
+
+def test_proc_goes_on_when_nobody_reads_what_commands_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``2>&1 | head``: the samples are none the less wanted."""
+    broken = mock.Mock(flush=mock.Mock(side_effect=BrokenPipeError))
+    monkeypatch.setattr(sys, "stderr", broken)
+    pass_on(b"said\n")
+    broken.write.assert_called_once_with("said\n")
 
 
 def test_proc_runs_a_script(shards: list[str], tmp_path: Path) -> None:
@@ -243,8 +253,11 @@ def heed_interrupts() -> None:
 
 
 @pytest.mark.slow
-def test_proc_kills_its_commands_when_interrupted(shards: list[str], tmp_path: Path, temporary: Path) -> None:
-    """Ctrl-C: status 130, no words, no process, folder or output left."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_proc_kills_its_commands_when_interrupted(
+    number: signal.Signals, status: int, shards: list[str], tmp_path: Path, temporary: Path
+) -> None:
+    """Ctrl-C and kill: no words, no process, folder or output left."""
     command = f"cp sample.txt {tmp_path}/txt; echo $$ > {tmp_path}/pid; sleep 1000; true"
     process = subprocess.Popen(
         [*PROGRAM, "-c", command, "--tmpdir", str(temporary), *shards, "-o", str(tmp_path / "out.tar")],
@@ -255,9 +268,9 @@ def test_proc_kills_its_commands_when_interrupted(shards: list[str], tmp_path: P
     )
     pid = tmp_path / "pid"
     assert wait_until(lambda: pid.is_file() and pid.read_text().strip() != "", 60)
-    os.killpg(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     output, _ = process.communicate(timeout=60)
-    assert (process.returncode, output) == (130, b"")
+    assert (process.returncode, output) == (status, b"")
     assert not is_alive(int(pid.read_text()))
     assert (tmp_path / "txt").read_text() == "text of s0-00000"
     assert not (tmp_path / "out.tar").exists()

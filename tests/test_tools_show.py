@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.shards import image_samples, jpeg_bytes, sample_members, tar_bytes, write_tar
+from tests.shards import image_samples, jpeg_bytes, sample_members, tar_bytes, text_samples, write_tar
 from tests.tool_kit import run_wds
 
 
@@ -61,11 +61,22 @@ def _described(data: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "count"), [([], 10), (["-c", "2"], 2), (["-c", "99"], 12), (["--slice", "3:5"], 2)]
+    ("options", "count"),
+    [([], 10), (["-c", "2"], 2), (["-c", "99"], 12), (["--slice", "3:5"], 2), (["--slice", "2:"], 10)],
 )
 def test_show_prints_so_many_samples_when_asked(options: list[str], count: int, shard: str) -> None:
-    """Ten, if nothing else is said."""
-    assert run_wds("show", *options, shard).text.count(shard) == count
+    """Ten, if nothing else is said; and then it says whether there are more."""
+    done = run_wds("show", *options, shard)
+    assert (done.text.count(shard), done.status) == (count, 0)
+    assert done.err == ("" if options else "wds: these are the first 10 samples, and more follow: see --count\n")
+
+
+def test_show_is_content_when_damage_follows_what_it_shows(tmp_path: Path) -> None:
+    """Nobody asked for that part."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_bytes(text_samples("s", 11))[:-2000])
+    done = run_wds("show", path)
+    assert (done.text.count(str(path)), done.status, done.err) == (10, 0, "")
 
 
 def test_show_cuts_and_chooses_when_asked(tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ def test_show_fails_when_the_shard_is_cut(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- sheets
 
 
-@pytest.mark.parametrize(("name", "form"), [("sheet.png", "PNG"), ("sheet.jpg", "JPEG"), ("SHEET.PNG", "PNG")])
+@pytest.mark.parametrize(("name", "form"), [("sheet.jpg", "JPEG"), ("SHEET.PNG", "PNG")])
 def test_show_draws_a_sheet_when_the_name_says_so(name: str, form: str, shard: str, tmp_path: Path) -> None:
     """Of so many columns, of images of this size."""
     done = run_wds("show", "--out", tmp_path / name, "-c", "7", "--columns", "3", "--size", "120", shard)
@@ -180,6 +191,16 @@ def test_show_fails_when_there_is_no_image_to_draw(tmp_path: Path) -> None:
     done = run_wds("show", "--out", tmp_path / "s.png", path)
     assert done.status == 1
     assert "no image in 1 samples" in done.err
+
+
+def test_sheet_is_refused_when_it_would_be_too_large(shard: str, tmp_path: Path) -> None:
+    """As soon as it is, however many samples there are."""
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(Path(shard).read_bytes()[:-2000])
+    done = run_wds("show", "--out", tmp_path / "s.jpg", "--size", "30000", "--columns", "1", shard, cut)
+    assert done.status == 2
+    assert "too large: draw fewer or smaller images: see --count, --columns and --size" in done.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cut.tar", "x.tar"]
 
 
 @pytest.mark.parametrize("options", [["--out", "s.gif"], ["--out", "sheet"], ["--out", "s.png", "--size", "0"]])

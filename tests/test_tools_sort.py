@@ -56,12 +56,12 @@ def test_sort_compares_values_by_type(kind: str, values: list[bytes], expected: 
 @pytest.mark.parametrize("reverse", [[], ["--reverse"]])
 def test_sort_keeps_equal_samples_in_order_when_memory_is_small(reverse: list[str], tmp_path: Path) -> None:
     """Ten times and more what may be kept in memory, three classes: nothing lost, stable, no file left."""
-    values = [b"%d" % (number * 7 % 3) for number in range(500)]
+    values = [b"%d" % (number * 7 % 3) for number in range(250)]
     shard = write(tmp_path / "x.tar", values)
     folder = tmp_path / "temporary"
     folder.mkdir()
-    done = run_wds("sort", shard, "-k", "cls", "--type", "int", "--memory", "20kB", "--tmpdir", folder, *reverse)
-    numbers = sorted(range(500), key=lambda number: values[number], reverse=bool(reverse))
+    done = run_wds("sort", shard, "-k", "cls", "--type", "int", "--memory", "10kB", "--tmpdir", folder, *reverse)
+    numbers = sorted(range(250), key=lambda number: values[number], reverse=bool(reverse))
     assert keys(done) == [f"{number:04d}" for number in numbers]
     assert not list(folder.iterdir())
 

@@ -134,8 +134,37 @@ def test_split_goes_on_behind_the_highest_number_when_asked(shards: list[str], f
     assert [path.read_bytes() for path in sorted(folder.iterdir())] == before
     done = run_wds("split", shards[2], "-n", 4, "-o", folder / "x", "--start", "next", "--post", "true {shard}")
     assert lines(done) == [str(folder / "x-000003.tar"), str(folder / "x-000004.tar")]
-    assert run_wds("split", shards[2], "-n", 2, "-o", folder / "x", "--force").status == 0
+    done = run_wds("split", shards[2], "-n", 2, "-o", folder / "x", "--force")
+    assert done.status == 0
     assert keys(folder / "x-000000.tar") == text_keys((0, 0, 2))
+    assert f"higher numbers were there before, and are as they were, up to {folder}/x-000004.tar\n" in done.err
+
+
+@pytest.mark.parametrize("name", ["x-{}.tar", "../out/x-{}.tar", "file:{folder}/x-{}.tar", "link.tar"])
+def test_split_replaces_no_shard_that_it_reads(
+    name: str, shards: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smaller shards of the same names would take the place of some that are yet to be read."""
+    monkeypatch.chdir(folder)
+    assert run_wds("split", *shards, "-n", 6, "-o", "x-%d.tar").status == 0
+    (folder / "link.tar").symlink_to("x-1.tar")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    inputs = [name.format(number, folder=folder) for number in range(2)] if "{}" in name else ["x-0.tar", name]
+    arguments = ["split", *inputs, "-n", 2, "-o", "x-%d.tar", "--force"]
+    refused = run_wds(*arguments)
+    assert (refused.status, refused.out) == (2, b"")
+    assert "is read, and must not be replaced" in refused.err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert run_wds(*arguments, "--max-shards", 1).status == 2
+    assert run_wds(*arguments, "--start", 2).status == 0
+    assert keys(*(f"x-{number}.tar" for number in range(2, 8))) == text_keys(SIZES)
+
+
+def test_split_prints_paths_that_are_no_utf8(shards: list[str], folder: Path) -> None:
+    """As the bytes that they are."""
+    out = os.fsencode(folder) + b"/\xff"
+    done = run_wds("split", shards[0], "-o", os.fsdecode(out))
+    assert (done.status, done.out) == (0, out + b"-000000.tar\n")
 
 
 # ------------------------------------------------------------------------------------------------------- max shards

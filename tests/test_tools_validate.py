@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,6 +243,43 @@ def test_fix_copies_good_shards_and_succeeds(tmp_path: Path) -> None:
     assert not any("none" in name for name in os.listdir(tmp_path))  # noqa: PTH208
 
 
+@pytest.mark.slow
+def test_fix_writes_on_when_nobody_reads_the_report(tmp_path: Path) -> None:
+    """What was asked for is done, and the status is its own."""
+    url = write_tar(tmp_path / "x.tar", [*text_samples("s", 2), *((f"README{number}", b"x") for number in range(9))])
+    program = (sys.executable, "-m", "torchdata_wds")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [*program, "validate", "--strict", url, "--fix", tmp_path / "out.tar"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr.decode().count("\n")) == (1, 1)
+    assert len(keys(tmp_path / "out.tar")) == 2
+
+
+def test_fix_starts_a_command_once(tmp_path: Path) -> None:
+    """It gets the whole archive, and no empty one before."""
+    url = write_tar(tmp_path / "x.tar", text_samples("s", 2))
+    command = f"pipe:echo >> {tmp_path}/starts; cat > {tmp_path}/out.tar"
+    assert run_wds("validate", url, "--fix", command).status == 0
+    assert (tmp_path / "starts").read_text() == "\n"
+    assert len(keys(tmp_path / "out.tar")) == 2
+
+
+def test_fix_tells_fields_that_it_does_not_write(tmp_path: Path) -> None:
+    """Those of the form __x__ are metadata to writers."""
+    url = write_tar(tmp_path / "x.tar", [("a.txt", b"1"), ("a.__note__", b"2")])
+    done = run_wds("validate", url, "--fix", tmp_path / "out.tar")
+    assert read_samples(tmp_path / "out.tar") == [{"__key__": "a", "txt": b"1"}]
+    assert f"{url}:1024: warning: metadata-field: " in done.text
+
+
 def test_fix_writes_to_stores(tmp_path: Path) -> None:
     """A folder of a store is no folder of this machine."""
     url = write_tar(tmp_path / "x.tar", text_samples("s", 2))
@@ -255,6 +294,7 @@ def test_fix_writes_to_stores(tmp_path: Path) -> None:
         (["-", "--fix", "out.tar"], "only once"),
         (["pipe:cat x.tar", "--fix", "out.tar"], "only once"),
         (["x.tar", "--fix", "-"], "needs a file"),
+        (["x.tar", "--fix", ""], "needs a file"),
         (["a/x.tar", "b/x.tar", "--fix", "out/"], "'x.tar'"),
         (["x.tar", "--force"], "--fix"),
         (["x.tar", "--rekey", "#"], "--fix"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -51,5 +52,16 @@ def test_map_in_order_keeps_the_order_on_several_processes() -> None:
 @pytest.mark.slow
 def test_map_in_order_raises_when_a_process_is_killed() -> None:
     """And does not wait for ever."""
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"item 1 of 3 .* SIGKILL"):
         list(map_in_order(die, [1, 2, 3], 2))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_map_in_order_ends_its_processes_when_it_is_closed() -> None:
+    """Also those that are at a long item."""
+    results = map_in_order(time.sleep, [0, 3600, 3600], 2)
+    assert next(results) is None
+    assert len(multiprocessing.active_children()) == 2
+    results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []

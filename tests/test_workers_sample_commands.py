@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,15 +42,22 @@ def keys_of(result: CommandResult) -> list[str]:
     return [sample["__key__"] for sample in result.samples or ()]
 
 
+@pytest.fixture(scope="module")
+def running() -> set[int]:
+    """The processes that are there before, found once: looking takes longer than many a test."""
+    return children(unreaped=True)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, running: set[int]) -> Iterator[Path]:
     """Where samples have their folders: empty afterwards, with no process, thread or file left."""
     path = tmp_path / "temporary"
     path.mkdir()
-    before, running, threads = open_files(), children(unreaped=True), threading.active_count()
+    before, threads = open_files(collect=False), threading.active_count()
     yield path
     assert list(path.iterdir()) == []
-    assert (open_files(), children(unreaped=True), threading.active_count()) == (before, running, threads)
+    assert open_files(collect=False) <= before
+    assert (children(unreaped=True), threading.active_count()) == (running, threads)
 
 
 def test_command_makes_new_samples_of_samples(folder: Path) -> None:
@@ -164,6 +173,53 @@ def test_result_has_an_error_when_a_sample_cannot_be_a_folder(folder: Path) -> N
     assert second.error is None
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_output_is_bounded_when_a_command_writes_without_end(
+    told: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is kept, in memory alone; also where the system does not tell that a process has ended."""
+    if not told:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.setattr(sample_commands, "KEPT_OUTPUT", 1000)
+    monkeypatch.setattr(sample_commands.tempfile, "TemporaryFile", lambda: pytest.fail("it is written to a file"))
+    result = only("yes", folder=folder, timeout=0.1)
+    assert "took longer than 0.1 s and was killed" in str(result.error)
+    note, *lines = result.output.splitlines(keepends=True)
+    assert note.endswith(b" bytes before this are left out]\n")
+    assert b"".join(lines) in (b"y\n" * 500, b"\n" + b"y\n" * 499 + b"y")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_result_does_not_wait_for_a_process_that_has_got_away(
+    told: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon holds the output open and writes to it, and to the sample's file."""
+    if not told:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    pid = tmp_path / "pid"
+    loop = f"echo $$ > {pid}; trap '' PIPE; while :; do echo more; echo more >> sample.txt; done"
+    command = f"echo said; setsid bash -c {shlex.quote(loop)} & until test -s {pid}; do sleep 0.01; done"
+    try:
+        result = only(command, folder=folder, timeout=20)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert result.error is None
+    assert result.output.startswith(b"said\n")
+    assert result.samples is not None
+    assert result.samples[0]["txt"].startswith(b"0")
+
+
+def test_command_goes_on_when_a_folder_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a process that has got away writes on: the folder is named, and no sample lost."""
+    monkeypatch.setattr(sample_commands.tempfile.TemporaryDirectory, "cleanup", lambda made: made._finalizer.detach())
+    results = run("true", 2, folder=tmp_path)
+    assert [keys_of(result) for result in results] == [["0"], ["1"]]
+    assert {record.args for record in caplog.records} == {(str(path),) for path in tmp_path.iterdir()}
+    assert "cannot remove the folder " in caplog.text
+
+
 @pytest.mark.parametrize("ending", ["wait", "true"])
 def test_command_leaves_no_process_behind(ending: str, folder: Path, tmp_path: Path) -> None:
     """Neither when it takes too long nor when it ends and has left something in the background."""
@@ -180,10 +236,11 @@ def test_command_leaves_no_process_behind(ending: str, folder: Path, tmp_path: P
 
 def test_commands_are_killed_when_nobody_wants_their_results(folder: Path, tmp_path: Path) -> None:
     """As after Ctrl-C, or when the output's reader has gone: closing ends them all at once."""
-    command = f"k=$(cat sample.txt); test $k = 0 || {{ echo $$ > {tmp_path}/$k; sleep 1000; }}"
+    run_on = f"echo $$ > {tmp_path}/$k; sleep 1000"
+    command = f"k=$(cat sample.txt); test $k = 0 || {{ {run_on}; }}; until test -s {tmp_path}/2; do sleep 0.01; done"
     results = SampleCommand(command, folder=folder, parallel=3).run(samples(20))
     assert next(results).error is None
-    pids = [tmp_path / name for name in ("1", "2", "3")]
+    pids = [tmp_path / name for name in ("1", "2")]
     assert wait_until(lambda: all(pid.is_file() and pid.read_text().strip() for pid in pids))
     results.close()
     assert not [pid for pid in pids if is_alive(int(pid.read_text()))]

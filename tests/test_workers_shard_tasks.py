@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -96,6 +98,14 @@ def leave(source: str, target: str) -> None:
     sys.exit("left")
 
 
+def cancel(source: str, target: str) -> None:
+    raise asyncio.CancelledError("no Exception")
+
+
+def close(source: str, target: str) -> None:
+    raise GeneratorExit
+
+
 def make_folder(source: str, target: str) -> None:
     Path(target).mkdir()
 
@@ -113,6 +123,8 @@ def write_other(source: str, target: str) -> None:
     [
         (fail, "ValueError: bad \\x1b[31m token=***"),
         (leave, "SystemExit: left"),
+        (cancel, "CancelledError: no Exception"),
+        (close, "GeneratorExit"),
         (
             lambda source, target: None,
             "without writing the file that its second argument names: it wrote nothing there",
@@ -144,6 +156,34 @@ def test_run_task_passes_ctrl_c_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(function, "s", tmp_path / "x.tar")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "overwrite", "said"),
+    [
+        (Path.mkdir, False, "x.tar' is a folder"),
+        (Path.mkdir, True, "x.tar' is a folder"),
+        (lambda path: path.symlink_to("nowhere"), False, "x.tar' is a symbolic link that leads nowhere"),
+        (Path.touch, False, "has come into existence meanwhile"),
+    ],
+)
+def test_run_task_calls_no_function_when_its_output_could_not_appear(
+    make: Callable[[Path], object], overwrite: bool, said: str, tmp_path: Path
+) -> None:
+    """Its work would be lost."""
+    make(tmp_path / "x.tar")
+    assert said in run(lambda *_: pytest.fail("called"), "s", tmp_path / "x.tar", overwrite=overwrite)
+    assert os.listdir(tmp_path) == ["x.tar"]  # noqa: PTH208 - names
+
+
+def test_run_task_removes_an_index_of_the_output_that_it_replaces(tmp_path: Path) -> None:
+    """It would lead nowhere; as writers do that overwrite a shard. Other files stay."""
+    for name in ("x.tar", "x.tar.index", "x.tar.md", "y.tar.index"):
+        (tmp_path / name).write_text("old")
+    assert run(fail, "s", tmp_path / "x.tar", overwrite=True) != ""
+    assert len(files(tmp_path)) == 4
+    assert run(write_name, "s", tmp_path / "x.tar", overwrite=True) == ""
+    assert files(tmp_path) == {"x.tar": b"of s", "x.tar.md": b"old", "y.tar.index": b"old"}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -244,3 +284,11 @@ def test_error_text_is_the_end_of_the_traceback() -> None:
     except ValueError as error:
         lines = error_text(error).splitlines()
     assert lines == ["first"] * 7 + ["last"]
+
+
+def test_error_text_is_bounded_and_masked_when_a_message_is_long() -> None:
+    """A whole array on a line, say."""
+    text = error_text(ValueError("token=abc" + "x" * 990 + " token=def " + "y" * 1_000_000))
+    assert len(text) == 1000
+    assert "abc" not in text
+    assert "def" not in text

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
-__all__ = ["Tile", "draw_sheet", "fit_text"]
+__all__ = ["Tile", "draw_sheet", "fit_text", "sheet_size"]
 
 _GAP = 8
 _FONT_SIZE = 13
 _LINE = 17
 _NARROWEST = 112  # so that there is room for keys
 _LARGEST = 250_000_000
+_LONGEST = 65_500
 _PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
 _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 
@@ -58,7 +59,7 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
         An RGB image.
 
     Raises:
-        ValueError: if there is no tile, or the sheet would have more than 250 million pixels.
+        ValueError: if there is no tile, or as `sheet_size` does.
 
     Example:
         >>> import PIL.Image
@@ -70,16 +71,44 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
     if not tiles:
         raise ValueError("a contact sheet needs at least one image")
     columns = min(columns, len(tiles))
-    width, height = max(size, _NARROWEST) + _GAP, size + 2 * _LINE + 2 * _GAP
-    area = columns * width + _GAP, -(-len(tiles) // columns) * height + _GAP
-    if area[0] * area[1] > _LARGEST:
-        raise ValueError(f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images")
-    sheet = Image.new("RGB", area, _PAPER)
+    width, height = _room(size)
+    sheet = Image.new("RGB", sheet_size(len(tiles), columns=columns, size=size), _PAPER)
     draw = ImageDraw.Draw(sheet)
     for number, tile in enumerate(tiles):
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
         _draw_tile(sheet, draw, tile, (left, top), (width - _GAP, size))
     return sheet
+
+
+def sheet_size(count: int, *, columns: int = 8, size: int = 160) -> tuple[int, int]:
+    """Tells how large a sheet of so many images is.
+
+    Args:
+        count: How many images.
+        columns: As in `draw_sheet`.
+        size: As in `draw_sheet`.
+
+    Returns:
+        Width and height in pixels.
+
+    Raises:
+        ValueError: if that is more than 250 million pixels, or a side is longer than JPEG can have it.
+
+    Example:
+        >>> sheet_size(3, size=100)
+        (368, 158)
+    """
+    columns = min(columns, count)
+    width, height = _room(size)
+    area = columns * width + _GAP, -(-count // columns) * height + _GAP
+    if area[0] * area[1] > _LARGEST or max(area) > _LONGEST:
+        raise ValueError(f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images")
+    return area
+
+
+def _room(size: int) -> tuple[int, int]:
+    """Width and height of a tile, with what keeps it from the next."""
+    return max(size, _NARROWEST) + _GAP, size + 2 * _LINE + 2 * _GAP
 
 
 def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: tuple[int, int], room: tuple[int, int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torchdata_wds.codecs.decoding import Decoder
 from torchdata_wds.codecs.json_values import write_json
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.plans import split_suffix
 from torchdata_wds.codecs.summaries import guess_text
 from torchdata_wds.codecs.table import find_codec
@@ -20,6 +21,8 @@ __all__ = ["JsonBinary", "JsonLines", "StoredField"]
 JsonBinary = Literal["base64", "skip"]
 
 _UNSTRICT = (b"NaN", b"Infinity")
+_FOLDED = ("torch", "cbor")  # their files can name what they hold already, and even hold themselves
+_ITEM = 64  # bytes that a number in a list takes, about
 
 
 class StoredField(NamedTuple):
@@ -39,8 +42,8 @@ class JsonLines:
 
     Fields are decoded by their names: text becomes a string, integers numbers, ``json``, ``msgpack`` and ``cbor`` what
     they hold, arrays and tensors lists. A field of no known type is a string if it looks like text. Everything else
-    (images and other binary files, pickles, and values that JSON has no form for: NaN, dates, keys that are no strings)
-    becomes ``{"base64": ...}`` with the field's bytes as they are stored.
+    (images and other binary files, pickles, and values that JSON has no form for: NaN, dates, keys that are no strings,
+    tensors of more than 16 million numbers) becomes ``{"base64": ...}`` with the field's bytes as they are stored.
 
     Args:
         binary: ``"skip"`` leaves such fields out instead.
@@ -91,7 +94,7 @@ class JsonLines:
     def _write(self, stored: StoredField, place: Mapping[str, Any]) -> bytes | None:
         try:
             value = self._decode({**place, stored.field: stored.data})[stored.field]
-            text = _write_strictly(_plain(value, stored.field))
+            text = _write_strictly(value, stored.field)
         except UnsafeDataError:
             text = None
         if text is None and self.binary == "base64":
@@ -101,23 +104,42 @@ class JsonLines:
 
 def _plain(value: Any, field: str) -> Any:
     """Makes text of bytes that no type claims, and lists of tensors; all else is left to JSON."""
-    if isinstance(value, bytes) and find_codec(split_suffix(field)[0]) is None:
+    codec = find_codec(split_suffix(field)[0])
+    if codec is None and isinstance(value, bytes):
         text = guess_text(value, len(value))
         return value if text is None else text
-    if isinstance(value, dict):
-        return {key: _plain(item, "pkl") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, "pkl") for item in value]
-    is_tensor = hasattr(value, "tolist") and type(value).__module__.partition(".")[0] == "torch"
-    return value.tolist() if is_tensor else value
+    return _Unfolding()(value) if codec is not None and codec.name in _FOLDED else value
 
 
-def _write_strictly(value: Any) -> bytes | None:
+class _Unfolding:
+    """Makes lists of tensors, and of containers that hold one thing many times, as files of torch and CBOR can.
+
+    Raises:
+        ValueError: if that becomes too much, as a small file can make it.
+    """
+
+    def __init__(self) -> None:
+        self._room = DEFAULT_MAX_BYTES
+
+    def __call__(self, value: Any) -> Any:
+        is_tensor = hasattr(value, "tolist") and type(value).__module__.partition(".")[0] == "torch"
+        self._room -= _ITEM * int(value.numel()) if is_tensor else _ITEM
+        self._room -= len(value) if isinstance(value, str | bytes) else 0
+        if self._room < 0:
+            raise ValueError(f"it takes more than {DEFAULT_MAX_BYTES:,} bytes")
+        if isinstance(value, dict):
+            return {key: self(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self(item) for item in value]
+        return value.tolist() if is_tensor else value
+
+
+def _write_strictly(value: Any, field: str) -> bytes | None:
     """Writes a value, or gives None where JSON has none like it."""
     try:
-        text = write_json(value)
+        text = write_json(_plain(value, field))
         if any(word in text for word in _UNSTRICT):
             json.dumps(json.loads(text), allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, RuntimeError):  # too deep; or torch, of a tensor without numbers
         return None
     return text

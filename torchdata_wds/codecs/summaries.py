@@ -16,6 +16,7 @@ from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.image_specs import IMAGE_FIELDS
 from torchdata_wds.codecs.matching import handle_extension, matches, parse_extensions
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.thumbnails import ImageView, view_image
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 from torchdata_wds.format.names import is_metadata
@@ -245,6 +246,8 @@ def _describe_array(value: Any) -> str:
 
 def _range(value: Any) -> str:
     try:
+        if value.nbytes > DEFAULT_MAX_BYTES:
+            return ""  # a small file can name a tensor that repeats one number as often as it likes
         numbers = value if isinstance(value, np.ndarray) else _as_array(value)
     except Exception:  # noqa: BLE001 - torch has layouts and types that NumPy has not
         return ""

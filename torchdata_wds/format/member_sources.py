@@ -55,11 +55,6 @@ class Stamp(NamedTuple):
     size: int
     changed: int
 
-    @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
-        """The stamp of a file with this status."""
-        return cls(status.st_size, status.st_mtime_ns & _BITS)
-
 
 #: The stamp of what is no file.
 NO_FILE = Stamp(0, 0)
@@ -178,7 +173,7 @@ def _check_file(path: str) -> Stamp | None:
         raise SampleError(f"{path!r} is no regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
     if not os.access(path, os.R_OK):
         raise SampleError(f"file {path!r} cannot be read: Permission denied")
-    return Stamp.of(status)
+    return Stamp(status.st_size, status.st_mtime_ns & _BITS)
 
 
 def _check_command(url: str) -> None:
@@ -218,21 +213,21 @@ def read_source(source: MemberSource, stamp: Stamp) -> bytes:
 
 
 def _read_file(path: str, stamp: Stamp) -> bytes:
-    # not as open() does it: that takes twice as long, and would wait for ever where a FIFO has taken the file's place
+    # not by open(), which takes longer, and would wait for ever where a FIFO has taken the file's place
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             data = os.read(file, stamp.size + 1)
             if 0 < len(data) < stamp.size:  # the system gives 2 GiB at most
                 data += _read_rest(file)
-            found = Stamp.of(os.fstat(file))  # now, so that a change in the middle shows too
+            status = os.fstat(file)  # now, so that a change in the middle shows too
         finally:
             os.close(file)
     except OSError as error:
         raise SampleError(f"file {path!r} was there, and cannot be read: {error.strerror or error}") from error
-    if found != stamp:
+    if (status.st_size, status.st_mtime_ns & _BITS) != stamp:
         raise SampleError(
-            f"file {path!r} was changed after it was checked ({stamp.size:,} bytes then, {found.size:,} now). "
+            f"file {path!r} was changed after it was checked ({stamp.size:,} bytes then, {status.st_size:,} now). "
             "Start again when nobody writes it"
         )
     if len(data) != stamp.size:

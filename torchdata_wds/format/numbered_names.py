@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
+from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
-from torchdata_wds.storage.urls import STDIN, scheme_of
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
-__all__ = ["numbered_pattern"]
+__all__ = ["number_of", "numbered_pattern"]
 
 _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
 _PLACE = "{shard:06d}"
 _PLAIN = ".tar"
+_MOST_DIGITS = 30
 
 
 def numbered_pattern(name: str, compress: str | None = None) -> str:
@@ -41,3 +45,41 @@ def numbered_pattern(name: str, compress: str | None = None) -> str:
         suffix = f"{_PLAIN}.{compress}"
     dash = "" if not stem or stem.endswith("/") else "-"
     return f"{stem}{dash}{_PLACE}{suffix or _PLAIN}"
+
+
+def number_of(names: ShardNames, url: str) -> int | None:
+    """Finds the number whose shard would take the place of a file, however both are written.
+
+    Args:
+        names: The names of the shards.
+        url: A path, perhaps a symbolic link, or a URL.
+
+    Returns:
+        The number; None if no shard would.
+
+    Example:
+        >>> names = ShardNames("out/x-{shard:03d}.tar")
+        >>> number_of(names, "./out/../out/x-017.tar"), number_of(names, "out/x-17.tar")
+        (17, None)
+    """
+    ones, twos = (_place(names.name(int(digit * _MOST_DIGITS))) for digit in "12")
+    start = len(os.path.commonprefix([ones, twos]))  # noqa: RUF071 - of characters
+    rest = len(os.path.commonprefix([ones[::-1], twos[::-1]]))  # noqa: RUF071
+    for place in {_place(url), _place(str(Path(local_path(url)).resolve()) if _is_local(url) else url)}:
+        digits = place[start : len(place) - rest]
+        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+        if is_number and _place(names.name(int(digits))) == place:
+            return int(digits)
+    return None
+
+
+def _is_local(url: str) -> bool:
+    return scheme_of(url) in ("", "file")
+
+
+def _place(url: str) -> str:
+    """Where a file would lie: what a symbolic link in its place would point to does not matter."""
+    if not _is_local(url):
+        return url
+    path = Path(local_path(url))
+    return str(path.parent.resolve() / path.name)

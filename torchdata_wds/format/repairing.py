@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.findings import Finding
 from torchdata_wds.format.shard_reports import RepairPlan
 from torchdata_wds.format.shard_validation import CheckedSample, ShardValidation, ValidationRules
@@ -20,6 +21,7 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> Iter
 
     A sample whose members are not next to each other is joined where the last of them stands: its runs of members must
     all be good, and agree where they have the same field; one that does not agree with those before it is left out.
+    Until then the runs are in memory: a large shard in which most keys come back is better sorted first.
 
     Args:
         url: The shard, which must be one that can be read twice.
@@ -29,13 +31,18 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> Iter
     Yields:
         Samples, in their order; and a note for each run of members that was joined or is left out although it is whole.
 
+    Raises:
+        ShardFormatError: at the end, if the shard is another one by now, or could not be read as far as before.
+
     Example:
         >>> from torchdata_wds.format.shard_reports import RepairPlan
         >>> list(repaired_samples("no-such.tar", RepairPlan(), ValidationRules()))
         []
     """
     runs = _Runs(plan)
-    for item in ShardValidation(url, rules._replace(check_fields=None)):
+    is_same = True
+    validation = ShardValidation(url, rules._replace(check_fields=None))
+    for item in validation:
         if isinstance(item, Finding):
             continue
         key = item.sample["__key__"]
@@ -43,11 +50,19 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> Iter
             yield from runs.add(item)
         elif item.number in plan.bad:
             continue
+        elif not item.is_sound:
+            is_same = False
         elif key in plan.lost:
             yield _note(item, "left-out", _LOST.format(key))
         else:
             yield item.sample
-    yield from runs.rest()
+    count = validation.sound + validation.bad
+    if count != plan.count or not is_same or not runs.are_complete:
+        raise ShardFormatError(
+            f"shard {validation.shard} is not the same when it is read again: {plan.count:,} samples then, {count:,} "
+            "now. Repair it when nothing changes it, or from a copy",
+            shard=validation.shard,
+        )
 
 
 class _Runs:
@@ -82,9 +97,10 @@ class _Runs:
         if not self._left[key]:
             yield self._held.pop(key)
 
-    def rest(self) -> Iterator[dict[str, Any]]:
-        """Gives the samples of which fewer runs came than were counted."""
-        yield from self._held.values()
+    @property
+    def are_complete(self) -> bool:
+        """Whether as many runs have come as were counted."""
+        return not any(self._left.values())
 
 
 def _note(item: CheckedSample, kind: str, message: str) -> Finding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def _read_fields(folder: Path, sample: Mapping[str, Any]) -> dict[str, bytes]:
                 field = entry.name.removeprefix(_PREFIX)
                 if field and field != entry.name:
                     _check_regular(entry, field, sample)
-                    fields[field] = Path(entry.path).read_bytes()
+                    fields[field] = _read_file(entry, field, sample)
     except OSError as error:
         raise _failure(sample, f"has left what cannot be read: {error.strerror}: {error.filename!r}") from error
     return fields
@@ -145,6 +146,22 @@ def _check_regular(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any
     raise _failure(
         sample, f"has got {entry.name!r} that is {kind}: only a regular file becomes a field. Copy or delete it", field
     )
+
+
+def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> bytes:
+    """Reads a file up to the size that it has now: a process that has got away may write on, or put a link there."""
+    with os.fdopen(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise _failure(sample, f"has got {entry.name!r} that is no regular file any more", field)
+        try:
+            return file.read(status.st_size)
+        except MemoryError as error:
+            raise _failure(
+                sample,
+                f"has got {entry.name!r} of {status.st_size:,} bytes, for which there is not enough memory",
+                field,
+            ) from error
 
 
 def _read_key(data: bytes, sample: Mapping[str, Any]) -> str:

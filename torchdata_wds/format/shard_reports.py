@@ -20,11 +20,13 @@ class RepairPlan:
         bad: Numbers of the runs of members that are left out.
         lost: The keys of those, and of a sample that was cut off.
         runs: For each key that comes back, how many runs of members have it.
+        count: How many runs of members there are, one that was cut off among them.
     """
 
     bad: set[int] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     runs: dict[str, int] = field(default_factory=dict)
+    count: int = 0
 
 
 @dataclass
@@ -154,5 +156,6 @@ def report_shard(url: str, rules: ValidationRules, most: int) -> ShardReport:
     if validation.cut is not None and rules.on_reappearing == "error":
         plan.lost.add(validation.cut)
     report.sound, report.bad = validation.sound, validation.bad
+    plan.count = report.sound + report.bad
     report.field_sets = validation.field_sets
     return report

@@ -156,7 +156,7 @@ class ShardValidation:
             yield Finding("error", "index", self._index.fault, self.shard)
 
     def _read(self, archive: _Archive) -> Iterator[Finding | CheckedSample]:
-        """Reads all members, tells what is odd about each, and checks each run of one key when its end has been seen."""
+        """Reads all members, tells what is odd about each, and checks a run of one key when its end has been seen."""
         reopens = can_reopen(self.url, storage_options=self._options)
         links = HardLinks(self.url, self.shard, self._open_at if reopens else None)
         for entry in archive:
@@ -205,7 +205,7 @@ class ShardValidation:
             findings += self._decode(self._check_fields(sample), run)
         yield from findings
         is_sound = len(sample) > 2 and not any(finding.level == "error" for finding in findings)
-        is_sound = is_sound and not any([isinstance(part.data, Exception) for part in run])
+        is_sound = is_sound and not any(isinstance(part.data, Exception) for part in run)
         if is_sound and (again is None or again.level != "error"):
             self.sound += 1
             self.field_sets.add(sample, self.shard, run[0].key, run[0].start)

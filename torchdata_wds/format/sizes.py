@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import cast
 
@@ -92,7 +92,7 @@ def read_for_sizes(
     require_end_marker: bool = True,
     concatenated: bool = False,
     skipped: Counter[str] | None = None,
-) -> Iterator[Unit]:
+) -> Generator[Unit, None, None]:
     """Gives the members of a shard in the way that tells their sizes fastest: with content, or as `read_sizes` does.
 
     Seeking pays in a local file of large members. Elsewhere all is read anyway, and in large pieces.

@@ -9,6 +9,7 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
+from sys import getsizeof
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import SampleError
@@ -100,8 +101,8 @@ def _with_values(
 
 def _size_of(value: Any, sample: Sample) -> int:
     """Estimates what a sample takes in memory, with its value."""
-    own = len(value) if isinstance(value, (bytes, str)) else 64
-    return _PER_SAMPLE + _PER_FIELD * len(sample) + own + sum(map(len, sample.values()))
+    parts = value if isinstance(value, tuple) else (value,)
+    return _PER_SAMPLE + _PER_FIELD * len(sample) + sum(map(getsizeof, parts)) + sum(map(len, sample.values()))
 
 
 class _Run(NamedTuple):

@@ -13,7 +13,7 @@ from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
 
 __all__ = ["name_targets"]
 
-_PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d*)d?)?\}")
+_PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")
 _OTHER_PLACE = re.compile(r"\{[A-Za-z_]\w*(?::[^{}]*)?\}")
 _PLACES = "{name} for the input's name without its suffix, and {shard} or {shard:06d} for its number"
 

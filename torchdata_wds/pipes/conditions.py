@@ -17,7 +17,7 @@ __all__ = ["Condition"]
 
 _CONDITION = re.compile(r"([^=!<>~]+)(!=|<=|>=|==|=|<|>|~)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
-_FLOAT = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf)")
+_FLOAT = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf)")
 
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,

@@ -124,14 +124,14 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
 
 
-def _read_int(data: bytes) -> int:
+def _read_int(data: bytes) -> int | Decimal:
     digits = without_bom(data.strip()).strip()
     if not _INTEGER.fullmatch(digits):
         raise ValueError("no integer, such as 7 or -1")
     try:
         return int(digits)
-    except ValueError:  # more digits than int() takes
-        return int(Decimal(digits.decode()))
+    except ValueError:  # more digits than int() takes, which would need time in their square
+        return Decimal(digits.decode())
 
 
 def _read_float(data: bytes) -> float:

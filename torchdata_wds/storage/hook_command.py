@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 
@@ -51,7 +54,7 @@ class HookCommand:
         return "".join(shlex.quote(str(values[part])) if is_place else part for part, is_place in self._parts)
 
     def run(self, values: Mapping[str, object]) -> None:
-        """Runs the command, and waits for it.
+        """Runs the command, and waits for it. An exception meanwhile, as at Ctrl-C, kills it with all it has started.
 
         Args:
             values: What the places stand for.
@@ -60,9 +63,18 @@ class HookCommand:
             ChildProcessError: if it fails.
         """
         command = self.fill(values)
-        done = subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STDERR, check=False)
-        if done.returncode:
-            raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(done.returncode)}")
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
+        )
+        try:
+            status = process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if status:
+            raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
 
 
 def _split(template: str, names: Collection[str]) -> Iterator[tuple[str, bool]]:

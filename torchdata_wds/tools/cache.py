@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchdata_wds.errors import CacheError
 from torchdata_wds.format.printing import printable
 from torchdata_wds.pipes.cache_shards import check_copy
 from torchdata_wds.storage.cache_folders import CacheFile, check_file, choose_old, list_cache, remove_file
@@ -134,7 +135,11 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
 
 def _remove(file: CacheFile) -> bool:
     """Removes a file, or says why it stays; one that has gone by itself is as good as removed."""
-    outcome = remove_file(file)
+    try:
+        outcome = remove_file(file)
+    except CacheError as error:
+        say(printable(str(error)))
+        return False
     if outcome == "in use":
         say(f"{printable(file.path)} stays: another process makes or reads it")
     return outcome != "in use"

@@ -11,6 +11,7 @@ from torchdata_wds.format.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.format.folders import SampleFolder
 from torchdata_wds.format.part_lists import SourceKind, kind_of, open_part_list
 from torchdata_wds.format.plans import KEY_FORMAT
+from torchdata_wds.format.printing import printable
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 from torchdata_wds.tools.command import Command, UsageError
 from torchdata_wds.tools.messages import message_of, say
@@ -119,7 +120,9 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
     """
     for name, (owner, default) in _ONLY.items():
         if owner != kind and getattr(arguments, name) != default:
-            raise UsageError(f"--{name.replace('_', '-')} is for a {owner}, and {arguments.source} is a {kind}")
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for a {owner}, and {printable(arguments.source)} is a {kind}"
+            )
     if kind != "folder":
         return
     if arguments.directory is not None:
@@ -130,8 +133,8 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
         output, folder = (Path(local_path(name)).resolve() for name in (place, arguments.source))
         if output.is_relative_to(folder):
             raise UsageError(
-                f"the archive {arguments.output} would lie in the folder that is read, and be a file of the next one: "
-                "write it elsewhere"
+                f"the archive {printable(str(output))} would lie in the folder that is read, and be a file of the "
+                "next one: write it elsewhere"
             )
 
 

@@ -65,8 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         choices = FieldChoices(arguments.fields, missing="skip")
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if all(map(is_metadata, choices.columns)):
-        raise UsageError(f"--fields {arguments.fields!r} names no field of a sample")
+    if len(choices.columns) > 1 or is_metadata(choices.columns[0]):
+        raise UsageError(
+            f"--fields {arguments.fields!r} is not one field of a sample; of several the first that is there, as in "
+            "'jpg;png'"
+        )
     reader = SampleReader(arguments)
     conditions: list[Condition] = arguments.where
     seen = 0
@@ -101,7 +104,7 @@ def _nothing(seen: int, conditions: list[Condition], choices: FieldChoices) -> s
         if each.missed:
             text += f"; {each.missed:,} have no {each.name!r}"
     if choices.left_out:
-        text += f"; {choices.left_out:,} meet the conditions and have no field {' or '.join(choices.columns)!r}"
+        text += f"; {choices.left_out:,} meet the conditions and have no field {choices.columns[0]!r}"
     return text
 
 

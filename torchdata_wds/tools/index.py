@@ -21,6 +21,7 @@ from torchdata_wds.format.index_files import (
     make_indexes,
     save_text,
 )
+from torchdata_wds.format.printing import printable
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import Command, UsageError, positive_number
@@ -81,11 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
             if result.failure is None:
                 good.append(result)
             else:
-                say(f"not indexed: {message_of(result.failure)}")
+                say(f"not indexed: {printable(message_of(result.failure))}")
             progress.advance()
     failed = len(jobs) - len(good)
     is_listed = arguments.wids is None or _write_list(arguments, good, failed)
-    say(_summary(outcomes, len(jobs), failed))
+    if told := _summary(outcomes, len(jobs), failed, is_listed=arguments.wids is not None and is_listed):
+        say(told)
     return 0 if is_listed and not failed else 1
 
 
@@ -101,10 +103,11 @@ COMMAND = Command(
 )
 
 
-def _summary(outcomes: Counter[str], count: int, failed: int) -> str:
+def _summary(outcomes: Counter[str], count: int, failed: int, *, is_listed: bool) -> str:
     told = [f"{outcomes[word]:,} indexes {word}" for word in ("written", "unchanged") if outcomes[word]]
+    told += [f"{count:,} shards listed"] if is_listed else []
     told += [f"{failed:,} of {count:,} shards failed"] if failed else []
-    return ", ".join(told) if told else f"{count:,} shards listed"
+    return ", ".join(told)
 
 
 def _jobs(arguments: argparse.Namespace, urls: Sequence[str]) -> list[IndexJob]:
@@ -157,6 +160,6 @@ def _write_list(arguments: argparse.Namespace, results: Sequence[IndexResult], f
         text = wids_list(headers, name=arguments.name, md5sums=md5sums)
         save_text(text, arguments.wids, overwrite=arguments.force)
     except WdsError as error:
-        say(f"{mask_url(arguments.wids)} is not written: {message_of(error)}")
+        say(f"{mask_url(arguments.wids)} is not written: {printable(message_of(error))}")
         return False
     return True

@@ -17,11 +17,12 @@ from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.slicing import OpenSlice
+from torchdata_wds.format.spec_places import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
-from torchdata_wds.storage.urls import STDIN
+from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import range_of
-from torchdata_wds.tools.messages import message_of, say
+from torchdata_wds.tools.messages import message_of, say, tell_left_out
 from torchdata_wds.tools.progress import Progress
 
 __all__ = ["SampleReader", "add_input_arguments", "key_rule", "list_inputs"]
@@ -69,6 +70,7 @@ def add_input_arguments(parser: argparse.ArgumentParser, *, slices: bool = True,
     group.add_argument(
         "--on-reappearing", choices=("error", "warn", "allow"), default="error", help="a key that comes back later"
     )
+    group.add_argument("--allow-pipe", action="store_true", help="let a list of shards (@list.txt) name commands")
     group.add_argument("--no-end-marker", action="store_true", help="take a shard without end marker as whole")
     group.add_argument("--concatenated", action="store_true", help="read on behind an end marker")
 
@@ -109,28 +111,42 @@ def list_inputs(arguments: argparse.Namespace) -> list[str]:
     Raises:
         ShardListError: if a pattern gives nothing, or standard input comes twice.
         ShardOpenError: if a list cannot be read.
+        UnsafeDataError: if a list has a line that would run something, unless that is allowed.
     """
-    patterns = list(_patterns(arguments.shards or [STDIN]))
+    patterns = list(_patterns(arguments.shards or [STDIN], arguments.allow_pipe))
     urls = [url for pattern in patterns for url in storage.list_urls(pattern)]
     if urls.count(STDIN) + arguments.shards.count("@-") > 1:
         raise ShardListError("standard input ('-') can be read only once")
     return urls
 
 
-def _patterns(names: Sequence[str]) -> Iterator[str]:
+def _patterns(names: Sequence[str], allow_pipe: bool) -> Iterator[str]:
     for name in names:
-        if not name.startswith("@"):
-            yield name
-            continue
-        with storage.open_shard(name[1:]) as stream:
-            data = stream.read()
-        try:
-            lines = data.decode().splitlines()
-        except UnicodeDecodeError as error:
-            raise ShardListError(
-                f"the list of shards {storage.mask_url(name[1:])} is no UTF-8 text: {error}"
-            ) from error
-        yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        if name.startswith("@"):
+            yield from _listed(name[1:], allow_pipe)
+        else:
+            # the library takes one letter for a str that stands where a list belongs
+            yield name if len(name) > 1 or name == STDIN else f"./{name}"
+
+
+def _listed(url: str, allow_pipe: bool) -> Iterator[str]:
+    """Reads a list of patterns, which may be a stranger's.
+
+    Relative names are those of the working directory, as for tar; of a list from another machine, what lies beside it.
+    """
+    with storage.open_shard(url) as stream:
+        data = stream.read()
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ShardListError(f"the list {storage.mask_url(url)} is no UTF-8 text: {error}") from error
+    is_remote = scheme_of(url) not in ("", "file", STDIN)
+    place = SpecPlace(Origin(f"list {storage.mask_url(url)}", trusted=allow_pipe, remote=is_remote))
+    for number, line in enumerate(lines, 1):
+        pattern = line.strip()
+        if pattern and not pattern.startswith("#"):
+            place.at(f"line {number}").check_pattern(pattern)
+            yield join_url(folder_of(url), pattern) if is_remote else pattern
 
 
 class SampleReader:
@@ -216,10 +232,7 @@ class SampleReader:
         reasons = self._loader.skipped + self._grouper.skipped
         for name, count in self._errors.items():
             reasons[name] -= count
-        # told with the error that has cut it
-        reasons.pop("sample cut off by a broken shard", None)
-        for reason, count in sorted((+reasons).items()):
-            say(f"left out {count:,} members that belong to no sample: {reason}")
+        tell_left_out(reasons)
         if self.lost:
             say(f"lost: {self.lost:,} shards or samples were skipped (see above)")
         return 1 if self.lost else 0

@@ -81,12 +81,15 @@ def write_whole(pieces: Iterable[bytes], url: str, *, overwrite: bool) -> None:
         ShardOpenError: if it exists or cannot be written.
     """
     target = open_target(url, overwrite=overwrite)
+    is_given = False  # whether it is the target's turn: what it says of its own failure is where the rest is
     try:
         for piece in pieces:
+            is_given = True
             target.write(piece)
-    except BaseException:
+            is_given = False
+    except BaseException as error:
         target.abort()
-        if scheme_of(url) in ("", "file"):
+        if scheme_of(url) in ("", "file") and not (is_given and isinstance(error, ShardOpenError)):
             with suppress(ShardOpenError):  # half a picture or page is of no use
                 remove_target(url + PARTIAL)
         raise

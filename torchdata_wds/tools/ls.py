@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from torchdata_wds import storage
 from torchdata_wds.errors import WdsError
 from torchdata_wds.format.grouping import group_members
 from torchdata_wds.format.members import Mark, Unit
-from torchdata_wds.format.names import is_metadata
+from torchdata_wds.format.names import is_metadata, key_splitter
 from torchdata_wds.format.printing import printable
 from torchdata_wds.format.sizes import read_for_sizes
+from torchdata_wds.format.slicing import OpenSlice, slice_members
 from torchdata_wds.tools.command import Command
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import write_line
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import say, tell_left_out
 from torchdata_wds.tools.progress import Progress
 
 __all__ = ["COMMAND"]
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Lists the samples."""
-    reader, counts = SizeReader(arguments), Counts()
+    counts = Counts()
+    reader = SizeReader(arguments, counts)
     with closing(reader.samples()) as samples:
         if arguments.totals:
             with Progress("samples", only_on_terminal=True) as progress:
@@ -60,10 +62,12 @@ class SizeReader:
 
     Args:
         arguments: With those of `add_input_arguments`.
+        counts: Is told of each shard that could be opened.
     """
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, counts: Counts) -> None:
         self._arguments = arguments
+        self._counts = counts
         self._reader = SampleReader(arguments)
         self._skipped: Counter[str] = Counter()
 
@@ -79,17 +83,14 @@ class SizeReader:
 
     def finish(self) -> int:
         """Tells what was left out, and gives the exit status."""
-        self._skipped.pop("sample cut off by a broken shard", None)  # told with the error that has cut it
-        for reason, count in sorted(self._skipped.items()):
-            say(f"left out {count:,} members that belong to no sample: {reason}")
+        tell_left_out(self._skipped)
         return self._reader.finish()
 
     def _all(self) -> Generator[dict[str, Any], None, None]:
         arguments = self._arguments
-        part: slice = arguments.shard_slice or slice(None)
         for visit, url in enumerate(self._reader.urls, 1):
             with closing(self._units(url, visit)) as units:
-                samples = group_members(
+                yield from group_members(
                     units,
                     keys=arguments.keys,
                     lowercase=not arguments.keep_case,
@@ -99,20 +100,30 @@ class SizeReader:
                     skipped=self._skipped,
                     shown=storage.mask_url,
                 )
-                yield from islice(samples, part.start, part.stop, part.step)
 
     def _units(self, url: str, visit: int) -> Generator[Unit, None, None]:
         try:
-            yield from read_for_sizes(
+            members = read_for_sizes(
                 url,
                 visit=visit,
                 require_end_marker=not self._arguments.no_end_marker,
                 concatenated=self._arguments.concatenated,
                 skipped=self._skipped,
             )
+            with closing(members):
+                first = next(members, Mark.END)
+                self._counts.begin(url)
+                yield from self._sliced(chain((first,), members), url)
         except (WdsError, OSError) as error:
             yield Mark.BROKEN  # what is whole goes out before the error is raised
             self._lose(error)
+
+    def _sliced(self, units: Iterable[Unit], url: str) -> Iterable[Unit]:
+        part: slice | None = self._arguments.shard_slice
+        if part is None:
+            return units
+        wanted = OpenSlice(url, part.start or 0, part.stop, part.step or 1)
+        return slice_members(units, key_splitter(self._arguments.keys), wanted)
 
     def _lose(self, error: Exception) -> bool:
         self._reader.refuse(error)
@@ -150,36 +161,42 @@ class Columns:
 
 
 class Counts:
-    """Counts samples, members and bytes, by shard in the order they come."""
+    """Counts samples, members and bytes of each shard, empty or not, in the order they are read."""
 
     def __init__(self) -> None:
-        self._shards: dict[str, list[int]] = {}
+        self._shards: list[tuple[str, list[int]]] = []
+
+    def begin(self, url: str) -> None:
+        """Takes note of a shard, which the next samples belong to."""
+        self._shards.append((url, [0, 0, 0]))
 
     def add(self, sample: dict[str, Any]) -> None:
         """Counts a sample."""
         sizes = _sizes(sample)
-        counts = self._shards.setdefault(sample["__url__"], [0, 0, 0])
+        counts = self._shards[-1][1]
         for place, number in enumerate((1, len(sizes), sum(sizes.values()))):
             counts[place] += number
 
     def lines(self) -> Iterator[str]:
         """Gives a line for each shard, and one for all."""
-        for url, counts in self._shards.items():
+        for url, counts in self._shards:
             yield f"{printable(storage.mask_url(url))}: {_told(counts)}"
         yield f"{len(self._shards):,} shard{'s' if len(self._shards) != 1 else ''}: {_told(self._total())}"
 
     def json_lines(self) -> Iterator[str]:
         """Gives the same in JSON; the last object, of all, has the number of shards instead of a name."""
-        for url, counts in self._shards.items():
+        for url, counts in self._shards:
             yield json.dumps({"shard": storage.mask_url(url), **_named(counts)})
         yield json.dumps({"shards": len(self._shards), **_named(self._total())})
 
     def _total(self) -> list[int]:
-        return [sum(column) for column in zip(*self._shards.values(), strict=True)] or [0, 0, 0]
+        return [sum(column) for column in zip(*(counts for _, counts in self._shards), strict=True)] or [0, 0, 0]
 
 
 def _told(counts: list[int]) -> str:
-    return "{:,} samples, {:,} members, {:,} bytes".format(*counts)
+    return ", ".join(
+        f"{count:,} {words.removesuffix('s') if count == 1 else words}" for words, count in _named(counts).items()
+    )
 
 
 def _named(counts: list[int]) -> dict[str, int]:

@@ -30,7 +30,7 @@ from torchdata_wds.tools import (
     validate,
 )
 from torchdata_wds.tools.command import Command, UsageError
-from torchdata_wds.tools.messages import PROGRAM, let_go_of_output, logged, message_of
+from torchdata_wds.tools.messages import PROGRAM, let_go_of_output, logged, message_of, say
 
 __all__ = ["COMMANDS", "main"]
 
@@ -114,7 +114,7 @@ def _ending_tidily() -> Iterator[None]:
 
 
 def _fail(command: str, message: str, status: int) -> int:
-    print(f"{PROGRAM} {command}: error: {message}", file=sys.stderr, flush=True)
+    say(f"error: {message}", command)
     return status
 
 

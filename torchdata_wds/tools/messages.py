@@ -6,9 +6,12 @@ import contextlib
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["PROGRAM", "in_our_words", "let_go_of_output", "logged", "message_of", "say"]
+from torchdata_wds.format.printing import printable
+
+__all__ = ["PROGRAM", "in_our_words", "let_go_of_output", "logged", "message_of", "say", "tell_left_out"]
 
 PROGRAM = "wds"
 
@@ -18,6 +21,7 @@ _WORDS = {
     "Pass overwrite=True to replace such files, or give each writer its own pattern": "Pass --force to replace it",
     "Rename it with rename= of load_wds_shards, or leave it out with select=": "Write the shard again without it",
     "overwrite=True": "--force",
+    "allow_pipe=True": "--allow-pipe",
     "start_shard='next'": "--start",
     "max_bytes=": "--size ",
     "handler=warn_and_continue": "--errors skip",
@@ -30,9 +34,23 @@ _WORDS = {
 }
 
 
-def say(text: str) -> None:
-    """Writes a message."""
-    print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+def say(text: str, command: str = "") -> None:
+    """Writes a message, whose names may be a stranger's: nothing in it moves the cursor.
+
+    Args:
+        text: One line, or several.
+        command: Which command it is from, for its last words.
+    """
+    lines = "\n".join(map(printable, text.split("\n")))
+    print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
+
+
+def tell_left_out(skipped: Counter[str]) -> None:
+    """Tells how many members belong to no sample, and why; samples that damage has cut are told with the error."""
+    for reason, count in sorted((+skipped).items()):
+        if reason != "sample cut off by a broken shard":
+            members = "1 member that belongs" if count == 1 else f"{count:,} members that belong"
+            say(f"left out {members} to no sample: {reason}")
 
 
 def in_our_words(text: str) -> str:

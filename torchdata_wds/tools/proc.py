@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from typing import Any
 
 from torchdata_wds.errors import SampleError
@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     made = MadeSamples(reader)
     with (
         SampleOutput(arguments) as output,
-        closing(iter(reader)) as samples,  # type: ignore[type-var]
-        closing(command.run(samples)) as results,
+        contextlib.closing(iter(reader)) as samples,  # type: ignore[type-var]
+        contextlib.closing(command.run(samples)) as results,
     ):
         copy_samples(made.take(results), output, reader)
     made.tell()
@@ -145,7 +145,8 @@ class MadeSamples:
 
 
 def pass_on(output: bytes) -> None:
-    """Writes a command's output to standard error."""
+    """Writes a command's output to standard error; that nobody reads it there does not stop the work."""
     if output:
-        sys.stderr.write(output.decode(errors="backslashreplace"))
-        sys.stderr.flush()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(output.decode(errors="backslashreplace"))
+            sys.stderr.flush()

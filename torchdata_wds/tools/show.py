@@ -6,13 +6,14 @@ import argparse
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import islice
 from typing import Any
 
-from torchdata_wds.codecs.contact_sheets import Tile, draw_sheet
+from torchdata_wds.codecs.contact_sheets import Tile, draw_sheet, sheet_size
 from torchdata_wds.codecs.html_pages import SampleSummary, write_page
 from torchdata_wds.codecs.summaries import FieldSummary, Summarizer
-from torchdata_wds.errors import SampleError
+from torchdata_wds.errors import SampleError, WdsError
 from torchdata_wds.format.printing import printable
 from torchdata_wds.pipes.field_choices import FieldChoices
 from torchdata_wds.storage import mask_url
@@ -105,8 +106,9 @@ class Showing:
         self._reader = SampleReader(arguments)
         # text is there at once; pictures take their time
         self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
-        default = _PICTURES if kind else _TEXTS
-        self._count: int = default if arguments.count is None else arguments.count
+        self._count: int | None = arguments.count
+        self._default = _PICTURES if kind else _TEXTS
+        self._is_more = False
         width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
         self._summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
         self._damaged = 0
@@ -118,16 +120,22 @@ class Showing:
             WdsError: at damage, unless it is to be skipped.
         """
         choose: Choose = dict if self._choices is None else self._choices.choose
+        first = self._default if self._count is None else self._count
         with (
             closing(taken(self._reader, choose, self._count)) as samples,
-            closing(self._summarize.each(samples, self._threads)) as summarized,
+            closing(self._summarize.each(islice(samples, first), self._threads)) as summarized,
         ):
             for sample, fields in summarized:
                 self._damaged += sum(field.is_damaged for field in fields)
                 yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
+            if self._count is None:
+                with suppress(WdsError, OSError):  # what lies behind was not asked for
+                    self._is_more = next(samples, None) is not None
 
     def finish(self) -> int:
         """Tells what was left out and what does not decode, and gives the exit status."""
+        if self._is_more:
+            say(f"these are the first {self._default:,} samples, and more follow: see --count")
         tell_choices(self._choices)
         if self._damaged:
             say(f"{self._damaged:,} fields do not decode (see there)")
@@ -150,15 +158,20 @@ def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterat
     tiles, count = [], 0
     for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - it is told below
         tiles += [_tile(sample.key, field) for field in sample.fields if field.is_image]
+        _check_size(max(1, len(tiles)), arguments)
     if not tiles:
         raise SampleError(f"no image in {count:,} samples: nothing to draw")
-    try:
-        sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
-    except ValueError as error:
-        raise UsageError(f"{error}: see --count and --size") from error
+    sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
     out = io.BytesIO()
     sheet.save(out, form, quality=90, compress_level=2)
     yield out.getvalue()
+
+
+def _check_size(count: int, arguments: argparse.Namespace) -> None:
+    try:
+        sheet_size(count, columns=arguments.columns, size=arguments.size)
+    except ValueError as error:
+        raise UsageError(f"{error}: see --count, --columns and --size") from error
 
 
 def _tile(key: str, field: FieldSummary) -> Tile:

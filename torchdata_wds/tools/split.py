@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import posixpath
 import sys
@@ -10,16 +11,17 @@ from contextlib import closing
 from typing import Any
 
 from torchdata_wds import storage
-from torchdata_wds.errors import ReappearingKeyError, SampleError
+from torchdata_wds.errors import ReappearingKeyError, SampleError, WdsError
 from torchdata_wds.format.index import index_url
-from torchdata_wds.format.numbered_names import numbered_pattern
+from torchdata_wds.format.numbered_names import number_of, numbered_pattern
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.pipes.shard_writer import ShardWriter
 from torchdata_wds.storage.hook_command import HookCommand
 from torchdata_wds.tools.command import Command, UsageError, byte_size, positive_number, whole_number
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.looking import write_line
+from torchdata_wds.tools.messages import let_go_of_output, say
 from torchdata_wds.tools.outputs import COMPRESSIONS, add_rekey_argument, rekeyed
 
 __all__ = ["COMMAND"]
@@ -77,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--delete removes shards for which --post has succeeded, and needs it")
     reader = SampleReader(arguments)
     finished = Finished(arguments)
+    if arguments.force:
+        _check_apart(reader.urls, finished, arguments.max_shards)
     writer = _open_writer(arguments, finished)
     try:
         with writer, closing(iter(reader)) as samples:  # type: ignore[type-var]
@@ -89,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"stopped after {finished.shards:,} shards, as --max-shards asks for, without looking for more samples. "
             f"To go on: --start {finished.next_number} --slice {_rest(arguments.slice, read)}"
         )
+    _tell_older(finished)
     return reader.finish()
 
 
@@ -154,14 +159,22 @@ class Finished:
             storage.remove_target(shard.path)
 
 
-def _print(line: str) -> None:
-    """Prints a line, for as long as somebody reads: the samples are written in any case."""
+def _print(path: str) -> None:
+    """Prints a path at once, for as long as somebody reads: the samples are written in any case."""
     try:
-        print(line, flush=True)
+        write_line(os.fsencode(path))
+        sys.stdout.flush()
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        let_go_of_output()
+
+
+def _check_apart(urls: list[str], finished: Finished, most: int | None) -> None:
+    """Sees to it that no shard is replaced before it is read."""
+    start = finished.next_number
+    for url in urls:
+        number = number_of(finished.names, url)
+        if number is not None and start <= number and (most is None or number < start + most):
+            raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
 
 
 def _values(shard: ShardInfo, number: int) -> dict[str, Any]:
@@ -203,6 +216,15 @@ def _write(samples: Any, writer: ShardWriter, reader: SampleReader) -> int:
         if writer.is_full:
             break
     return used
+
+
+def _tell_older(finished: Finished) -> None:
+    """Tells of shards behind those that were written, which whoever reads them all would read too."""
+    with contextlib.suppress(ValueError, WdsError):  # there is no folder to look into
+        last = finished.names.next_number() - 1
+        if last >= finished.next_number:
+            name = storage.mask_url(finished.names.name(last))
+            say(f"shards with higher numbers were there before, and are as they were, up to {name}")
 
 
 def _rest(part: slice | None, used: int) -> str:

@@ -24,7 +24,7 @@ from torchdata_wds.storage import can_reopen, mask_url, open_target
 from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import Command, UsageError, positive_number, whole_number
 from torchdata_wds.tools.inputs import add_input_arguments, list_inputs
-from torchdata_wds.tools.messages import in_our_words, say
+from torchdata_wds.tools.messages import in_our_words, let_go_of_output, say
 from torchdata_wds.tools.outputs import SampleOutput, add_rekey_argument
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.workers.ordered_tasks import map_in_order
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     urls = list_inputs(arguments)
     repair = None if arguments.fix is None else Repair(arguments, urls)
     rules = _rules(arguments)
-    printer = Printer(arguments.json)
+    printer = Printer(arguments.json, goes_on=repair is not None)
     totals = Totals()
     plans = []
     processes = 1 if STDIN in urls else arguments.parallel
@@ -116,10 +116,12 @@ class Printer:
 
     Args:
         as_json: Whether each is a JSON object.
+        goes_on: Whether there is work left to do when nobody reads them any more.
     """
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, *, goes_on: bool = False) -> None:
         self._as_json = as_json
+        self._goes_on = goes_on
 
     def print_report(self, report: ShardReport) -> None:
         """Prints the findings of a shard that are kept, and how many there are besides."""
@@ -127,19 +129,19 @@ class Printer:
             self.print_finding(finding)
         for (level, kind), count in report.left_out().items():
             if self._as_json:
-                print(json.dumps({"level": level, "kind": kind, "shard": report.shard, "more": count}))
+                self._print(json.dumps({"level": level, "kind": kind, "shard": report.shard, "more": count}))
             else:
-                print(f"{printable(report.shard)}: {level}: {kind}: {count:,} more")
+                self._print(f"{printable(report.shard)}: {level}: {kind}: {count:,} more")
 
     def print_finding(self, finding: Finding) -> None:
         """Prints a finding."""
         message = in_our_words(finding.message)
         if self._as_json:
             content = {**finding._asdict(), "message": message}
-            print(json.dumps({name: value for name, value in content.items() if value is not None}))
+            self._print(json.dumps({name: value for name, value in content.items() if value is not None}))
             return
         place = "" if finding.offset is None else f":{finding.offset}"
-        print(printable(f"{finding.shard}{place}: {finding.level}: {finding.kind}: {message}"))
+        self._print(printable(f"{finding.shard}{place}: {finding.level}: {finding.kind}: {message}"))
 
     def print_summary(self, totals: Totals) -> None:
         """Prints how many findings of each kind, shards and samples there are."""
@@ -150,16 +152,24 @@ class Printer:
                 found.setdefault(level, {})[kind] = count
             shards = {"good": totals.good, "bad": totals.damaged}
             samples = {"good": totals.sound, "bad": totals.bad}
-            print(json.dumps({"level": "summary", "counts": found, "shards": shards, "samples": samples}))
+            self._print(json.dumps({"level": "summary", "counts": found, "shards": shards, "samples": samples}))
             return
         for (level, kind), count in counts:
-            print(f"{level:<8} {kind:<18} {count:>12,}")
+            self._print(f"{level:<8} {kind:<18} {count:>12,}")
         for what, good, bad in (
             ("shards", totals.good, totals.damaged),
             ("samples", totals.sound, totals.bad),
         ):
-            print(f"{what:<8} {'good':<18} {good:>12,}")
-            print(f"{what:<8} {'bad':<18} {bad:>12,}")
+            self._print(f"{what:<8} {'good':<18} {good:>12,}")
+            self._print(f"{what:<8} {'bad':<18} {bad:>12,}")
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            if not self._goes_on:
+                raise
+            let_go_of_output()
 
 
 class Repair:
@@ -175,6 +185,8 @@ class Repair:
     """
 
     def __init__(self, arguments: argparse.Namespace, urls: list[str]) -> None:
+        if arguments.fix in ("", STDIN):
+            raise UsageError("--fix needs a file or a folder: the report has standard output")
         for url in urls:
             if not can_reopen(url):
                 raise UsageError(
@@ -189,11 +201,10 @@ class Repair:
         if arguments.fix.endswith("/") or Path(arguments.fix).is_dir():
             self._targets = _targets(arguments.fix.rstrip("/"), urls)
             self._folder = None if scheme_of(arguments.fix) else Path(arguments.fix)
-        elif arguments.fix == STDIN:
-            raise UsageError("--fix needs a file: the report has standard output")
         if self._folder is None or self._folder.exists():
             for target in self._targets or [arguments.fix]:
-                open_target(target, overwrite=arguments.force).abort()  # else it would fail when all is read
+                if scheme_of(target) != "pipe":  # a command would see an empty shard
+                    open_target(target, overwrite=arguments.force).abort()  # else it would fail when all is read
 
     def write(self, plans: list[RepairPlan], rules: ValidationRules, printer: Printer, totals: Totals) -> int:
         """Writes them.

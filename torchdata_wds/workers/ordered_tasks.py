@@ -65,7 +65,9 @@ class _Numbered:
 
 def _value(result: tuple[Any, Exception | None] | str, number: int, count: int) -> Any:
     if isinstance(result, str):  # of a worker that has died
-        raise RuntimeError(f"item {number + 1:,} of {count:,} was lost: {result}")
+        raise RuntimeError(  # noqa: TRY004 - nothing is wrong with its type
+            f"item {number + 1:,} of {count:,} was lost: {result}"
+        )
     value, error = result
     if error is not None:
         raise error

@@ -139,7 +139,7 @@ def _join(workers: list[_Worker[Any]], seconds: float) -> None:
         worker.process.join(max(0.0, end - time.monotonic()))
 
 
-class _Terminated(BaseException):
+class _Terminated(KeyboardInterrupt):
     """The worker was told to end: no error that the work could take for its own."""
 
 
@@ -158,7 +158,7 @@ def _serve(line: Connection, work: Callable[[Item], str]) -> None:
             if item is None:
                 return
             line.send(work(item))
-    except (KeyboardInterrupt, _Terminated):
+    except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

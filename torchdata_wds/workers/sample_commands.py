@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import os
+import selectors
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, UnsafeDataError
@@ -25,11 +30,22 @@ from torchdata_wds.storage.command import ShellCommand, status_text
 
 __all__ = ["CommandResult", "SampleCommand"]
 
+logger = logging.getLogger(__name__)
+
 #: How much of a command's output is kept, in bytes: its end.
 KEPT_OUTPUT = 1 << 20
 
 #: How many samples for each place may be ahead of the one whose result is awaited.
 _AHEAD = 4
+
+_CHUNK = 1 << 16
+_MOST_IN_A_PIPE = 1 << 20  # the system's limit for what is read after a command's end
+
+# How often to look for a command's end: where the system does not tell of it, and where it does.
+_POLL_SECONDS = 0.02
+_LONG_SECONDS = 3600.0
+
+_REMOVALS = 3
 
 # A pipeline's earlier part that was stopped because a later one had read enough, as in `pipe:` commands.
 _SUCCESS = (0, 128 + signal.SIGPIPE)
@@ -54,7 +70,7 @@ class SampleCommand:
 
     It finds each in its working directory, as `write_folder` has it, and what is there when it ends is taken, as
     `read_folder` has it. It runs in bash with ``pipefail``, or in sh where there is no bash, with nothing to read on
-    standard input; whatever it leaves in the background is killed.
+    standard input; whatever it leaves in the background is killed, but for what has made a session of its own.
 
     Args:
         command: The command.
@@ -141,15 +157,14 @@ class SampleCommand:
 
     def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
         """Does one sample, in a thread of the pool."""
-        with tempfile.TemporaryDirectory(prefix="wds-proc-", dir=self._folder) as name:
+        with _temporary_folder(self._folder) as name:
             folder = Path(name)
             try:
                 write_folder(sample, folder)
             except SampleError as error:
                 return CommandResult(None, error=error)
-            # A file, not a pipe: nobody has to empty it, and no process that has left the group can hold us up.
-            with closing(running.start(self._arguments, name, tempfile.TemporaryFile())) as command:
-                failure = self._await(command.shell, sample)
+            with closing(running.start(self._arguments, name)) as command:
+                failure = self._await(command, sample)
                 output = command.output()
             if failure is not None and not self._ignore_failures:
                 return CommandResult(None, output, failure)
@@ -158,11 +173,11 @@ class SampleCommand:
             except SampleError as error:
                 return CommandResult(None, output, error)
 
-    def _await(self, command: ShellCommand, sample: Mapping[str, Any]) -> SampleError | None:
-        in_time = self._timeout is None or command.ends_within(self._timeout)
+    def _await(self, command: _Started, sample: Mapping[str, Any]) -> SampleError | None:
+        in_time = command.ends_within(math.inf if self._timeout is None else self._timeout)
         if not in_time:
-            command.kill()
-        status = command.wait()
+            command.shell.kill()
+        status = command.shell.wait()
         if not in_time:
             return _failure(sample, f"took longer than {self._timeout:g} s and was killed with all that it had started")
         return None if status in _SUCCESS else _failure(sample, f"failed with {status_text(status)}")
@@ -176,25 +191,87 @@ class SampleCommand:
         return made
 
 
-class _Started:
-    """A running command with the file that it writes to."""
+@contextlib.contextmanager
+def _temporary_folder(parent: str | None) -> Iterator[str]:
+    """A folder that is removed, whatever processes that have got away still write there."""
+    made = tempfile.TemporaryDirectory(prefix="wds-proc-", dir=parent, ignore_cleanup_errors=True)
+    try:
+        yield made.name
+    finally:
+        for _ in range(_REMOVALS):
+            made.cleanup()
+            if not os.path.lexists(made.name):
+                break
+        else:
+            logger.warning("cannot remove the folder %s: perhaps a command has left a process that writes", made.name)
 
-    def __init__(self, shell: ShellCommand, file: IO[bytes], running: _Running) -> None:
+
+class _Started:
+    """A running command, and the end of what it writes."""
+
+    def __init__(self, shell: ShellCommand, running: _Running) -> None:
         self.shell = shell
-        self._file = file
         self._running = running
+        self._kept = bytearray()
+        self._left_out = 0
+        # A process that has got away and holds the pipe open cannot hold us up.
+        os.set_blocking(shell.pipe.fileno(), False)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Reads on until the command has ended, and says whether that was in time; it is not yet reaped."""
+        last = time.monotonic() + seconds
+        with selectors.PollSelector() as selector, _end_of(self.shell.group) as end:
+            selector.register(self.shell.pipe, selectors.EVENT_READ)
+            if end is not None:
+                selector.register(end, selectors.EVENT_READ)
+            while (left := last - time.monotonic()) > 0:
+                found = selector.select(min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
+                ready = [key.fileobj for key, _ in found]
+                if self.shell.pipe in ready and not self._read():
+                    selector.unregister(self.shell.pipe)
+                if end in ready or (end is None and self.shell.ends_within(0)):
+                    return True
+        return False
+
+    def _read(self) -> bool:
+        """Takes a piece of what is there; whether there was any."""
+        data = self.shell.pipe.read(_CHUNK)
+        self._kept += data or b""
+        if len(self._kept) > 2 * KEPT_OUTPUT:
+            self._cut()
+        return bool(data)
+
+    def _cut(self) -> None:
+        surplus = max(0, len(self._kept) - KEPT_OUTPUT)
+        self._left_out += surplus
+        del self._kept[:surplus]
 
     def output(self) -> bytes:
-        """The end of what it has written so far."""
-        left_out = max(0, self._file.seek(0, os.SEEK_END) - KEPT_OUTPUT)
-        self._file.seek(left_out)
-        note = b"[%d bytes before this are left out]\n" % left_out if left_out else b""
-        return note + self._file.read(KEPT_OUTPUT)
+        """The end of what it has written, once it has ended."""
+        for _ in range(_MOST_IN_A_PIPE // _CHUNK):
+            if not self._read():
+                break
+        self._cut()
+        note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
+        return note + self._kept
 
     def close(self) -> None:
         """Kills the command if it still runs."""
         self._running.forget(self)
         self.shell.close()
+
+
+@contextlib.contextmanager
+def _end_of(process: int) -> Iterator[int | None]:
+    """A descriptor that can be read when a process has ended; None where the system has no such thing."""
+    descriptor = None
+    with contextlib.suppress(AttributeError, OSError):
+        descriptor = os.pidfd_open(process)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 class _Running:
@@ -205,18 +282,14 @@ class _Running:
         self._commands: set[_Started] = set()
         self._is_over = False
 
-    def start(self, arguments: list[str], folder: str, output: IO[bytes]) -> _Started:
-        """Starts a command whose output goes to a file, which is closed with it."""
-        try:
-            with self._lock:
-                if self._is_over:
-                    raise RuntimeError("the commands were told to stop")
-                started = _Started(_start(arguments, folder, output), output, self)
-                self._commands.add(started)
-                return started
-        except BaseException:
-            output.close()
-            raise
+    def start(self, arguments: list[str], folder: str) -> _Started:
+        """Starts a command."""
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("the commands were told to stop")
+            started = _Started(_start(arguments, folder), self)
+            self._commands.add(started)
+            return started
 
     def forget(self, command: _Started) -> None:
         """Takes a command out."""
@@ -231,22 +304,21 @@ class _Running:
                 command.shell.kill()
 
 
-def _start(arguments: list[str], folder: str, output: IO[bytes]) -> ShellCommand:
+def _start(arguments: list[str], folder: str) -> ShellCommand:
     try:
         process = subprocess.Popen(
             arguments,
             cwd=folder,
             bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=output,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
-    started = ShellCommand(process, output, "")
-    started.pipe.close()  # there is nothing to read
-    return started
+    assert process.stdout is not None
+    return ShellCommand(process, process.stdout, "")
 
 
 def _arguments(command: str, script: str | os.PathLike[str] | None) -> list[str]:

@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchdata_wds.format.printing import printable
+from torchdata_wds.format.index import index_url
+from torchdata_wds.format.printing import printable, shorten
 from torchdata_wds.storage import StorageOptions, list_targets, mask_url
 from torchdata_wds.storage.durability import sync_file, sync_folder
 from torchdata_wds.storage.rewriting import rewritten
@@ -36,6 +37,7 @@ __all__ = [
 ShardFunction = Callable[[str, str], Any]
 
 _SHOWN_LINES = 8
+_SHOWN_WIDTH = 1000
 _TRAILER = "\nThis exception is thrown by "  # torch adds the pipe with all its arguments
 _NOTHING = "the function has returned without writing the file that its second argument names"
 
@@ -176,12 +178,28 @@ def run_task(load: Callable[[], ShardFunction], task: ShardTask) -> str:
         if task.staging is None:
             load()(task.source, task.target)
             return "" if existing_targets([task.target]) else f"{_NOTHING}: {mask_url(task.target)} is not there"
+        if obstacle := _obstacle(task):
+            return obstacle
         with tempfile.TemporaryDirectory(dir=task.staging, ignore_cleanup_errors=True) as folder:
             made = Path(folder, Path(task.target).name)
             load()(task.source, str(made))
             return _published(made, task)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the function raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the function raises, asyncio's CancelledError too
         return error_text(error)
+
+
+def _obstacle(task: ShardTask) -> str:
+    """Why an output cannot have its name."""
+    target = Path(task.target)
+    if target.is_dir():
+        return f"{task.target!r} is a folder"
+    if task.overwrite or not os.path.lexists(target):
+        return ""
+    if not target.exists():
+        return f"{task.target!r} is a symbolic link that leads nowhere"
+    return f"{task.target!r} has come into existence meanwhile, by another program; it is left as it is"
 
 
 def _published(made: Path, task: ShardTask) -> str:
@@ -190,9 +208,10 @@ def _published(made: Path, task: ShardTask) -> str:
         others = sorted(path.name for path in made.parent.iterdir())
         found = f"it wrote {', '.join(map(repr, others[:3]))} instead" if others else "it wrote nothing there"
         return f"{_NOTHING}: {found}"
+    if obstacle := _obstacle(task):
+        return obstacle
     target = Path(task.target)
-    if not task.overwrite and os.path.lexists(target):
-        return f"{target} has come into existence meanwhile, by another program; it is left as it is"
+    Path(index_url(task.target)).unlink(missing_ok=True)  # that of an older output would lead nowhere
     companions = [path for path in made.parent.iterdir() if path.name.startswith(made.name + ".") and path.is_file()]
     for path in (*sorted(companions), made):
         with path.open("rb") as file:
@@ -211,4 +230,9 @@ def error_text(error: BaseException) -> str:
     """
     text = "".join(traceback.format_exception(error)).partition(_TRAILER)[0].rstrip()
     lines = [line for line in text.splitlines() if line.strip("^~ ")]
-    return "\n".join(printable(mask_text(line)) for line in lines[-_SHOWN_LINES:])
+    return "\n".join(map(_shown, lines[-_SHOWN_LINES:]))
+
+
+def _shown(line: str) -> str:
+    # cut before, or it would take long, and behind, lest the cut takes away what a secret is known by
+    return shorten(printable(mask_text(line[: 4 * _SHOWN_WIDTH])), _SHOWN_WIDTH)

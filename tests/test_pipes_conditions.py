@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from torchdata_wds.errors import DecodingError, SampleError, UnsafeDataError
 from torchdata_wds.pipes.conditions import Condition
@@ -89,7 +90,20 @@ def test_condition_is_told_when_a_text_is_long_and_almost_a_number() -> None:
     assert not Condition("txt<3").holds({"txt": b"1" * 200_000 + b"x"})
 
 
+def test_condition_raises_when_a_value_would_become_endless() -> None:
+    """What torch loads may hold itself, or one thing very often."""
+    itself: list[Any] = []
+    itself.append(itself)
+    often: Any = "x" * (1 << 20)
+    for _ in range(30):
+        often = [often, often]
+    for value in (itself, often):
+        with pytest.raises(SampleError, match="cannot be compared"):
+            Condition("pth=1").holds({"__key__": "k", "pth": value})
+
+
 def test_condition_takes_decoded_values_when_given() -> None:
     """Values that are no bytes are taken as they are."""
     assert Condition("cls>=3").holds({"cls": 3})
     assert Condition("json.a.1=x").holds({"json": {"a": ("w", "x")}})
+    assert Condition("pth.loss<0.6").holds({"pth": {"loss": torch.tensor(0.5)}})

@@ -86,7 +86,7 @@ def test_values_that_have_no_place_in_the_order_are_errors_that_name_it(kind: An
 
 
 @given(st.lists(st.text(max_size=5)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_text_is_ordered_by_code_points(texts: list[str]) -> None:
     """The bytes of UTF-8 have the order of the characters; keys are no different from fields."""
     by_field = SortKey("txt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import sys
 import tarfile
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def test_cat_writes_the_same_bytes_again(shards: list[str], tmp_path: Path) -> N
         (["-c", "99"], slice(None)),
         (["--skip", "6"], slice(6, None)),
         (["--skip", "99"], slice(99, None)),
+        (["--skip", "1", "-c", f"{sys.maxsize}"], slice(1, None)),
         (["--skip", "3", "-c", "5"], slice(3, 8)),
         (["--slice", "2:12:3"], slice(2, 12, 3)),
         (["--slice", "2:12", "--skip", "1", "-c", "20"], slice(3, 12)),
@@ -110,7 +112,7 @@ def test_cat_shuffles_alike_for_a_seed(shards: list[str]) -> None:
     assert keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", "7", "-p", "3")) == first
     others = {tuple(keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", str(seed)))) for seed in range(2)}
     assert len(others) == 2
-    orders = {tuple(keys(run_wds("cat", *shards, "--shuffle", "1", "--seed", str(seed)))) for seed in range(6)}
+    orders = {tuple(keys(run_wds("cat", *shards, "--shuffle", "1", "--seed", str(seed)))) for seed in range(3)}
     assert len(orders) > 1
     assert all(
         [key for key in order if key.startswith(start)] == [key for key in text_keys(SIZES) if key.startswith(start)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
 import os
 import signal
@@ -16,7 +18,7 @@ import pytest
 from tests.processes import in_child
 from tests.tool_kit import run_wds
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.tools import main, progress
+from torchdata_wds.tools import main, messages, progress
 from torchdata_wds.tools.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
 
 
@@ -71,23 +73,61 @@ def test_main_says_the_library_s_warnings_and_lets_go_of_its_logger(monkeypatch:
     assert logger.handlers == before
 
 
-def test_main_ends_tidily_when_it_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM unwinds the command, as Ctrl-C does; what it meant before is restored."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_main_ends_tidily_when_it_is_terminated(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal unwinds the command, as Ctrl-C does, and a second one does not disturb; then it means what it did."""
     tidied = []
 
     def wait(_: argparse.Namespace) -> int:
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             time.sleep(10)
         finally:
+            os.kill(os.getpid(), number)
             tidied.append(True)
         return 0
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with_command(monkeypatch, wait)
-    assert run_wds("try") == (143, b"", "")
+    assert run_wds("try") == (128 + number, b"", "")
     assert tidied
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_main_goes_on_when_a_closed_terminal_is_to_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is what nohup is for."""
+    monkeypatch.setattr(main, "_ENDING", (signal.SIGHUP,))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with_command(monkeypatch, lambda _: os.kill(os.getpid(), signal.SIGHUP) or 0)
+    try:
+        assert run_wds("try").status == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_main_refuses_when_standard_output_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be printed would be lost."""
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", errors)
+    assert main.main(["ls", "x.tar"]) == 1
+    assert "standard output is closed" in errors.getvalue()
+
+
+def test_main_says_what_it_can_when_nobody_reads_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of standard error that has gone away is no reason to stop, nor one of standard output."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    def speak(_: argparse.Namespace) -> int:
+        with contextlib.redirect_stderr(Gone()):
+            messages.say("one")
+        return 1
+
+    with_command(monkeypatch, speak)
+    assert run_wds("try").status == 1
 
 
 def test_main_leaves_forked_children_to_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:

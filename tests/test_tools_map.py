@@ -271,6 +271,17 @@ def test_map_numbers_outputs_and_reads_lists(here: Path) -> None:
     assert found == {"x-00.tar": "shard-000007.tar", "x-01.tar": "shard-000002.tar", "x-02.tar": "shard-000003.tar"}
 
 
+def test_map_takes_commands_from_a_list_only_when_allowed(here: Path) -> None:
+    """A list may be a stranger's."""
+    (here / "list.txt").write_text("pipe:cat shard-000007.tar\n")
+    command = ("map", f"{MODULE}:shout", "@list.txt", "-o", "{shard}.tar", "--workers", 0)
+    refused = run_wds(*command)
+    assert refused.status == 1
+    assert "--allow-pipe" in refused.err
+    assert run_wds(*command, "--allow-pipe") == (0, b"", "wds: 1 done, 0 failed, 0 skipped\n")
+    assert [sample["__key__"] for sample in read_samples(here / "0.tar")] == ["s7-00000", "s7-00001"]
+
+
 def test_map_names_each_shard_for_which_nothing_was_written(here: Path) -> None:
     """A function that has forgotten to write has failed."""
     result = run_wds("map", f"{MODULE}:nothing", "shard-00000[01].tar", "-o", "out/", "--workers", 0)

@@ -104,8 +104,9 @@ def test_pipelines_keep_every_sample_when_run_by_a_shell(tmp_path: Path) -> None
         "wds cat {urls} | head -c 1000 | wc -c",
         "wds tsv -f 'cls txt' {urls} | head -n 2 | wc -c",
         "wds cat {urls} | wds split -n 2 --max-shards 1 -o part",
+        "wds cat {urls} -o closed.tar <&- 2>&- && wds ls closed.tar | wc -l | grep 1600",
     ],
-    ids=["cat", "tsv", "split"],
+    ids=["cat", "tsv", "split", "closed"],
 )
 def test_output_that_nobody_reads_on_ends_the_program_quietly(line: str, tmp_path: Path) -> None:
     """With success, and without a word about the pipe."""

@@ -77,6 +77,15 @@ def test_show_is_content_when_damage_follows_what_it_shows(tmp_path: Path) -> No
     path.write_bytes(tar_bytes(text_samples("s", 11))[:-2000])
     done = run_wds("show", path)
     assert (done.text.count(str(path)), done.status, done.err) == (10, 0, "")
+    skipping = run_wds("show", "--errors", "skip", path)
+    assert (skipping.status, skipping.err) == (0, "")
+
+
+def test_show_reads_no_further_than_one_sample_when_the_rest_has_no_such_field(tmp_path: Path) -> None:
+    """That one is not looked for, and not counted."""
+    path = write_tar(tmp_path / "x.tar", [*text_samples("a", 10), *sample_members("b", jpg=b""), *text_samples("c", 1)])
+    done = run_wds("show", "-f", "txt", "--missing", "skip", path)
+    assert (done.status, done.err) == (0, "wds: these are the first 10 samples, and more follow: see --count\n")
 
 
 def test_show_cuts_and_chooses_when_asked(tmp_path: Path) -> None:

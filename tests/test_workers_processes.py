@@ -20,22 +20,23 @@ from tests.processes import children, is_alive, open_files, wait_until
 from torchdata_wds.workers.processes import run_in_processes
 
 
-@pytest.fixture(scope="module")
-def running() -> set[int]:
-    """The processes that are there before, found once: looking takes longer than many a test."""
-    return children(unreaped=True)
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """None that runs or waits to be reaped: once for all tests, since looking takes longer than most of them."""
+    running = children(unreaped=True)
+    yield
+    assert children(unreaped=True) == running
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(request: pytest.FixtureRequest, running: set[int]) -> Iterator[None]:
-    """No process and no file; multiprocessing's own helper for spawned processes stays."""
+def _no_file_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """But for that of multiprocessing's own helper for spawned processes, which stays."""
     if "spawn" in request.node.name:
         yield
         return
     before = open_files(collect=False)
     yield
     assert open_files(collect=False) <= before
-    assert children(unreaped=True) == running
 
 
 def run(work: Any, count: int, num_workers: int, **options: Any) -> dict[int, str]:

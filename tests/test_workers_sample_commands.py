@@ -42,22 +42,24 @@ def keys_of(result: CommandResult) -> list[str]:
     return [sample["__key__"] for sample in result.samples or ()]
 
 
-@pytest.fixture(scope="module")
-def running() -> set[int]:
-    """The processes that are there before, found once: looking takes longer than many a test."""
-    return children(unreaped=True)
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """None that runs or waits to be reaped: once for all tests, since looking takes longer than most of them."""
+    running = children(unreaped=True)
+    yield
+    assert children(unreaped=True) == running
 
 
 @pytest.fixture
-def folder(tmp_path: Path, running: set[int]) -> Iterator[Path]:
-    """Where samples have their folders: empty afterwards, with no process, thread or file left."""
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where samples have their folders: empty afterwards, with no thread or file left."""
     path = tmp_path / "temporary"
     path.mkdir()
     before, threads = open_files(collect=False), threading.active_count()
     yield path
     assert list(path.iterdir()) == []
     assert open_files(collect=False) <= before
-    assert (children(unreaped=True), threading.active_count()) == (running, threads)
+    assert threading.active_count() == threads
 
 
 def test_command_makes_new_samples_of_samples(folder: Path) -> None:

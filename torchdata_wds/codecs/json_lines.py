@@ -15,7 +15,7 @@ from torchdata_wds.codecs.summaries import guess_text
 from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.errors import UnsafeDataError
 
-__all__ = ["JsonBinary", "JsonLines", "StoredField"]
+__all__ = ["JsonBinary", "JsonLines", "StoredField", "unfold"]
 
 #: What becomes of values that JSON has not.
 JsonBinary = Literal["base64", "skip"]
@@ -108,15 +108,30 @@ def _plain(value: Any, field: str) -> Any:
     if codec is None and isinstance(value, bytes):
         text = guess_text(value, len(value))
         return value if text is None else text
-    return _Unfolding()(value) if codec is not None and codec.name in _FOLDED else value
+    return unfold(value) if codec is not None and codec.name in _FOLDED else value
+
+
+def unfold(value: Any) -> Any:
+    """Makes lists of tensors, and of containers that hold one thing many times, as files of torch and CBOR can.
+
+    Args:
+        value: What a codec gives.
+
+    Raises:
+        ValueError: if that takes more than 1 GiB, as even a small file can make it.
+        RecursionError: if it holds itself.
+        RuntimeError: if a tensor has no numbers.
+
+    Example:
+        >>> import torch
+        >>> unfold({"a": (torch.tensor([1, 2]), "b")})
+        {'a': [[1, 2], 'b']}
+    """
+    return _Unfolding()(value)
 
 
 class _Unfolding:
-    """Makes lists of tensors, and of containers that hold one thing many times, as files of torch and CBOR can.
-
-    Raises:
-        ValueError: if that becomes too much, as a small file can make it.
-    """
+    """Counts what is unfolded."""
 
     def __init__(self) -> None:
         self._room = DEFAULT_MAX_BYTES

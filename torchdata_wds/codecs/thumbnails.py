@@ -24,7 +24,7 @@ _LIGHT, _DARK = (255, 255, 255), (216, 216, 216)
 _QUALITY = 85
 # What can be reduced before its colours are converted, and how much larger the cheap first step leaves it.
 _SMOOTH = frozenset(["L", "RGB", "RGBA", "CMYK", "YCbCr"])
-_ROUGH = 1.5
+_ROUGH = 1.25
 
 
 class ImageView(NamedTuple):
@@ -76,7 +76,7 @@ def _is_smooth(image: ImageFile) -> bool:
 
 
 def _reduce(image: ImageFile, mode: str, max_size: int) -> Image:
-    """Makes a thumbnail in less time than training images are made: with JPEG's own reduction and whole pixels first."""
+    """Makes a thumbnail, sooner than images for training: by JPEG's own reduction and whole pixels first."""
     image.thumbnail((max_size, max_size), reducing_gap=_ROUGH)
     small, orientation = image.convert(mode), read_orientation(image)  # which Pillow has obeyed if it is a TIFF
     return small if orientation == 1 else to_pil(turn(np.asarray(small), orientation))

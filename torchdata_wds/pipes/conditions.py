@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchdata_wds.codecs.decoding import Decoder
+from torchdata_wds.codecs.json_lines import unfold
 from torchdata_wds.codecs.json_values import write_json
 from torchdata_wds.errors import SampleError
 from torchdata_wds.pipes.field_specs import name_sample
@@ -35,8 +36,8 @@ class Condition:
 
     The field is decoded by its name. Behind it, ``.name`` and ``.0`` go into what json, msgpack and cbor hold. Numbers
     are compared as numbers wherever both sides are (``07`` is 7), truth values and null as ``true``, ``false`` and
-    ``null``, all else as text by its code points, without blanks around it, lists and dicts as compact JSON. A number
-    and a text are unequal, and neither is smaller. A sample that has no such field or value does not meet the
+    ``null``, all else as text by its code points, without blanks around it, lists, tensors and dicts as compact JSON.
+    A number and a text are unequal, and neither is smaller. A sample that has no such field or value does not meet the
     condition, whatever it is.
 
     Args:
@@ -113,8 +114,8 @@ class Condition:
         try:
             if isinstance(value, bytes):
                 value = value.decode()
-            return value.strip() if isinstance(value, str) else write_json(value).decode()
-        except (TypeError, ValueError) as error:
+            return value.strip() if isinstance(value, str) else write_json(unfold(value)).decode()
+        except (TypeError, ValueError, RuntimeError) as error:
             name, place = name_sample(sample)
             raise SampleError(
                 f"{self.name!r} of {name} is neither text nor a number nor JSON, and cannot be compared with "

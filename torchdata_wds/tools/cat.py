@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             samples = _chosen(samples, choices, reader)
         if rng is not None:
             samples = shuffled(samples, rng, arguments.shuffle, arguments.shuffle)
-        end = None if arguments.count is None else arguments.skip + arguments.count
-        copy_samples(islice(samples, arguments.skip, end), output, reader)
+        # one after the other: their sum may be more than islice takes
+        copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
     tell_choices(choices)
     return reader.finish()
 

@@ -25,7 +25,7 @@ from torchdata_wds.format.printing import printable
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import Command, UsageError, positive_number
-from torchdata_wds.tools.inputs import list_inputs
+from torchdata_wds.tools.inputs import add_shards_argument, list_inputs
 from torchdata_wds.tools.messages import message_of, say
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.workers.ordered_tasks import map_in_order
@@ -35,12 +35,7 @@ __all__ = ["COMMAND"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``index``."""
-    parser.add_argument(
-        "shards",
-        nargs="+",
-        metavar="SHARDS",
-        help="paths and URLs with braces or globs, folders, '@list.txt' with one of these a line",
-    )
+    add_shards_argument(parser, required=True)
     parser.add_argument(
         "--keys", choices=("first_dot", "last_dot"), default="first_dot", help="where names are split (default: first)"
     )

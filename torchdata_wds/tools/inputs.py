@@ -25,7 +25,7 @@ from torchdata_wds.tools.command import range_of
 from torchdata_wds.tools.messages import message_of, say, tell_left_out
 from torchdata_wds.tools.progress import Progress
 
-__all__ = ["SampleReader", "add_input_arguments", "key_rule", "list_inputs"]
+__all__ = ["SampleReader", "add_input_arguments", "add_shards_argument", "key_rule", "list_inputs"]
 
 _SKIPPING = ("skip", "ignore")
 _PROGRESS_STEP = 64
@@ -39,12 +39,7 @@ def add_input_arguments(parser: argparse.ArgumentParser, *, slices: bool = True,
         slices: Whether samples can be chosen by number.
         errors: Whether to add ``--errors``.
     """
-    parser.add_argument(
-        "shards",
-        nargs="*",
-        metavar="SHARDS",
-        help="paths and URLs with braces or globs, folders, '-', '@list.txt' with one of these a line; none is stdin",
-    )
+    add_shards_argument(parser)
     group = parser.add_argument_group("input")
     if slices:
         group.add_argument("--slice", type=range_of, metavar="LO:HI:STEP", help="which samples of the whole stream")
@@ -70,9 +65,25 @@ def add_input_arguments(parser: argparse.ArgumentParser, *, slices: bool = True,
     group.add_argument(
         "--on-reappearing", choices=("error", "warn", "allow"), default="error", help="a key that comes back later"
     )
-    group.add_argument("--allow-pipe", action="store_true", help="let a list of shards (@list.txt) name commands")
     group.add_argument("--no-end-marker", action="store_true", help="take a shard without end marker as whole")
     group.add_argument("--concatenated", action="store_true", help="read on behind an end marker")
+
+
+def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Adds the arguments that `list_inputs` takes.
+
+    Args:
+        parser: The command's parser.
+        required: Whether there is no standard input to read where no shard is named.
+    """
+    parser.add_argument(
+        "shards",
+        nargs="+" if required else "*",
+        metavar="SHARDS",
+        help="paths and URLs with braces or globs, folders, '@list.txt' with one of these a line"
+        + ("" if required else ", '-'; none is standard input"),
+    )
+    parser.add_argument("--allow-pipe", action="store_true", help="let lists (@list.txt) name commands")
 
 
 def key_rule(text: str) -> KeyRule:

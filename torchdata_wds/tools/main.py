@@ -35,8 +35,9 @@ from torchdata_wds.tools.messages import PROGRAM, let_go_of_output, logged, mess
 __all__ = ["COMMANDS", "main"]
 
 WRONG_USE = 2  # as argparse has it
-INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C has ended
-TERMINATED = 143  # and of one that SIGTERM has
+SIGNALLED = 128  # a shell reports so much more than the signal that has ended a process
+INTERRUPTED = SIGNALLED + signal.SIGINT
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 COMMANDS: dict[str, Command] = {
     "ls": ls.COMMAND,
@@ -68,14 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments are 2, by SystemExit where argparse sees them. A reader of the output that has gone away ends the
         command quietly, with 0.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        _fill_standard_files()
+    if sys.stdout is None:
+        say("error: standard output is closed; send what is not wanted to /dev/null")
+        return 1
     chosen = _parser(next((word for word in arguments if not word.startswith("-")), "")).parse_args(arguments)
     try:
         with logged(), _ending_tidily():
             status = COMMANDS[chosen.command].run(chosen)
             sys.stdout.flush()
-    except _Terminated:
-        return TERMINATED
+    except _Terminated as ended:
+        return SIGNALLED + ended.number
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -89,12 +95,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM has come: everything is tidied up as after Ctrl-C."""
+    """SIGTERM or SIGHUP has come: everything is tidied up as after Ctrl-C.
+
+    Attributes:
+        number: That of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 @contextlib.contextmanager
 def _ending_tidily() -> Iterator[None]:
-    """Lets SIGTERM end this process by an exception; children that were forked end at once, as without it."""
+    """Lets signals end this process by an exception; children that were forked end at once, as without it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,15 +116,33 @@ def _ending_tidily() -> Iterator[None]:
 
     def end(number: int, _: object) -> None:
         if os.getpid() == owner:
-            raise _Terminated
+            signal.signal(number, signal.SIG_IGN)  # tidying up has begun
+            raise _Terminated(number)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    # nohup's are left alone
+    numbers = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _fill_standard_files() -> None:
+    """Opens what the caller has closed: a file of ours that got its number would be taken for it, by children too."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open
 
 
 def _fail(command: str, message: str, status: int) -> int:

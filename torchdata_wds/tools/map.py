@@ -17,7 +17,7 @@ from torchdata_wds.format.target_names import name_targets
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
 from torchdata_wds.tools.command import Command, UsageError, whole_number
-from torchdata_wds.tools.inputs import list_inputs
+from torchdata_wds.tools.inputs import add_shards_argument, list_inputs
 from torchdata_wds.tools.messages import say
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.workers.dask_tasks import run_on_dask
@@ -52,12 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a function of two names: of the shard to read, and of the file to write; its module is looked for in the "
         "current folder first",
     )
-    parser.add_argument(
-        "shards",
-        nargs="+",
-        metavar="SHARDS",
-        help="paths and URLs with braces or globs, folders, '@list.txt' with one of these a line",
-    )
+    add_shards_argument(parser, required=True)
     parser.add_argument(
         "-o",
         "--output",

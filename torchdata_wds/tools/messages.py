@@ -37,12 +37,15 @@ _WORDS = {
 def say(text: str, command: str = "") -> None:
     """Writes a message, whose names may be a stranger's: nothing in it moves the cursor.
 
+    That nobody reads messages any more is no reason to stop.
+
     Args:
         text: One line, or several.
         command: Which command it is from, for its last words.
     """
     lines = "\n".join(map(printable, text.split("\n")))
-    print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
 
 
 def tell_left_out(skipped: Counter[str]) -> None:

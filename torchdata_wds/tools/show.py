@@ -108,6 +108,8 @@ class Showing:
         self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
         self._count: int | None = arguments.count
         self._default = _PICTURES if kind else _TEXTS
+        # one sample more is looked at, unless the user has said where to end, or would be told what is lost behind it
+        self._looks_on = arguments.count is None and arguments.errors == "stop"
         self._is_more = False
         width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
         self._summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
@@ -120,15 +122,17 @@ class Showing:
             WdsError: at damage, unless it is to be skipped.
         """
         choose: Choose = dict if self._choices is None else self._choices.choose
+        is_over = False
         first = self._default if self._count is None else self._count
         with (
-            closing(taken(self._reader, choose, self._count)) as samples,
+            closing(taken(self._reader, lambda sample: sample if is_over else choose(sample), self._count)) as samples,
             closing(self._summarize.each(islice(samples, first), self._threads)) as summarized,
         ):
             for sample, fields in summarized:
                 self._damaged += sum(field.is_damaged for field in fields)
                 yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
-            if self._count is None:
+            is_over = True  # whatever fields the next one has, it is one
+            if self._looks_on:
                 with suppress(WdsError, OSError):  # what lies behind was not asked for
                     self._is_more = next(samples, None) is not None
 

@@ -93,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"stopped after {finished.shards:,} shards, as --max-shards asks for, without looking for more samples. "
             f"To go on: --start {finished.next_number} --slice {_rest(arguments.slice, read)}"
         )
+        if arguments.rekey is not None and "{key" not in arguments.rekey:
+            say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")
     _tell_older(finished)
     return reader.finish()
 

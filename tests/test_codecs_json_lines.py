@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 from typing import Any
@@ -70,7 +71,7 @@ VALUES = [
     ("msgpack", msgpack.packb({"a": 1}), {"a": 1}),
     ("cbor", cbor2.dumps({"a": [True]}), {"a": [True]}),
     ("wnid", b"n01440764", "n01440764"),
-    ("caption.gz", __import__("gzip").compress(b"text"), "text"),
+    ("caption.gz", gzip.compress(b"text", mtime=0), "text"),
     ("json", b"12345678901234567890123", 12345678901234567890123),
     ("txt", b"", ""),
     ("bin", b"", ""),

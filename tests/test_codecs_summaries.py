@@ -62,7 +62,7 @@ FIELDS = [
     ("pth", saved(torch.zeros(1).expand(1 << 36)), "tensor float32 (68719476736,)"),
     ("jpg", image("JPEG"), "JPEG image, RGB, 64 x 48"),
     ("seg.png", image("PNG", "L"), "PNG image, L, 64 x 48"),
-    ("png.gz", gzip.compress(image("PNG", "RGBA")), "PNG image, RGBA, 64 x 48"),
+    ("png.gz", gzip.compress(image("PNG", "RGBA"), mtime=0), "PNG image, RGBA, 64 x 48"),
     ("tif", image("TIFF", "CMYK"), "TIFF image, CMYK, 64 x 48"),
     ("pyd", b"cos\nsystem\n(S'exit'\ntR.", "a pickle, not loaded: it could run code"),
     ("mp4", b"\0\0\0\x20ftyp", "video"),

@@ -32,6 +32,12 @@ def test_choices_take_what_the_spec_says(spec: str, fields: list[str]) -> None:
     assert (chosen["__key__"], chosen["__url__"]) == ("a", "x.tar")
 
 
+def test_choices_make_a_field_of_the_key() -> None:
+    """Under a new name it is data like any other."""
+    chosen = FieldChoices("name=__key__").choose(SAMPLE)
+    assert chosen == {"__key__": "a", "__url__": "x.tar", "name": b"a"}
+
+
 def test_choices_make_rows_of_one_value_per_column() -> None:
     """Columns are called as in the spec, or by the new name."""
     choices = FieldChoices("jpg;png label=cls seg.* __key__ __url__")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import sys
 import tarfile
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def test_cat_writes_the_same_bytes_again(shards: list[str], tmp_path: Path) -> N
         (["-c", "99"], slice(None)),
         (["--skip", "6"], slice(6, None)),
         (["--skip", "99"], slice(99, None)),
-        (["--skip", "1", "-c", f"{sys.maxsize}"], slice(1, None)),
+        (["--skip", "1", "-c", "9" * 18], slice(1, None)),
         (["--skip", "3", "-c", "5"], slice(3, 8)),
         (["--slice", "2:12:3"], slice(2, 12, 3)),
         (["--slice", "2:12", "--skip", "1", "-c", "20"], slice(3, 12)),

@@ -226,6 +226,7 @@ def test_options_of_grouping_reach_the_reader(tmp_path: Path) -> None:
     assert read_samples(run_wds("copy", path).out)[0].keys() == {"__key__", "x.txt", "y.txt"}
     assert read_samples(run_wds("copy", path, "--keep-case").out)[0].keys() == {"__key__", "x.TXT", "y.txt"}
     assert keys_of(run_wds("copy", path, "--keys", r"(a)\.(.\..*)")) == ["a"]
+    assert "--rekey '#'" in run_wds("copy", path, "--keys", "last_dot").err
     assert keys_of(run_wds("copy", path, "--keys", "last_dot", "--rekey", "#")) == ["000000000", "000000001"]
     path = write_tar(tmp_path / "y.tar", [("a.txt", b"1"), ("a.txt", b"2"), ("b.txt", b""), ("a.txt", b"3")], end=b"")
     options = ["--on-duplicate", "last", "--on-reappearing", "allow", "--no-end-marker", "--rekey", "#"]

@@ -42,10 +42,15 @@ def test_main_exits_with_2_when_arguments_are_wrong(arguments: list[str]) -> Non
         (ShardOpenError("no shard"), 1, "wds try: error: no shard\n"),
         (RuntimeError("it\nThis exception is thrown by __iter__ of X()"), 1, "wds try: error: it\n"),
         (ShardOpenError("exists; overwrite=True does not ask"), 1, "wds try: error: exists; --force does not ask\n"),
+        (
+            MemoryError(),
+            1,
+            "wds try: error: not enough memory for what was asked, or for one sample\n",
+        ),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 0, ""),
     ],
-    ids=["usage", "ours", "torch", "words", "interrupted", "pipe"],
+    ids=["usage", "ours", "torch", "words", "memory", "interrupted", "pipe"],
 )
 def test_main_turns_exceptions_into_messages(
     error: BaseException, status: int, message: str, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +192,8 @@ def test_arguments_are_read_as_meant(kind: Callable[[str], Any], text: str, valu
     [
         (whole_number, "-1"),
         (whole_number, "²"),
+        (whole_number, "9" * 5000),
+        (range_of, "0:9223372036854775808"),
         (positive_number, "0"),
         (byte_size, "0"),
         (byte_size, "-5"),

@@ -41,7 +41,7 @@ class FieldChoices:
     Args:
         spec: Items separated by blanks. ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has,
             ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match.
-            ``__key__`` and ``__url__`` may be asked for by name, in tables.
+            ``__key__`` and ``__url__`` may be asked for by name in tables, and everywhere under a new name, as text.
         missing: What becomes of a sample in which an item finds nothing: ``"error"``; ``"skip"`` leaves the sample out;
             ``"empty"`` gives it an empty field.
 
@@ -122,7 +122,7 @@ class FieldChoices:
             found = [(name, sample[name]) for name in matching_fields(sample, choice.names)]
         else:
             name = find_field(sample, choice.names)
-            found = [] if name is None else [(choice.new or name, sample[name])]
+            found = [] if name is None else [(choice.new or name, _content(sample[name], choice.new))]
         if found:
             return found
         if self.missing == "error":
@@ -132,6 +132,11 @@ class FieldChoices:
             return None
         self.left_empty += 1
         return [] if choice.is_glob else [(choice.new or choice.names[0], _EMPTY)]
+
+
+def _content(value: Any, new: str | None) -> Any:
+    """A field's value; a key that becomes a field of its own is text in it."""
+    return value.encode() if new is not None and isinstance(value, str) else value
 
 
 def _parse(item: str) -> _Choice:

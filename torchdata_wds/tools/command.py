@@ -10,6 +10,7 @@ from typing import NamedTuple
 __all__ = ["Command", "UsageError", "byte_size", "positive_number", "range_of", "whole_number"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MOST_DIGITS = 18  # of sys.maxsize there are 19
 _SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?) ?([kmgt]?i?)b?", re.IGNORECASE)
 
 
@@ -39,9 +40,14 @@ def whole_number(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: if it is not.
     """
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, not {text!r}")
+    if not _is_number(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, not {text!r:.60}")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number that a count can have."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def positive_number(text: str) -> int:
@@ -75,7 +81,7 @@ def range_of(text: str) -> slice:
         argparse.ArgumentTypeError: if it is none: numbers count from the begin, since nobody knows where a stream ends.
     """
     parts = text.split(":")
-    if not 1 <= len(parts) <= 3 or not all(part == "" or (part.isascii() and part.isdecimal()) for part in parts):
+    if not 1 <= len(parts) <= 3 or not all(part == "" or _is_number(part) for part in parts):
         raise argparse.ArgumentTypeError(f"expected lo:hi:step in whole numbers, 0 or more, not {text!r}")
     low, high, step = ([int(part) if part else None for part in parts] + [None, None])[:3]
     if len(parts) == 1:

@@ -91,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(chosen.command, str(error), WRONG_USE)
     except (WdsError, OSError, ImportError, RuntimeError) as error:
         return _fail(chosen.command, message_of(error), 1)
+    except MemoryError:
+        return _fail(chosen.command, "not enough memory for what was asked, or for one sample", 1)
     return status
 
 
@@ -151,11 +153,12 @@ def _fail(command: str, message: str, status: int) -> int:
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
-    """Makes the parser, with the arguments of the command that is wanted: those of all would take longer."""
+    """Makes the parser, of the command that is wanted alone where there is such a one: all take longer."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Tools for WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
+    shown = {wanted: COMMANDS[wanted]} if wanted in COMMANDS else COMMANDS
+    for name, command in shown.items():
         added = commands.add_parser(
             name,
             help=command.summary,
@@ -163,8 +166,7 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
             epilog=_epilog(command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == wanted:
-            command.add_arguments(added)
+        command.add_arguments(added)
     return parser
 
 

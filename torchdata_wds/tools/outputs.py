@@ -102,10 +102,12 @@ class SampleOutput:
             sample = self._rekey(sample, self.count)
         try:
             self._writer.write(sample)
-        except ReappearingKeyError as error:
+        except SampleError as error:
+            if type(error) is not ReappearingKeyError and (type(error) is not SampleError or error.field is not None):
+                raise
             said = str(error).removesuffix(".")
-            raise ReappearingKeyError(
-                f"{said}. New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep both.", **_place(error)
+            raise type(error)(
+                f"{said}. New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep such samples.", **_place(error)
             ) from error
         self.count += 1
 
@@ -152,7 +154,7 @@ class Rekeying:
         try:
             places = [name for _, name, _, _ in string.Formatter().parse(self._pattern) if name is not None]
             self._pattern.format(number=0, key="a", shard="x")
-        except (ValueError, LookupError, AttributeError) as error:
+        except (ValueError, LookupError, AttributeError, OverflowError, MemoryError) as error:
             raise UsageError(f"--rekey {pattern!r} is no pattern of keys: {error}") from error
         if not set(places) <= set(_PLACES) or {"number", "key"}.isdisjoint(places):
             raise UsageError(f"--rekey {pattern!r} needs {{number}} or {{key}}, and takes {{shard}} besides")

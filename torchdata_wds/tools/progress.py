@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -61,7 +62,8 @@ class Progress:
 
     def _show(self) -> None:
         total = "" if self.total is None else f" of {self.total:,}"
-        print(f"{self.done:,}{total} {self.what}", file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # nobody reads messages any more
+            print(f"{self.done:,}{total} {self.what}", file=sys.stderr, flush=True)
 
 
 def _bar(what: str, total: int | None) -> Any:

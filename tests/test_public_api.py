@@ -147,26 +147,26 @@ def test_floors_are_all_known() -> None:
     assert {floor_of(path) for path in FILES} == set(FLOORS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_imports_point_down(path: Path) -> None:
+def test_imports_point_down() -> None:
     """A floor imports itself and what lies below; only the tools may use the package's own names."""
-    here = floor_of(path)
-    for name in imports_of(path):
-        package, *parts = name.split(".")
-        if package != "torchdata_wds":
-            continue
-        there = parts[0] if parts[0] in FLOORS else ""
-        assert there == here or there in FLOORS[here], f"{here or 'the package'} imports {name}"
+    for path in FILES:
+        here = floor_of(path)
+        for name in imports_of(path):
+            package, *parts = name.split(".")
+            if package != "torchdata_wds":
+                continue
+            there = parts[0] if parts[0] in FLOORS else ""
+            assert there == here or there in FLOORS[here], f"{path.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_torch_is_imported_only_where_it_may_be(path: Path) -> None:
+def test_torch_is_imported_only_where_it_may_be() -> None:
     """The lower floors need no torch, and torchdata is imported in one file."""
-    roots = {name.split(".")[0] for name in imports_of(path)}
-    if floor_of(path) in WITHOUT_TORCH:
-        assert not roots & {"torch", "torchdata"}
-    if path != ROOT / "workers" / "service.py":
-        assert "torchdata" not in roots
+    for path in FILES:
+        roots = {name.split(".")[0] for name in imports_of(path)}
+        if floor_of(path) in WITHOUT_TORCH:
+            assert not roots & {"torch", "torchdata"}, path
+        if path != ROOT / "workers" / "service.py":
+            assert "torchdata" not in roots, path
 
 
 def test_torch_is_imported_by_codecs_only_when_needed() -> None:
@@ -178,16 +178,16 @@ def test_torch_is_imported_by_codecs_only_when_needed() -> None:
             assert not [name for name in names if name.split(".")[0] == "torch"], path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_only_tools_print_and_only_environment_reads_the_environment(path: Path) -> None:
+def test_only_tools_print_and_only_environment_reads_the_environment() -> None:
     """Everything else logs, and every variable is listed in environment.py."""
-    nodes = list(ast.walk(tree_of(path)))
-    if floor_of(path) != "tools":
-        calls = [dotted(node.func) for node in nodes if isinstance(node, ast.Call)]
-        assert not {"print", "sys.stdout.write", "sys.stderr.write"} & set(calls)
-    if floor_of(path) != "environment":
-        names = {dotted(node) for node in nodes} | set(imports_of(path))
-        assert not {"os.environ", "os.environb", "os.getenv", "os.putenv"} & names
+    for path in FILES:
+        nodes = list(ast.walk(tree_of(path)))
+        if floor_of(path) != "tools":
+            calls = [dotted(node.func) for node in nodes if isinstance(node, ast.Call)]
+            assert not {"print", "sys.stdout.write", "sys.stderr.write"} & set(calls), path
+        if floor_of(path) != "environment":
+            names = {dotted(node) for node in nodes} | set(imports_of(path))
+            assert not {"os.environ", "os.environb", "os.getenv", "os.putenv"} & names, path
 
 
 def test_files_have_names_that_say_something() -> None:

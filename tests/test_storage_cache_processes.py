@@ -165,7 +165,8 @@ def test_nothing_wrong_is_served_when_processes_are_killed_while_they_download(
         assert not path.exists() or path.read_bytes() == data
         assert read(str(tmp_path), url) == digest(data)
         assert server.requests[f"/{number}.tar"] <= 2
-    assert len(list(tmp_path.iterdir())) == kills
+    # a process that dies when its copy is finished may leave the lock of it
+    assert len([path for path in tmp_path.iterdir() if path.suffix != ".lock"]) == kills
 
 
 @pytest.mark.slow

@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections.abc
 import doctest
 import importlib
+import io
 import pickle
 import pkgutil
 from typing import Any
 
 import pytest
+from torch.utils.data.datapipes.utils.common import StreamWrapper
 
 from torchdata_wds import codecs
 from torchdata_wds.codecs import Decoder, decode_sample, handle_extension, image_decoder
@@ -51,6 +53,15 @@ def test_decoder_leaves_values_when_they_are_no_bytes() -> None:
     assert Decoder(fail)(once) == once
     value = object()
     assert Decoder("rgb8")({"jpg": value})["jpg"] is value
+
+
+@pytest.mark.parametrize("wrap", [io.BytesIO, lambda data: StreamWrapper(io.BytesIO(data))])
+def test_decoder_reads_and_closes_streams_when_values_are_open(wrap: Any) -> None:
+    """Torchdata's own readers leave streams in samples, under names with a dot."""
+    stream = wrap(b"7")
+    result = Decoder()({".cls": stream, ".bin": wrap(b"raw")})
+    assert result == {".cls": 7, ".bin": b"raw"}
+    assert stream.closed
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])

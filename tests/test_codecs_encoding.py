@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import os
 import pickle
 import re
@@ -33,6 +34,7 @@ import zstandard
 from torchdata_wds.codecs import CODECS, IMAGE_SPECS, Decoder, Encoder, decode_sample, encode_sample
 from torchdata_wds.codecs import suffixes as suffix_module
 from torchdata_wds.codecs.failures import describe_value
+from torchdata_wds.codecs.notices import note_once
 from torchdata_wds.codecs.optional import MissingPackageError
 from torchdata_wds.errors import EncodingError, SampleError
 from torchdata_wds.storage import open_compressor
@@ -404,6 +406,27 @@ def test_json_is_compact_and_plain_when_written() -> None:
     assert decode("json", encode("json", '{"a": 1}')) == '{"a": 1}'
     assert encode("json", float("nan")) == b"NaN"
     assert encode("json", collections.OrderedDict(a=1)) == b'{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [((1, 2), "tuple"), ({"a": [{"b": ("x",)}]}, "tuple"), (float("nan"), "NaN"), ({"a": [-math.inf]}, "NaN")],
+)
+def test_json_warns_once_when_others_would_read_something_else(
+    value: Any, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tuple reads back as a list, and NaN is not JSON: both are written, and one line says so."""
+    note_once.cache_clear()
+    encode("json", value)
+    encode("json", value)
+    assert [word in record.message for record in caplog.records] == [True]
+
+
+def test_json_is_silent_when_everything_reads_back_equal(caplog: pytest.LogCaptureFixture) -> None:
+    """A str that says NaN is a str."""
+    note_once.cache_clear()
+    encode("json", {"a": ["NaN", "Infinity", 1.5, None], "NaN": np.arange(3)})
+    assert not caplog.records
 
 
 def test_json_is_ascii_when_it_holds_lone_surrogates() -> None:

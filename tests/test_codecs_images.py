@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 import webdataset.autodecode
 from PIL import Image
 
-from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder, jpegs
+from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder, image_files, jpegs
 from torchdata_wds.errors import DecodingError
 
 from .shards import jpeg_bytes
@@ -135,12 +136,36 @@ def test_spec_decodes_each_image_field_when_given(field: str) -> None:
 
 
 @pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JPEG2000"])
 def test_spec_decodes_each_format_when_written_by_pillow(form: str) -> None:
     """The formats behind the image extensions are read."""
     source = smooth((40, 30))
     value = decode(encoded(source, form), "rgb8", "image")
     assert np.abs(value.astype(int) - np.asarray(source)).mean() < 12
+
+
+def test_spec_decodes_the_first_frame_when_an_image_moves() -> None:
+    """Of an animated GIF the first frame is the image; an icon is its largest size."""
+    frames = [Image.new("RGB", (4, 3), colour) for colour in ("red", "blue")]
+    moving = decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), "rgb8", "gif")
+    assert (moving.shape, moving[0, 0].tolist()) == ((3, 4, 3), [255, 0, 0])
+    icon = encoded(Image.new("RGBA", (32, 32), "blue"), "ICO", sizes=[(16, 16), (32, 32)])
+    assert decode(icon, "rgba8", "ico")[0, 0].tolist() == [0, 0, 255, 255]
+    assert decode(icon, "pil", "ico").size == (32, 32)
+
+
+def test_spec_refuses_a_format_when_pillow_is_too_old_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Pillow without AVIF says that it cannot identify the file; other images are read as before."""
+    data = encoded(picture(), "AVIF")
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    monkeypatch.setitem(sys.modules, "PIL.AvifImagePlugin", None)
+    image_files._pillow.cache_clear()
+    try:
+        with pytest.raises(DecodingError, match="cannot identify"):
+            decode(data, "rgb8", "avif")
+        assert decode(encoded(picture()), "rgb8").shape == (5, 7, 3)
+    finally:
+        image_files._pillow.cache_clear()
 
 
 def test_spec_leaves_other_fields_when_given() -> None:

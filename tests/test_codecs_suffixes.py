@@ -102,8 +102,8 @@ def test_suffix_stops_early_when_the_data_is_a_bomb(suffix: str) -> None:
         decode(suffix, COMPRESS[suffix](bytes(20_000_000)), max_bytes=1000)
 
 
-def test_user_decoder_sees_both_names_when_a_member_is_compressed() -> None:
-    """A user's function is asked for the whole name first, then for the rest with the decompressed bytes."""
+def test_user_decoder_sees_the_decompressed_field_when_a_member_is_compressed() -> None:
+    """A function gets the data and the name without the suffix; only an extension that names it gets the bytes."""
     seen = []
 
     def note(key: str, data: bytes) -> None:
@@ -111,7 +111,10 @@ def test_user_decoder_sees_both_names_when_a_member_is_compressed() -> None:
 
     packed = gzip.compress(b"[1]")
     assert decode("a.json.gz", packed, note) == [1]
-    assert seen == [(".a.json.gz", packed), (".a.json", b"[1]")]
+    assert seen == [(".a.json", b"[1]")]
+    seen.clear()
+    assert decode("a.bin.gz.xz", lzma.compress(gzip.compress(b"x")), note) == b"x"
+    assert seen == [(".a.bin", b"x")]
     assert decode("json.gz", packed, handle_extension("json", len)) == 3
     assert decode("json.gz", packed, handle_extension("json.gz", len)) == len(packed)
     assert decode("json.gz", packed, handle_extension("gz", len)) == len(packed)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from torchdata_wds.codecs import Decoder, decode_sample
+from torchdata_wds.codecs.notices import note_once
 from torchdata_wds.errors import DecodingError
 
 
@@ -95,3 +96,19 @@ def test_integer_raises_when_no_decimal_number(data: bytes) -> None:
 def test_decode_int_reads_when_a_byte_order_mark_is_anywhere_around(data: bytes) -> None:
     """Blanks, newlines and byte order marks may stand on both sides of the number."""
     assert decode_sample({"cls": data}) == {"cls": 7}
+
+
+@pytest.mark.parametrize("field", ["class", "count", "left.class"])
+def test_class_stays_bytes_with_one_warning_when_it_is_a_word(field: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers are numbers, words stay as they are, as webdataset leaves both."""
+    note_once.cache_clear()
+    decoder = Decoder()
+    assert [decoder({field: data})[field] for data in (b"7", b"dog", b" 8\n", b"1.5")] == [7, b"dog", 8, b"1.5"]
+    assert ["handle_extension" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("field", ["cls", "index", "id"])
+def test_number_raises_when_it_is_a_word(field: str) -> None:
+    """The other integer fields hold numbers or are damaged."""
+    with pytest.raises(DecodingError):
+        Decoder()({field: b"dog"})

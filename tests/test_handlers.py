@@ -42,6 +42,18 @@ def test_handlers_answer_and_count(handler: Any, answer: bool) -> None:
     assert handlers.handled == {f"{handler.__name__}/ValueError": 1}
 
 
+@pytest.mark.parametrize("handler", ALL)
+@pytest.mark.parametrize("cause", [MemoryError(), ImportError("no package")])
+def test_keep_going_raises_when_the_process_is_to_blame(handler: Any, cause: Exception) -> None:
+    """Too little memory and a missing package are never skipped, also as the cause of another error."""
+    wrapped = errors.DecodingError("field")
+    wrapped.__cause__ = cause
+    for error in (cause, wrapped):
+        with pytest.raises(type(error)) as caught:
+            keep_going(handler, error, Counter())
+        assert caught.value is error
+
+
 def test_reraise_exception_raises_the_same_object() -> None:
     """The exception comes out as it went in."""
     error = errors.ShardFormatError("cut", shard="x.tar")

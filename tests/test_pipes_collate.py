@@ -16,6 +16,7 @@ from torch.utils.data import DataChunk, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import wds_collate
+from torchdata_wds.codecs.notices import note_once
 
 Point = namedtuple("Point", "x y")
 
@@ -280,3 +281,30 @@ def test_wds_collate_keeps_masked_arrays_when_stacking_would_lose_their_mask() -
     column = wds_collate(arrays)
     assert isinstance(column, list)
     assert [array.mask.tolist() for array in column] == [[False, True]] * 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "word"),
+    [
+        ([(b"\xff\xd8\xff\xe0", 1)], "not decoded"),
+        ([(b"7", 1)], "not decoded"),
+        ([{"json": b"{}"}], "'json'"),
+        ([(IMAGE, 1)], "PIL images"),
+    ],
+)
+def test_collate_warns_once_when_a_column_was_probably_meant_to_be_a_tensor(
+    samples: list[Any], word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A forgotten decode or conversion is told at the batch, not by the model."""
+    note_once.cache_clear()
+    wds_collate(samples)
+    wds_collate(samples)
+    assert [word in record.message for record in caplog.records] == [True]
+
+
+def test_collate_is_silent_when_columns_are_what_they_seem(caplog: pytest.LogCaptureFixture) -> None:
+    """Texts, dicts, raw bytes and decoded values stay lists without a word."""
+    note_once.cache_clear()
+    wds_collate([{"txt": "a", "json": {}, "bin": b"\0", "cls": 7}])
+    wds_collate([("a", b"", b"\0raw", np.zeros(3))])
+    assert not caplog.records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
-from tests.shards import jpeg_bytes
+from tests.shards import jpeg_bytes, write_tar
 from torchdata_wds import (
     DecodingError,
     UnsafeDataError,
@@ -25,6 +26,7 @@ from torchdata_wds import (
     ignore_and_stop,
     image_decoder,
 )
+from torchdata_wds.codecs.notices import note_once
 
 
 def sample(key: str, **fields: bytes) -> dict[str, Any]:
@@ -188,3 +190,31 @@ def test_wds_decode_pickles_before_and_after_it_has_decoded() -> None:
         (found,) = copy
         assert torch.equal(found["jpg"], expected[0]["jpg"])
         assert (found["bin"], found["cls"]) == (1, b"7")
+
+
+def test_wds_decode_warns_once_when_only_names_no_field(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelled name leaves everything bytes, and one line says which fields there are."""
+    note_once.cache_clear()
+    assert decoded(only="jpgg") == GOOD
+    assert decoded(only="jpgg") == GOOD
+    (record,) = caplog.records
+    assert "jpgg" in record.message
+    assert "cls" in record.message
+
+
+def test_wds_decode_is_silent_when_only_names_a_field_by_a_glob(caplog: pytest.LogCaptureFixture) -> None:
+    """Globs name fields too, and an empty list names none on purpose."""
+    note_once.cache_clear()
+    assert decoded(only="c*")["cls"] == 7
+    assert decoded(only=[]) == GOOD
+    assert not caplog.records
+
+
+def test_wds_decode_decodes_when_the_samples_are_torchdatas_own(tmp_path: Path) -> None:
+    """`.load_from_tar().webdataset()` yields open streams, which are read."""
+    import torchdata.datapipes.iter  # noqa: F401
+
+    write_tar(tmp_path / "x.tar", [("a.cls", b"7"), ("a.txt", b"cat")])
+    pipe = IterableWrapper([str(tmp_path / "x.tar")]).open_files("rb").load_from_tar().webdataset().wds_decode()
+    (sample,) = pipe
+    assert (sample[".cls"], sample[".txt"]) == (7, "cat")

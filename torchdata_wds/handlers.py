@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 #: How often each of the five handlers has met each exception type in this process, by "handler/exception type".
 handled: Counter[str] = Counter()
 
+_NEVER_SKIPPED = (ImportError, MemoryError)
 _WARNED_IN_FULL = 10
 _warned: Counter[tuple[str, str]] = Counter()
 
@@ -94,12 +95,12 @@ def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) ->
         True to skip the item and go on, False to end the stream.
 
     Raises:
-        Exception: the one given, where a missing package is its cause: no item could work, and skipping them all
-            would be silent loss of data.
+        Exception: the one given, where a missing package or a lack of memory is its cause: no item could work, or
+            another would on another machine, and skipping would be silent loss of data.
         TypeError: if the handler answers anything but True or False: a handler that forgets its ``return`` would
             otherwise end the stream without a word.
     """
-    if isinstance(exception, ImportError) or isinstance(exception.__cause__, ImportError):
+    if isinstance(exception, _NEVER_SKIPPED) or isinstance(exception.__cause__, _NEVER_SKIPPED):
         raise exception
     answer = handler(exception)
     if not isinstance(answer, bool):

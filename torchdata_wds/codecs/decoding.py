@@ -9,9 +9,10 @@ from torchdata_wds.codecs.caching import Planner
 from torchdata_wds.codecs.failures import StepFailedError, describe_failure
 from torchdata_wds.codecs.image_specs import IMAGE_SPECS
 from torchdata_wds.codecs.images import ImageDecoder
-from torchdata_wds.codecs.matching import matches, parse_extensions
+from torchdata_wds.codecs.matching import is_named, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions
-from torchdata_wds.codecs.plans import Plan, UserDecoder, make_plan, split_suffix
+from torchdata_wds.codecs.plans import Plan, UserDecoder, make_plan
+from torchdata_wds.codecs.streams import as_data
 from torchdata_wds.format.names import is_metadata
 
 __all__ = ["Decoder", "DecoderLike", "decode_sample"]
@@ -30,15 +31,18 @@ _DEFAULTS: dict[str, Any] = {
 class Decoder(Planner[Plan | None]):
     """Turns a sample of bytes into a new sample of values.
 
-    A field is offered to the user's decoders in their order; then a compression suffix (``gz bz2 xz zst``) is taken
-    off and the decompressed bytes are offered again under the rest of the name; then the image spec and the table of
-    types decide by the last part of the name. What nobody takes stays bytes. Names like ``__key__`` and values that
-    are no bytes (decoded before) are left alone. A decoder pickles when the user's functions do.
+    A compression suffix (``gz bz2 xz zst``) is removed first, and the data decompressed; only a
+    ``handle_extension("nii.gz", fn)`` that names the suffix gets the compressed bytes. Then the field is offered to the
+    user's decoders in their order, and then the image spec and the table of types decide by the last part of the name.
+    A field that none of them takes stays bytes. Names like ``__key__`` and values that are not bytes (decoded before)
+    are left alone; open streams, as torchdata's own ``.webdataset()`` yields, are read and closed. A decoder pickles
+    when the user's functions do.
 
     Args:
         *decoders: Image specs such as ``"pil"`` or ``"torchrgb8"``; functions ``(key, data) -> value``, with None to
             pass and the key as ``".seg.png"``; and what ``handle_extension`` and ``image_decoder`` make.
-        only: The fields to decode, as ``"jpg cls"`` or a list; by their name or its last parts. None for all.
+        only: The fields to decode, as ``"jpg cls"`` or a list. Each is the whole name of a field, or a glob:
+            ``"*.cls"`` names ``left.cls``. None for all.
         allow_pickle: Whether pickle fields may be loaded, which runs code that the shard chooses.
         exif_transpose: Whether images are turned as their EXIF orientation says.
         errors: What text fields do with bytes that are not UTF-8, as in ``bytes.decode``.
@@ -88,11 +92,13 @@ class Decoder(Planner[Plan | None]):
         result = dict(sample)
         plans = self._plans
         for field, value in sample.items():
-            kind = type(value)
-            if kind is not bytes:
-                if kind is str or not isinstance(value, BYTES_TYPES):
+            if type(value) is not bytes:
+                data = as_data(value)
+                if data is None:
                     continue
-                value = bytes(value)
+                if not isinstance(value, BYTES_TYPES):
+                    result[field] = data  # what was a stream is bytes from here on, decoded or not
+                value = data
             try:
                 plan = plans[field]
             except KeyError:
@@ -123,7 +129,7 @@ class Decoder(Planner[Plan | None]):
     def _is_selected(self, field: str) -> bool:
         if is_metadata(field):
             return False
-        return self.only is None or matches(field, self.only) or matches(split_suffix(field)[0], self.only)
+        return self.only is None or is_named(field, self.only)
 
 
 def decode_sample(

@@ -52,8 +52,8 @@ class FileFormat:
 
 
 _FORMATS = {
-    "jpg jpeg": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True, max_side=65500),
-    "png img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", True, True),
+    "jpg jpeg jpe jfif": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True, max_side=65500),
+    "png apng img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", True, True),
     "webp": FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", True, True, max_side=16383),
     "bmp": FileFormat("BMP", "1 L P RGB"),
     "tif tiff": FileFormat("TIFF", "1 L LA P PA RGB RGBA CMYK LAB", "L"),
@@ -106,6 +106,15 @@ def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat)
         image = Image.fromarray(pixels)
     _check_mode(image.mode, file_format)
     return _write(image, exif, file_format, options)
+
+
+def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Refuses an image of a format that is only read: what it wrote would not read back equal.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
 
 
 #: Extension -> the encoder of its images.

@@ -6,6 +6,7 @@ import functools
 import io
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -15,21 +16,26 @@ if TYPE_CHECKING:
 __all__ = ["open_image", "parse_orientation", "read_orientation"]
 
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
-_FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF")
+_FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
 _ORIENTATION = 0x0112
 
 
 def open_image(data: bytes) -> ImageFile:
     """Opens an image file of one of the accepted formats; reads its header only."""
-    return cast("ImageFile", _pillow().open(io.BytesIO(data), formats=_FORMATS))
+    pillow, formats = _pillow()
+    return cast("ImageFile", pillow.open(io.BytesIO(data), formats=formats))
 
 
 @functools.cache
-def _pillow() -> Any:
+def _pillow() -> tuple[Any, tuple[str, ...]]:
+    """Pillow's module of images, and the accepted formats that this Pillow reads: an old one has no AVIF."""
     import PIL.Image
-    from PIL import TiffImagePlugin, WebPImagePlugin  # noqa: F401  importing them registers them
+    from PIL import IcoImagePlugin, Jpeg2KImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (registers them)
 
-    return PIL.Image
+    PIL.Image.preinit()
+    with suppress(ImportError):
+        from PIL import AvifImagePlugin  # noqa: F401
+    return PIL.Image, tuple(name for name in _FORMATS if name in PIL.Image.OPEN)
 
 
 def read_orientation(image: Image) -> int:
@@ -41,7 +47,7 @@ def parse_orientation(exif: bytes) -> int:
     """Reads the orientation of EXIF data, as ``read_orientation`` does of a file."""
 
     def parse() -> Any:
-        parsed = _pillow().Exif()
+        parsed = _pillow()[0].Exif()
         parsed.load(exif)
         return parsed
 

@@ -9,7 +9,10 @@ from typing import Literal
 __all__ = ["IMAGE_FIELDS", "IMAGE_SPECS", "ImageSpec", "parse_image_spec"]
 
 #: The extensions that hold images.
-IMAGE_FIELDS = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff", "img", "image")
+IMAGE_FIELDS = (
+    *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff"),
+    *("gif", "avif", "jp2", "j2k", "ico", "img", "image"),
+)
 
 Container = Literal["numpy", "torch", "pil"]
 

@@ -95,11 +95,13 @@ def _from_floats(pixels: Pixels) -> Pixels:
     wide = np.float64 if pixels.dtype.itemsize == 8 else np.float32
     for start in range(0, len(pixels), rows):
         part = pixels[start : start + rows]
-        if not (part.min() >= 0 and part.max() <= 1):  # NaN neither
+        scaled = np.multiply(part, 255, dtype=wide)
+        np.rint(scaled, out=scaled)
+        # What rounds to a pixel's value is one: normalizing and undoing it leaves 1.0000001. NaN fails both tests.
+        if not (scaled.min() >= 0 and scaled.max() <= 255):
             raise ValueError(
                 f"floats must be finite and in 0..1, but these go from {pixels.min()} to {pixels.max()}; divide them "
                 "by 255 if they go to 255, or clip them"
             )
-        scaled = np.multiply(part, 255, dtype=wide)
-        result[start : start + rows] = np.rint(scaled, out=scaled)
+        result[start : start + rows] = scaled
     return result

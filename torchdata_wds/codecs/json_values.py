@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchdata_wds.codecs.failures import describe_value
+from torchdata_wds.codecs.notices import note_once
 
 __all__ = ["write_json"]
 
@@ -36,10 +37,23 @@ def write_json(value: Any) -> bytes:
     if isinstance(value, _CONTAINERS):
         _check(value, 1)
     text = _write(value)
+    if "NaN" in text or "Infinity" in text:
+        _note_nan(value)
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
         return _write_surrogates(value, text)
+
+
+def _note_nan(value: Any) -> None:
+    """Warns about numbers that are not JSON; a str may hold the same words."""
+    try:
+        _write_strict(value)
+    except ValueError:
+        note_once(
+            "a json field holds NaN or Infinity: Python reads them back, but they are not JSON, and other readers "
+            "(JavaScript, jq, orjson) refuse the field. Write None instead, or name the field msgpack or cbor"
+        )
 
 
 def _write_surrogates(value: Any, text: str) -> bytes:
@@ -52,6 +66,11 @@ def _check(container: Any, depth: int) -> None:
     """Looks at what json does not look at: keys that it would make str of, and the depth."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep, or contains itself")
+    if isinstance(container, tuple):
+        note_once(
+            "a json field holds a tuple, which JSON writes as a list: it reads back as a list. Name the field pyd to "
+            "keep tuples"
+        )
     if isinstance(container, dict):
         if not _STR.issuperset(map(type, container)):
             _check_keys(container)
@@ -89,4 +108,5 @@ def _to_plain(value: Any) -> Any:
 
 # One encoder each: json.dumps makes a new one at every call.
 _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_to_plain).encode
+_write_strict = json.JSONEncoder(allow_nan=False, default=_to_plain).encode
 _write_ascii = json.JSONEncoder(separators=(",", ":"), default=_to_plain).encode

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["ExtensionDecoder", "handle_extension", "matches", "parse_extensions"]
+__all__ = ["ExtensionDecoder", "handle_extension", "is_named", "matches", "parse_extensions"]
 
 
 class ExtensionDecoder:
@@ -66,6 +67,17 @@ def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, .
         raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
     names = (word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
     return tuple(name for name in names if name)
+
+
+def is_named(field: str, names: Iterable[str]) -> bool:
+    """Returns whether a field has one of the names, which may be globs, in any case and without its leading dot.
+
+    Example:
+        >>> [is_named(field, ["png", "*.cls"]) for field in ("png", "PNG", "seg.png", "left.cls")]
+        [True, True, False, True]
+    """
+    lowered = field.lower().removeprefix(".")
+    return any(fnmatch.fnmatchcase(lowered, name) for name in names)
 
 
 def matches(field: str, extensions: Iterable[str]) -> bool:

@@ -44,8 +44,8 @@ def make_plan(
         last: Plan | None = _plan_suffix(suffix, make_plan(inner, decoders, image, options), options)
     else:
         last = _plan_type(field, image, options)
-    # what can be ruled out by the name alone is not asked for each sample
-    asked = [decoder for decoder in decoders if _may_take(decoder, field)]
+    # Decoders that the name alone rules out are not called for each sample.
+    asked = [decoder for decoder in decoders if _may_take(decoder, field, suffix)]
     return _plan_users("." + field, asked, last) if asked else last
 
 
@@ -56,9 +56,11 @@ def split_suffix(field: str) -> tuple[str, str]:
     return (inner, suffix) if suffix in SUFFIXES else (field, "")
 
 
-def _may_take(decoder: UserDecoder, field: str) -> bool:
+def _may_take(decoder: UserDecoder, field: str, suffix: str) -> bool:
     if isinstance(decoder, ExtensionDecoder):
         return matches(field, decoder.extensions)
+    if suffix:
+        return False  # a plain function sees the decompressed data, under the rest of the name
     return not isinstance(decoder, ImageDecoder) or matches(field, IMAGE_FIELDS)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdata_wds.codecs.arrays import decode_npy, decode_npz, encode_npy, encode_npz
-from torchdata_wds.codecs.image_encoding import IMAGE_ENCODERS
+from torchdata_wds.codecs.image_encoding import IMAGE_ENCODERS, refuse_image
+from torchdata_wds.codecs.image_specs import IMAGE_FIELDS
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.codecs.pickles import decode_pickle, encode_pickle
 from torchdata_wds.codecs.records import (
@@ -20,7 +21,7 @@ from torchdata_wds.codecs.records import (
 )
 from torchdata_wds.codecs.tenbin import decode_tenbin, encode_tenbin
 from torchdata_wds.codecs.tensors import decode_torch, encode_torch
-from torchdata_wds.codecs.text import decode_int, decode_text, encode_int, encode_text
+from torchdata_wds.codecs.text import decode_int, decode_int_or_word, decode_text, encode_int, encode_text
 
 __all__ = ["CODECS", "Codec", "find_codec"]
 
@@ -44,7 +45,8 @@ class Codec:
 
 _ROWS = (
     Codec("text", "txt text transcript", decode_text, encode_text),
-    Codec("an integer", "cls cls2 class count index inx id", decode_int, encode_int),
+    Codec("an integer", "cls cls2 index inx id", decode_int, encode_int),
+    Codec("an integer", "class count", decode_int_or_word, encode_int),
     Codec("json", "json jsn", decode_json, encode_json),
     Codec("npy", "npy", decode_npy, encode_npy),
     Codec("npz", "npz", decode_npz, encode_npz),
@@ -53,7 +55,7 @@ _ROWS = (
     Codec("msgpack", "mp msg msgpack", decode_msgpack, encode_msgpack),
     Codec("cbor", "cbor", decode_cbor, encode_cbor),
     Codec("pickle", "pyd pkl pickle", decode_pickle, encode_pickle),
-    *(Codec("an image", field, encode=encode) for field, encode in IMAGE_ENCODERS.items()),
+    *(Codec("an image", field, encode=IMAGE_ENCODERS.get(field, refuse_image)) for field in IMAGE_FIELDS),
 )
 
 #: Extension -> its codec.

@@ -6,9 +6,10 @@ import operator
 import re
 from typing import Any
 
+from torchdata_wds.codecs.notices import note_once
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
-__all__ = ["decode_int", "decode_text", "encode_int", "encode_text", "without_bom"]
+__all__ = ["decode_int", "decode_int_or_word", "decode_text", "encode_int", "encode_text", "without_bom"]
 
 _BOM = b"\xef\xbb\xbf"
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
@@ -36,6 +37,21 @@ def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
     if not _INTEGER.fullmatch(digits):
         raise ValueError("expected a decimal integer, such as 7 or -1")
     return int(digits)
+
+
+def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
+    """Decodes a number as `decode_int` does, and leaves anything else as bytes, with one warning.
+
+    For ``class`` and ``count``, which webdataset does not decode: some data sets keep words in them.
+    """
+    try:
+        return decode_int(data, options)
+    except ValueError:
+        note_once(
+            "a field class or count does not hold a number, and stays bytes. For str give "
+            ".wds_decode(handle_extension('class count', bytes.decode))"
+        )
+        return data
 
 
 def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001

@@ -29,7 +29,10 @@ __all__ = [
 Layout = Literal["auto", "members", "dash", "base64", "obelics"]
 
 # As the codecs have them; a test compares. JPEG first: images are mostly stored re-encoded.
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", *("ppm", "pgm", "pbm", "pnm", "bmp", "tif", "tiff", "img", "image"))
+IMAGE_EXTENSIONS = (
+    *("jpg", "jpeg", "png", "webp", "gif", "avif", "ppm", "pgm", "pbm", "pnm", "bmp", "tif", "tiff"),
+    *("jpe", "jfif", "apng", "jp2", "j2k", "ico", "img", "image"),
+)
 
 #: What MMC4's form has besides what an image's ``info`` and a document's ``metadata`` keep.
 INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataChunk, IterDataPipe
 
+from torchdata_wds.codecs.notices import note_once
+from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.pipes.base import WdsPipe, register
 
 __all__ = ["SampleUnbatcherIterDataPipe", "stack_in", "wds_collate"]
@@ -19,6 +21,9 @@ Lend = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]] | None]
 
 # Below this many bytes a column is copied faster than memory is found for it.
 _LARGE = 1 << 16
+
+# What files of images and arrays begin with: as bytes in a batch, they were probably meant to be decoded.
+_FILES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\x93NUMPY", b"BM")
 
 _lend: Lend | None = None
 
@@ -37,8 +42,8 @@ def wds_collate(samples: Sequence[Any]) -> Any:
     """Collates a list of tuples or samples into a tuple or dict of columns, for ``.batch(n).collate(wds_collate)``.
 
     Tensors and arrays of equal shape and dtype, and numbers, are stacked; everything else (strings, dicts, images,
-    arrays of unequal shape) stays a list. Stacked batches cross from a worker to the main process many times faster
-    than lists of tensors.
+    arrays of unequal shape) stays a list, with one warning for bytes that look undecoded and for PIL images. Stacked
+    batches cross from a worker to the main process many times faster than lists of tensors.
 
     Args:
         samples: Tuples of one length, or dicts of the same keys, or single values.
@@ -65,7 +70,7 @@ def wds_collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
             raise ValueError(f"samples of one batch have different fields: {_different(samples)}. {_CURE}")
-        return {field: _column([sample[field] for sample in samples]) for field in first}
+        return {field: _column([sample[field] for sample in samples], field) for field in first}
     if isinstance(first, (tuple, list)):
         if any(not isinstance(sample, (tuple, list)) or len(sample) != len(first) for sample in samples):
             raise ValueError(f"tuples of one batch have different lengths: {_different(samples)}")
@@ -87,7 +92,7 @@ def _kind(sample: Any) -> str:
     return str(len(sample)) if isinstance(sample, (tuple, list)) else type(sample).__name__
 
 
-def _column(values: list[Any]) -> Any:
+def _column(values: list[Any], field: str = "") -> Any:
     first = values[0]
     if isinstance(first, torch.Tensor):
         if all(_is_like(value, first, torch.Tensor) for value in values):
@@ -97,7 +102,28 @@ def _column(values: list[Any]) -> Any:
             return _stack_arrays(values)
     elif isinstance(first, numbers.Real):
         return _numbers(values)
+    elif isinstance(first, bytes):
+        if first.startswith(_FILES) or first.isdigit() or _is_decoded(field):
+            _note_bytes(field)
+    elif type(first).__module__.partition(".")[0] == "PIL":
+        note_once(
+            "wds_collate got PIL images, which stay a list: for one tensor decode with .wds_decode('torchrgb8') and "
+            "make the images one size, or convert them with .wds_map_tuple(function, None) before .batch()"
+        )
     return values
+
+
+def _is_decoded(field: str) -> bool:
+    codec = find_codec(field)
+    return codec is not None and codec.decode is not None
+
+
+def _note_bytes(field: str) -> None:
+    column = f"field {field!r}" if field else "a column"
+    note_once(
+        f"wds_collate got bytes that were not decoded in {column}, which stay a list: put .wds_decode() before "
+        ".batch(), unless the trainer decodes them"
+    )
 
 
 def _is_like(value: Any, first: Any, kind: Any) -> bool:

@@ -8,6 +8,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.codecs import Decoder
+from torchdata_wds.codecs.matching import is_named
+from torchdata_wds.codecs.notices import note_once
+from torchdata_wds.format.names import is_metadata
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.field_specs import expect_sample
@@ -20,15 +23,17 @@ __all__ = ["SampleDecoderIterDataPipe"]
 class SampleDecoderIterDataPipe(ItemMapper):
     """Decodes the fields of samples (functional name: ``wds_decode``).
 
-    Order and metadata (``__key__``, ``__url__``) are kept; values that are no bytes any more are left alone, so that
-    two stages may follow each other. An item, for the handler, is a sample.
+    Order and metadata (``__key__``, ``__url__``) are kept; values that are not bytes any more are left alone, so that
+    two stages may follow each other. Compressed fields (``txt.gz``) are decompressed first. The handler is called once
+    per sample that does not decode.
 
     Args:
         source_datapipe: Yields samples.
         *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``
             that get the field with a leading dot and return None to pass, as `handle_extension` and
             `image_decoder` make them. Functions are asked first, in their order.
-        only: Which fields to decode: a list, or one str separated by blanks; None decodes all.
+        only: Which fields to decode: a list, or one str separated by blanks. Each is a whole name (``"png"`` is not
+            ``seg.png``) or a glob (``"*.png"``); None decodes all. A warning says so where a sample has none of them.
         allow_pickle: Whether pickles may be loaded, which can run any code.
         exif_transpose: Whether images are turned upright by their EXIF orientation.
         errors: What text that is no UTF-8 does: ``"strict"``, ``"replace"`` or another of Python's error handlers.
@@ -68,9 +73,23 @@ class SampleDecoderIterDataPipe(ItemMapper):
         self.allow_pickle = allow_pickle
         self.exif_transpose = exif_transpose
         self.errors = errors
+        self._is_unsure = only is not None
 
     def apply(self, item: Any) -> dict[str, Any]:
         """Decodes one sample."""
         if not isinstance(item, dict):
             expect_sample(item, "wds_decode")
+        if self._is_unsure:
+            self._check_only(item)
         return self._decode(item)
+
+    def _check_only(self, sample: dict[str, Any]) -> None:
+        """Warns where `only` names no field of the first sample: it is probably misspelled."""
+        self._is_unsure = False
+        fields = [field for field in sample if not is_metadata(field)]
+        names = self._decode.only or ()
+        if names and not any(is_named(field, names) for field in fields):
+            note_once(
+                f"wds_decode(only={self.only!r}) names none of the fields of sample {sample.get('__key__')!r}, which "
+                f"has {', '.join(sorted(fields))}: they stay bytes. Names are whole fields, or globs such as '*.png'"
+            )

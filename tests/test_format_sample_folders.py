@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def test_folder_gives_the_sample_back_when_nobody_touches_it(key: str, tmp_path:
     """Also with odd keys and fields: each is what it was."""
     sample = {**SAMPLE, "__key__": key, ".jpg": b"1", "JPG": b"2", "a b;$(x)": b"", "ü": b"4", "-rf": b"5"}
     write_folder(sample, tmp_path)
-    assert read_folder(tmp_path, sample) == [sample]
+    assert read_folder(tmp_path, sample) == ([sample], [])
 
 
 @pytest.mark.parametrize(
@@ -69,17 +71,18 @@ def test_write_folder_says_which_file_when_the_system_fails(tmp_path: Path) -> N
 
 
 def test_read_folder_takes_what_is_there(tmp_path: Path) -> None:
-    """Deleted fields vanish, new ones appear, changed ones change; other files are nobody's."""
+    """Deleted fields vanish, new ones appear, changed ones change; other files are listed."""
     sample = written(tmp_path)
     (tmp_path / "sample.cls").unlink()
     (tmp_path / "sample.jpg").write_bytes(b"other")
     (tmp_path / "sample.new.txt").write_bytes(b"new")
-    for name in ("sample", "sample.", "samples.txt", ".sample.txt", "other.txt"):
+    others = [".sample.txt", "Sample.txt", "other.txt", "sample", "sample-.txt", "sample-1", "sample.", "samples.txt"]
+    for name in others:
         (tmp_path / name).write_bytes(b"no field")
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    assert read_folder(tmp_path, sample) == [
-        {"__key__": "d/a", "__url__": "x.tar", "jpg": b"other", "new.txt": b"new", "seg.png": b"\0\xff"}
-    ]
+    assert read_folder(tmp_path, sample) == (
+        [{"__key__": "d/a", "__url__": "x.tar", "jpg": b"other", "new.txt": b"new", "seg.png": b"\0\xff"}],
+        others,
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_read_folder_takes_the_key_from_its_file(told: bytes | None, key: str, t
         (tmp_path / "sample.__key__").unlink()
     else:
         (tmp_path / "sample.__key__").write_bytes(told)
-    assert [found["__key__"] for found in read_folder(tmp_path, sample)] == [key]
+    assert [found["__key__"] for found in read_folder(tmp_path, sample).samples] == [key]
 
 
 @pytest.mark.parametrize("keeps_key", [True, False])
@@ -103,7 +106,7 @@ def test_read_folder_gives_nothing_when_no_field_is_left(keeps_key: bool, tmp_pa
         if not (keeps_key and path.name == "sample.__key__"):
             path.unlink()
     (tmp_path / "empty").mkdir()
-    assert read_folder(tmp_path, sample) == []
+    assert read_folder(tmp_path, sample) == ([], [])
 
 
 def test_read_folder_makes_a_sample_of_each_subfolder(tmp_path: Path) -> None:
@@ -118,14 +121,66 @@ def test_read_folder_makes_a_sample_of_each_subfolder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for field, data in fields.items():
             (tmp_path / name / f"sample.{field}").write_bytes(data)
-    (tmp_path / "1" / "scratch").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "1")
-    assert read_folder(tmp_path, sample) == [
-        sample,
-        {"__key__": "d/a/1", "__url__": "x.tar", "cls": b"1", "txt": b"1"},
-        {"__key__": "d/a/2", "__url__": "x.tar", "txt": b"2"},
-        {"__key__": "own/key", "__url__": "x.tar", "txt": b"3"},
+    (tmp_path / "1" / "empty").mkdir()
+    assert read_folder(tmp_path, sample) == (
+        [
+            sample,
+            {"__key__": "d/a/1", "__url__": "x.tar", "cls": b"1", "txt": b"1"},
+            {"__key__": "d/a/2", "__url__": "x.tar", "txt": b"2"},
+            {"__key__": "own/key", "__url__": "x.tar", "txt": b"3"},
+        ],
+        [],
+    )
+
+
+def test_read_folder_makes_a_sample_of_each_number(tmp_path: Path) -> None:
+    """As tarp and tarproc name them: in the order of the numbers, with gaps, names instead, and in subfolders."""
+    (tmp_path / "sub").mkdir()
+    for name in ("10.txt", "2.seg.png", "2.txt", "b.txt", "a.__key__", "a.txt", "000001.txt"):
+        (tmp_path / f"sample-{name}").write_text(name)
+    (tmp_path / "sub" / "sample-7.txt").touch()
+    (tmp_path / "sub" / "sample.txt").touch()
+    content = read_folder(tmp_path, {"__key__": "d/k"})
+    assert [(made["__key__"], sorted(made)[1:]) for made in content.samples] == [
+        ("d/k/000001", ["txt"]),
+        ("d/k/2", ["seg.png", "txt"]),
+        ("d/k/10", ["txt"]),
+        ("a.__key__", ["txt"]),
+        ("d/k/b", ["txt"]),
+        ("d/k/sub", ["txt"]),
+        ("d/k/sub/7", ["txt"]),
     ]
+    assert content.others == []
+
+
+def bind(path: Path) -> None:
+    """Makes a socket, by a name that is short enough."""
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+        made.bind(path.name)
+
+
+@pytest.mark.parametrize("place", ["", "sub/", "sub/deeper/", "sub/deeper/sample.d/"])
+def test_read_folder_lists_what_belongs_to_no_sample(place: str, tmp_path: Path) -> None:
+    """At every depth, whatever it is: links are not followed."""
+    folder = tmp_path / place
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in {"a": Path.touch, "fifo": os.mkfifo, "socket": bind, "link": link, "z": dangle}.items():
+        make(folder / name)  # type: ignore[operator]
+    (folder / "folder").symlink_to("/etc")
+    assert sorted(read_folder(tmp_path, {"__key__": "k"}).others) == [
+        f"{place}{name}" for name in ("a", "fifo", "folder", "link", "socket", "z")
+    ]
+
+
+def test_read_folder_lists_keys_without_fields_and_samples_that_lie_too_deep(tmp_path: Path) -> None:
+    """They would be lost otherwise; the folder's own key is ours."""
+    sample = written(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("sample-1.__key__", "a/sample.__key__", "a/b/sample.txt"):
+        (tmp_path / name).touch()
+    content = read_folder(tmp_path, sample)
+    assert content.samples == [sample]
+    assert content.others == ["sample-1.__key__", "a/sample.__key__", "a/b/sample.txt"]
 
 
 def link(path: Path) -> None:
@@ -142,10 +197,13 @@ def dangle(path: Path) -> None:
         ("sample.x", link, "symbolic link"),
         ("sample.x", dangle, "symbolic link"),
         ("sample.x", Path.mkdir, "folder"),
-        ("sample.x", os.mkfifo, "a device or a pipe"),
+        ("sample.x", os.mkfifo, "a device, a pipe or a socket"),
         ("sub/sample.x", link, "symbolic link"),
         ("sample.__url__", Path.touch, "metadata"),
         ("sub/sample.__x__", Path.touch, "metadata"),
+        ("sample-1.x", link, "symbolic link"),
+        ("sub/sample-1.x", Path.mkdir, "folder"),
+        ("sample-1.__x__", Path.touch, "metadata"),
     ],
 )
 def test_read_folder_refuses_what_is_no_field(
@@ -173,12 +231,13 @@ def test_read_folder_reads_a_file_to_its_size(tmp_path: Path, monkeypatch: pytes
         return status
 
     monkeypatch.setattr("torchdata_wds.format.sample_folders.os.fstat", grow)
-    assert read_folder(tmp_path, sample)[0]["jpg"] == b"image"
+    assert read_folder(tmp_path, sample).samples[0]["jpg"] == b"image"
     assert (tmp_path / "sample.jpg").read_bytes() == b"image and more"
 
 
 @pytest.mark.parametrize(
-    ("make", "error"), [(link, "cannot be read: Too many levels of symbolic links"), (os.mkfifo, "no regular file any")]
+    ("make", "error"),
+    [(link, "cannot be read: Too many levels of symbolic links"), (os.mkfifo, "no longer a regular file")],
 )
 def test_read_folder_is_not_fooled_when_a_file_is_swapped(
     make: Callable[[Path], object], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +246,7 @@ def test_read_folder_is_not_fooled_when_a_file_is_swapped(
     sample = written(tmp_path)
     (tmp_path / "sample.jpg").unlink()
     make(tmp_path / "sample.jpg")
-    monkeypatch.setattr("torchdata_wds.format.sample_folders._check_regular", lambda *_: None)
+    monkeypatch.setattr("torchdata_wds.format.sample_folders._check_file", lambda *_: None)
     with pytest.raises(SampleError, match=error):
         read_folder(tmp_path, sample)
 
@@ -204,13 +263,13 @@ def test_read_folder_refuses_a_key_that_is_no_text(tmp_path: Path) -> None:
     """It says what it found."""
     sample = written(tmp_path)
     (tmp_path / "sample.__key__").write_bytes(b"\xff\xfe")
-    with pytest.raises(SampleError, match=r"no UTF-8 text: b'\\xff\\xfe'"):
+    with pytest.raises(SampleError, match=r"not UTF-8 text: b'\\xff\\xfe'"):
         read_folder(tmp_path, sample)
 
 
 def test_read_folder_refuses_a_folder_that_is_gone(tmp_path: Path) -> None:
     """A command that has deleted its folder has not meant to leave the sample out."""
-    with pytest.raises(SampleError, match="has no folder any more"):
+    with pytest.raises(SampleError, match="no longer has its folder"):
         read_folder(tmp_path / "no", SAMPLE)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.format.target_names import name_targets
+from torchdata_wds.format.target_names import is_target_pattern, name_targets
 
 URLS = ["a/x-0.tar", "file:///b/x%201.TAR.GZ", "https://host/d/v1.2-x.tgz?token=abc", "s3://bucket/y", "/c/z.tar.bz2"]
 
@@ -22,6 +22,7 @@ URLS = ["a/x-0.tar", "file:///b/x%201.TAR.GZ", "https://host/d/v1.2-x.tgz?token=
         ),
         ("/", ["/x-0.tar", "/x 1.TAR.GZ", "/v1.2-x.tgz", "/y", "/z.tar.bz2"]),
         ("o/{name}.tar", ["o/x-0.tar", "o/x 1.tar", "o/v1.2-x.tar", "o/y.tar", "o/z.tar"]),
+        ("{shard}/", ["0/x-0.tar", "1/x 1.TAR.GZ", "2/v1.2-x.tgz", "3/y", "4/z.tar.bz2"]),
         ("{shard}.{name}", ["0.x-0", "1.x 1", "2.v1.2-x", "3.y", "4.z"]),
         ("{shard:03d}/{shard:2}", ["000/ 0", "001/ 1", "002/ 2", "003/ 3", "004/ 4"]),
     ],
@@ -36,6 +37,22 @@ def test_name_targets_takes_an_existing_folder(tmp_path: Path) -> None:
     assert name_targets(["a/x.tar"], str(tmp_path)) == [f"{tmp_path}/x.tar"]
     assert name_targets(["a/x.tar"], f"file:{tmp_path}") == [f"file:{tmp_path}/x.tar"]
     assert name_targets(["a/x.tar"], f"{tmp_path}/new") == [f"{tmp_path}/new"]
+    (tmp_path / "{odd}").mkdir()
+    assert name_targets(["a/x.tar"], f"{tmp_path}/{{odd}}") == [f"{tmp_path}/{{odd}}/x.tar"]
+
+
+def test_name_targets_may_replace_inputs_in_place_when_asked() -> None:
+    """Each its own, and never another's."""
+    assert name_targets(["a/x.tar", "a/y.tar"], "a/", in_place=True) == ["a/x.tar", "a/y.tar"]
+    with pytest.raises(ShardListError, match="would replace the input"):
+        name_targets(["x-1.tar", "x-0.tar"], "x-{shard}.tar", in_place=True)
+
+
+def test_is_target_pattern_sees_folders_and_braces(tmp_path: Path) -> None:
+    """Commands and standard output take braces for their own."""
+    patterns = ("out/", str(tmp_path), f"file:{tmp_path}", "s3://b/o/", "{name}", "a{shard:06d}b", "{unknown}", "{}")
+    assert all(map(is_target_pattern, patterns))
+    assert not any(map(is_target_pattern, ("x.tar", "-", "", "a}b{", "pipe:xargs -I{} cp {} out/")))
 
 
 def test_name_targets_takes_base_names_as_they_are() -> None:
@@ -65,6 +82,10 @@ def test_name_targets_takes_base_names_as_they_are() -> None:
         (["https://host/?x=1"], "o/", "no base name"),
         (["x.tar"], "o/{key}.tar", "unknown place {key}: there are {name}"),
         (["x.tar"], "o/{name:06d}.tar", "unknown place"),
+        (["x.tar"], "o/{name!r}.tar", "unknown place"),
+        (["x.tar"], "o/{}.tar", "unknown place {}"),
+        (["x.tar"], "o/{0..3}.tar", r"unknown place {0\.\.3}"),
+        (["x.tar"], "o/{key}/", "unknown place {key}"),
         (["x.tar"], "o/{shard:09999999999999999999d}", "unknown place"),
         (["x.tar"], "-", "outputs are files"),
         (["x.tar"], "pipe:cat > {name}", "outputs are files"),

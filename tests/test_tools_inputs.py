@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from tests.servers import serve_folder
 from tests.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from tests.tool_kit import Result, read_samples, run_wds
 from torchdata_wds.tools import main
-from torchdata_wds.tools.command import Command, UsageError
+from torchdata_wds.tools.command import Command, Part, UsageError, part_number
 from torchdata_wds.tools.fields import add_field_arguments, field_choices, tell_choices
-from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
+from torchdata_wds.tools.inputs import SampleReader, add_input_arguments, part_of
 from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_not_terminal, copy_samples, rekeyed
 
 SIZES = (3, 0, 4)
@@ -332,3 +333,129 @@ def test_rekey_is_refused_when_keys_would_be_one_or_none(pattern: str, shards: l
     """Nothing is read."""
     done = run_wds("copy", shards[0], "--rekey", pattern)
     assert (done.status, done.out) == (2, b"")
+
+
+# -------------------------------------------------------------------------------------------------------------- --part
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 5, 7, 100])
+def test_parts_have_every_shard_once_in_order(total: int) -> None:
+    """Whatever their number: the parts one after the other are the list, and their lengths differ by one at most."""
+    urls = [f"{number}.tar" for number in range(7)]
+    parts = [part_of(urls, Part(number, total)) for number in range(total)]
+    assert [url for part in parts for url in part] == urls
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_part_is_taken_of_all_listed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of patterns and lists together, in every command that reads many shards."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (1, 1, 1, 1, 1))
+    (tmp_path / "list.txt").write_text("shard-00000[34].tar\n")
+    shards = ("shard-{000000..000002}.tar", "@list.txt", "--part")
+    kept = [
+        [sample["__key__"] for part in range(3) for sample in read_samples(run_wds(*command, *shards, f"{part}/3").out)]
+        for command in (("cat",), ("sort",), ("proc", "-c", "true"))
+    ]
+    assert kept == [[f"s{number}-00000" for number in range(5)]] * 3
+    listed = [
+        json.loads(line)["__key__"]
+        for part in range(3)
+        for line in run_wds("json", *shards, f"{part}/3").out.splitlines()
+    ]
+    assert listed == kept[0]
+
+
+def test_part_has_success_when_it_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parts than shards are no failure: an archive without samples, or nothing to do."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (1, 1))
+    (tmp_path / "part_functions.py").write_text("def touch(source, target):\n    open(target, 'w').close()\n")
+    for command in (
+        ("cat", "shard-*.tar", "-o", "cat.tar"),
+        ("sort", "shard-*.tar", "-o", "sort.tar"),
+        ("proc", "-c", "true", "shard-*.tar", "-o", "proc.tar"),
+        ("proc", "-c", "true", "shard-*.tar", "-o", "out/"),
+        ("map", "part_functions:touch", "shard-*.tar", "-o", "out/"),
+        ("validate", "shard-*.tar"),
+        ("validate", "shard-*.tar", "--fix", "out/"),
+        ("index", "shard-*.tar"),
+        ("split", "shard-*.tar", "-o", "split"),
+        ("ls", "shard-*.tar"),
+        ("json", "shard-*.tar"),
+        ("tsv", "-f", "cls", "shard-*.tar"),
+    ):
+        done = run_wds(*command, "--part", "0/3")
+        assert done.status == 0, (command, done.err)
+        assert "part 0/3 has none of the 2 shards: nothing to do" in done.err
+    assert sorted(path.name for path in tmp_path.glob("*.tar") if "shard" not in path.name) == [
+        "cat.tar",
+        "proc.tar",
+        "sort.tar",
+    ]
+    assert read_samples(tmp_path / "cat.tar") == []
+
+
+def test_parts_of_repaired_shards_have_numbers_among_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``proc`` and ``map``."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (1, 1, 1))
+    assert run_wds("validate", "shard-*.tar", "--fix", "fixed-{shard}.tar", "--part", "1/2").status == 0
+    assert sorted(path.name for path in tmp_path.glob("fixed-*")) == ["fixed-1.tar", "fixed-2.tar"]
+
+
+def test_parts_number_outputs_among_all_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that two parts never write one file, and what one has made is skipped by a later run of all."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (1, 1, 1, 1, 1))
+    command = ("proc", "-c", "true", "shard-*.tar", "-o", "out-{shard}.tar")
+    for number in range(3):
+        assert run_wds(*command, "--part", f"{number}/3").status == 0
+        assert len(list(tmp_path.glob("out-*.tar"))) == (1, 3, 5)[number]
+    assert [read_samples(f"out-{number}.tar")[0]["__key__"] for number in range(5)] == text_keys((1, 1, 1, 1, 1))
+    assert run_wds(*command).err.endswith("wds: 0 done, 0 failed, 5 skipped\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "/", "1/", "/2", "a/b", "0/0", "2/2", "3/2", "-1/2", "0/-1", "0.5/2", "0/2/4"]
+)
+def test_part_number_refuses_what_is_not_one_of_n(text: str) -> None:
+    """The error says what is right."""
+    with pytest.raises(argparse.ArgumentTypeError, match=r"expected I/N.*such as 0/8|numbered from 0"):
+        part_number(text)
+
+
+def test_part_number_counts_from_zero() -> None:
+    """As SLURM_ARRAY_TASK_ID of --array=0-7."""
+    assert (part_number("0/8"), part_number("007/8")) == (Part(0, 8), Part(7, 8))
+
+
+@pytest.mark.parametrize("command", [("cat", "--part", "0/2"), ("index", "x.tar", "--wids", "x.json", "--part", "0/2")])
+def test_part_is_refused_where_it_would_lose_shards(command: tuple[str, ...]) -> None:
+    """Of standard input there is only one, and a list of all shards has all."""
+    done = run_wds(*command)
+    assert done.status == 2
+    assert "--part" in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cat", "x.tar", "-o"),
+        ("sort", "x.tar", "-o"),
+        ("create", "x", "-o"),
+        ("show", "x.tar", "-o"),
+        ("first", "x.tar", "-o"),
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize("output", ["{name}.png", "out-{shard:06d}.tar", "{}.html", "s3://b/{key}.png"])
+def test_one_output_has_no_braces_to_fill_in(
+    command: tuple[str, ...], output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of that very name would surprise; the error names the commands that write several."""
+    monkeypatch.chdir(tmp_path)
+    done = run_wds(*command, output)
+    assert done.status == 2
+    assert "is not filled in: this command writes one file. 'wds proc'" in done.err
+    assert list(tmp_path.iterdir()) == []

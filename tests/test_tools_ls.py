@@ -170,7 +170,7 @@ def test_ls_lists_what_is_whole_when_a_shard_is_cut(tmp_path: Path) -> None:
     skipped = run_wds("ls", "--errors", "skip", cut, whole)
     assert skipped.status == 1
     assert [line.split()[0] for line in skipped.text.splitlines()] == ["a/1", "z00000"]
-    assert "lost: 1 shards or samples" in skipped.err
+    assert "lost: 1 shard or sample was" in skipped.err
 
 
 def test_ls_tells_members_that_belong_to_no_sample(tmp_path: Path) -> None:

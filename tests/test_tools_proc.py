@@ -89,6 +89,129 @@ def test_proc_makes_several_samples_of_one(shards: list[str]) -> None:
     assert (result.status, result.err) == (0, "")
 
 
+def test_proc_makes_a_sample_of_each_number(shards: list[str]) -> None:
+    """With tarproc's and tarp's names: a key of its own, or that of the sample and the number."""
+    command = (
+        "for i in 000000 000001; do cp sample.txt sample-$i.txt; done; echo own > sample-000001.__key__; rm sample.*"
+    )
+    result = run_wds("proc", "-c", command, shards[0], "--shard-slice", "1")
+    assert (result.status, result.err) == (0, "")
+    assert keys_in(result.out) == ["s0-00001/000000", "own"]
+
+
+@pytest.mark.parametrize("left", ["x.txt", "a/b/x.txt", ".x.txt", "sample", "sample_1.txt", "sample-1.__key__"])
+def test_proc_never_loses_a_file_silently(left: str, shards: list[str], tmp_path: Path) -> None:
+    """By default nothing is written; else all samples are, and the exit status is 1."""
+    command = f"mkdir -p a/b; test $(cat sample.cls) != 1 || echo data > {left}"
+    strict = run_wds("proc", "-c", command, shards[0], "-o", tmp_path / "abort.tar")
+    assert strict.status == 1
+    assert (
+        f"the command for sample 's0-00001' of shard {shards[0]} left 1 file that belongs to no sample: " in strict.err
+    )
+    assert repr(left) in strict.err
+    assert not (tmp_path / "abort.tar").exists()
+    for policy in ("skip", "ignore"):
+        output = tmp_path / f"{policy}.tar"
+        done = run_wds("proc", "-c", command, "--errors", policy, *shards, "-o", output)
+        assert done.status == 1
+        assert keys_in(output) == text_keys((3, 4))
+        assert done.err.count(repr(left)) == 2
+        assert done.err.endswith("wds: lost: files that 2 commands left (see above)\n")
+
+
+def test_proc_writes_an_output_for_each_shard_when_its_name_says_so(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder, or by name or number; keys and order are those of each shard, and indexes go along."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (2, 0, 3))
+    shards = "shard-{000000..000002}.tar"
+    for output, names in {
+        "out/": [f"out/shard-00000{number}.tar" for number in range(3)],
+        "{name}-x.tar.gz": [f"shard-00000{number}-x.tar.gz" for number in range(3)],
+        "y/{shard:02d}.tar": [f"y/{number:02d}.tar" for number in range(3)],
+    }.items():
+        command = ("proc", "-p", 2, "-c", "rm sample.json", "--tmpdir", temporary, shards, "-o", output, "--index")
+        assert run_wds(*command) == (0, b"", "wds: 3 done, 0 failed, 0 skipped\n")
+        assert [keys_in(Path(name)) for name in names] == [
+            [f"s{number}-{place:05d}" for place in range(count)] for number, count in enumerate((2, 0, 3))
+        ]
+        assert all(Path(f"{name}.index").exists() for name in names)
+    assert not list(tmp_path.rglob(".wds*"))
+
+
+def test_proc_goes_on_where_it_was_when_outputs_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``wds map`` does: what is there is whole and stays; a shard that fails is named and not written."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (2, 2, 2))
+    command = ("proc", "-c", "echo ran >> ../ran; test ! -e ../stop -o $(cat sample.__key__) != s1-00001")
+    command += ("--tmpdir", ".", "shard-*.tar", "-o", "out-{name}.tar")
+    (tmp_path / "stop").touch()
+    (tmp_path / "out-shard-000002.tar").write_text("mine")
+    first = run_wds(*command)
+    assert first.status == 1
+    assert "skipped: 1 outputs are there already" in first.err
+    assert (
+        "wds: shard shard-000001.tar failed: the command for sample 's1-00001' of shard shard-000001.tar" in first.err
+    )
+    assert first.err.endswith("wds: 1 done, 1 failed, 1 skipped\n")
+    assert not (tmp_path / "out-shard-000001.tar").exists()
+    (tmp_path / "stop").unlink()
+    (tmp_path / "ran").unlink()
+    second = run_wds(*command)
+    assert (second.status, (tmp_path / "ran").read_text().count("ran")) == (0, 2)
+    assert second.err.endswith("wds: 1 done, 0 failed, 2 skipped\n")
+    assert (tmp_path / "out-shard-000002.tar").read_text() == "mine"
+    assert run_wds(*command, "--force").status == 0
+    assert keys_in(tmp_path / "out-shard-000002.tar") == ["s2-00000", "s2-00001"]
+
+
+def test_proc_reports_losses_of_all_shards_once(shards: list[str], tmp_path: Path) -> None:
+    """With an output for each too: the counts are those of all, and the exit status is 1."""
+    command = "touch other; test $(cat sample.cls) != 1"
+    done = run_wds("proc", "-c", command, "--errors", "skip", *shards, "-o", f"{tmp_path}/out/")
+    assert done.status == 1
+    assert done.err.splitlines()[-3:] == [
+        "wds: 2 done, 0 failed, 0 skipped",
+        "wds: lost: files that 5 commands left (see above)",
+        "wds: lost: 2 shards or samples were skipped (see above)",
+    ]
+    assert keys_in(tmp_path / "out" / "shard-000000.tar") == ["s0-00000", "s0-00002"]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("out-{key}.tar", "unknown place {key}: there are {name}"),
+        ("out-{}.tar", "unknown place {}: there are {name}"),
+        ("out/{name!r}/", "unknown place {name!r}: there are {name}"),
+        (".", "would replace the input"),
+        ("{name}.tar", "would replace the input"),
+    ],
+)
+def test_proc_refuses_outputs_that_it_cannot_name(
+    output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is run."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (1,))
+    done = run_wds("proc", "-c", "touch ../ran", "--tmpdir", ".", "shard-000000.tar", "shard-000000.tar", "-o", output)
+    assert done.status == 1
+    assert said in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-000000.tar"]
+
+
+@pytest.mark.parametrize("more", [("--slice", "0:2"), ("--rekey", "x")])
+def test_proc_refuses_options_that_do_not_fit_several_outputs(
+    more: tuple[str, str], shards: list[str], tmp_path: Path
+) -> None:
+    """As a whole, and not once a shard."""
+    done = run_wds("proc", "-c", "true", *shards, "-o", f"{tmp_path}/out/", *more)
+    assert done.status == 2
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_proc_tells_how_many_samples_were_left_out(shards: list[str]) -> None:
     """A command that leaves nothing is a filter: nothing is lost."""
     result = run_wds("proc", "-c", "test $(cat sample.cls) != 1 || rm sample.*", *shards)

@@ -144,7 +144,7 @@ def test_command_has_nothing_to_read(folder: Path) -> None:
         ("no-such-program-x", "command not found"),
         ("kill -KILL $$", "signal SIGKILL"),
         ("ln -s /etc/passwd sample.x", "symbolic link"),
-        ('rm -r "$PWD"', "no folder any more"),
+        ('rm -r "$PWD"', "no longer has its folder"),
     ],
 )
 @pytest.mark.parametrize("ignore", [False, True])
@@ -321,3 +321,16 @@ def test_command_is_refused_under_secure(monkeypatch: pytest.MonkeyPatch) -> Non
     for options in ({"command": "true"}, {"script": os.devnull}):
         with pytest.raises(UnsafeDataError, match="WDS_SECURE=1 forbids"):
             SampleCommand(**options)  # type: ignore[arg-type]
+
+
+def test_result_names_files_that_belong_to_no_sample() -> None:
+    """The first few, with sample and shard; what does belong to one is taken all the same."""
+    result = only("mkdir -p a/b; touch a/b/0 .hidden other; mv sample.txt sample-1.txt")
+    assert result.samples == [{"__key__": "0/1", "__url__": "x.tar", "txt": b"0"}]
+    assert (result.unused is not None, result.error) == (True, None)
+    assert str(result.unused).startswith(
+        "the command for sample '0' of shard x.tar left 3 files that belong to no sample: '.hidden', 'other', 'a/b/0'. "
+    )
+    many = only("touch $(seq 1000); ln -s x l", log_field="log").unused
+    assert "left 1,001 files that belong to no sample: '1', '10', '100', '1000', '101', ..." in str(many)
+    assert only("mkdir -p a/b; touch sample.a~", log_field="log").unused is None

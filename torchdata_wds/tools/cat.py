@@ -15,7 +15,7 @@ from torchdata_wds.pipes.shuffle import shuffled
 from torchdata_wds.tools.command import Command, UsageError, positive_number, whole_number
 from torchdata_wds.tools.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments, list_inputs
-from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, copy_samples
+from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_one_output, copy_samples
 from torchdata_wds.tools.seeds import chosen_seed
 
 __all__ = ["COMMAND"]
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Copies the samples, and returns the exit status."""
     if arguments.seed is not None and arguments.shuffle is None:
         raise UsageError("--seed needs --shuffle, whose order it chooses")
+    check_one_output(arguments.output)
     choices = field_choices(arguments)
     urls = list_inputs(arguments)
     rng = None if arguments.shuffle is None else random.Random(chosen_seed(arguments.seed))

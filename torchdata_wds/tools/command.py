@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Command", "UsageError", "byte_size", "positive_number", "range_of", "whole_number"]
+__all__ = ["Command", "Part", "UsageError", "byte_size", "part_number", "positive_number", "range_of", "whole_number"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_DIGITS = 18  # of sys.maxsize there are 19
@@ -32,6 +32,35 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     example: str = ""
+
+
+class Part(NamedTuple):
+    """One of several parts of a list.
+
+    Attributes:
+        number: Which, from 0.
+        total: How many there are.
+    """
+
+    number: int
+    total: int
+
+
+def part_number(text: str) -> Part:
+    """Reads the argument ``--part``: ``I/N``, from ``0/N``.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is not one of N parts.
+    """
+    number, _, total = text.partition("/")
+    if not _is_number(number) or not _is_number(total):
+        raise argparse.ArgumentTypeError(f"expected I/N in whole numbers, such as 0/8, not {text!r:.60}")
+    if int(number) >= int(total):
+        parts = f"the parts are 0/{int(total)} to {int(total) - 1}/{int(total)}" if int(total) else "0 parts are none"
+        raise argparse.ArgumentTypeError(
+            f"there is no part {text!r:.60}: {parts}, numbered from 0 like a job array of --array=0-7"
+        )
+    return Part(int(number), int(total))
 
 
 def whole_number(text: str) -> int:

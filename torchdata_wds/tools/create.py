@@ -15,7 +15,7 @@ from torchdata_wds.format.printing import printable
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 from torchdata_wds.tools.command import Command, UsageError
 from torchdata_wds.tools.messages import message_of, say
-from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments
+from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_one_output
 from torchdata_wds.tools.progress import Progress
 
 __all__ = ["COMMAND"]
@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the archive."""
+    check_one_output(arguments.output)
     kind = arguments.kind or kind_of(arguments.source)
     _check_arguments(arguments, kind)
     with SampleOutput(arguments) as output:

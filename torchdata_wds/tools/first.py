@@ -18,6 +18,7 @@ from torchdata_wds.tools.command import Command, UsageError
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import taken, write_whole
 from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.outputs import check_one_output
 
 __all__ = ["COMMAND"]
 
@@ -26,7 +27,7 @@ _IMAGES = ";".join(IMAGE_FIELDS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    add_input_arguments(parser)
+    add_input_arguments(parser, parts=False)
     parser.add_argument(
         "-f",
         "--fields",
@@ -61,6 +62,7 @@ def condition(text: str) -> Condition:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the field's bytes."""
+    check_one_output(arguments.output)
     try:
         choices = FieldChoices(arguments.fields, missing="skip")
     except ValueError as error:

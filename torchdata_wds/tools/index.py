@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the indexes, and returns 1 if one could not be."""
     if arguments.wids is None and (arguments.md5 or arguments.name):
         raise UsageError("--md5 and --name are about the list that --wids writes")
+    if arguments.wids is not None and arguments.part is not None:
+        raise UsageError("--wids lists all shards, and --part leaves most of them out: run it once without --part")
     jobs = _jobs(arguments, list_inputs(arguments))
     if arguments.output is not None and not scheme_of(arguments.output):
         Path(arguments.output).mkdir(parents=True, exist_ok=True)

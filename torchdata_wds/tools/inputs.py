@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -21,25 +21,39 @@ from torchdata_wds.format.spec_places import Origin, SpecPlace, folder_of, join_
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage.urls import STDIN, scheme_of
-from torchdata_wds.tools.command import range_of
-from torchdata_wds.tools.messages import message_of, say, tell_left_out
+from torchdata_wds.tools.command import Part, UsageError, part_number, range_of
+from torchdata_wds.tools.messages import message_of, say, tell_left_out, tell_lost
 from torchdata_wds.tools.progress import Progress
 
-__all__ = ["SampleReader", "add_input_arguments", "add_shards_argument", "key_rule", "list_inputs"]
+__all__ = [
+    "SampleReader",
+    "add_input_arguments",
+    "add_shards_argument",
+    "key_rule",
+    "list_all_inputs",
+    "list_inputs",
+    "part_of",
+    "tell_part",
+]
+
+T = TypeVar("T")
 
 _SKIPPING = ("skip", "ignore")
 _PROGRESS_STEP = 64
 
 
-def add_input_arguments(parser: argparse.ArgumentParser, *, slices: bool = True, errors: bool = True) -> None:
+def add_input_arguments(
+    parser: argparse.ArgumentParser, *, slices: bool = True, errors: bool = True, parts: bool = True
+) -> None:
     """Adds the arguments of reading.
 
     Args:
         parser: The command's parser.
         slices: Whether samples can be chosen by number.
         errors: Whether to add ``--errors``.
+        parts: Whether to add ``--part``.
     """
-    add_shards_argument(parser)
+    add_shards_argument(parser, parts=parts)
     group = parser.add_argument_group("input")
     if slices:
         group.add_argument("--slice", type=range_of, metavar="LO:HI:STEP", help="which samples of the whole stream")
@@ -69,12 +83,13 @@ def add_input_arguments(parser: argparse.ArgumentParser, *, slices: bool = True,
     group.add_argument("--concatenated", action="store_true", help="read on behind an end marker")
 
 
-def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False, parts: bool = True) -> None:
     """Adds the arguments that `list_inputs` takes.
 
     Args:
         parser: The command's parser.
         required: Whether there is no standard input to read where no shard is named.
+        parts: Whether to add ``--part``.
     """
     parser.add_argument(
         "shards",
@@ -84,6 +99,16 @@ def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = Fal
         + ("" if required else ", '-'; none is standard input"),
     )
     parser.add_argument("--allow-pipe", action="store_true", help="let lists (@list.txt) name commands")
+    if not parts:
+        parser.set_defaults(part=None)
+        return
+    parser.add_argument(
+        "--part",
+        type=part_number,
+        metavar="I/N",
+        help="take only part I, from 0, of N equal parts of the list of shards, as in the job of an array: "
+        "$SLURM_ARRAY_TASK_ID/8",
+    )
 
 
 def key_rule(text: str) -> KeyRule:
@@ -117,13 +142,49 @@ class PatternRule:
 
 
 def list_inputs(arguments: argparse.Namespace) -> list[str]:
-    """Lists the shards that the arguments name; standard input if there are none.
+    """Lists the shards that the arguments name, or the part of them that is asked for.
 
     Raises:
+        UsageError: as `list_all_inputs` does.
+        ShardListError: likewise.
+        ShardOpenError: likewise.
+        UnsafeDataError: likewise.
+    """
+    urls = list_all_inputs(arguments)
+    tell_part(len(urls), arguments.part)
+    return list(part_of(urls, arguments.part))
+
+
+def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
+    """Takes one part of a list: consecutive items, so that the parts in order are the whole list.
+
+    Example:
+        >>> [part_of(["a", "b", "c"], Part(number, 2)) for number in (0, 1)]
+        [['a'], ['b', 'c']]
+    """
+    if part is None:
+        return items
+    start, stop = (len(items) * number // part.total for number in (part.number, part.number + 1))
+    return items[start:stop]
+
+
+def tell_part(count: int, part: Part | None) -> None:
+    """Says so if a part has none of the shards."""
+    if part is not None and not part_of(range(count), part):
+        say(f"part {part.number}/{part.total} has none of the {count:,} shards: nothing to do")
+
+
+def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
+    """Lists the shards that the arguments name, whatever ``--part`` says; standard input if there are none.
+
+    Raises:
+        UsageError: if there is only standard input to take a part of.
         ShardListError: if a pattern gives nothing, or standard input comes twice.
         ShardOpenError: if a list cannot be read.
         UnsafeDataError: if a list has a line that would run something, unless that is allowed.
     """
+    if arguments.part is not None and not arguments.shards:
+        raise UsageError("--part takes a part of a list of shards: name the shards")
     patterns = list(_patterns(arguments.shards or [STDIN], arguments.allow_pipe))
     urls = [url for pattern in patterns for url in storage.list_urls(pattern)]
     if urls.count(STDIN) + arguments.shards.count("@-") > 1:
@@ -168,6 +229,7 @@ class SampleReader:
         urls: The shards; None lists them.
         read_ahead: As in ``load_wds_shards``.
         interleave: As in ``load_wds_shards``.
+        hidden: Whether to show no progress.
 
     Attributes:
         urls: The shards.
@@ -184,6 +246,7 @@ class SampleReader:
         urls: Sequence[str] | None = None,
         read_ahead: int = 0,
         interleave: int = 1,
+        hidden: bool = False,
     ) -> None:
         self.urls = list_inputs(arguments) if urls is None else list(urls)
         self.lost = 0
@@ -211,7 +274,7 @@ class SampleReader:
             handler=self._lose,
         )
         self._errors: Counter[str] = Counter()
-        self._prints = getattr(arguments, "output", STDIN) == STDIN and sys.stdout.isatty()
+        self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and sys.stdout.isatty())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
@@ -222,7 +285,7 @@ class SampleReader:
         part = self._slice
         with (
             closing(iter(self._grouper)) as samples,  # type: ignore[type-var]
-            Progress("samples", only_on_terminal=True, hidden=self._prints) as progress,
+            Progress("samples", only_on_terminal=True, hidden=self._hidden) as progress,
         ):
             advance = progress.advance if progress.is_shown else None
             yield from _counted(islice(samples, part.start, part.stop, part.step), advance)
@@ -238,14 +301,17 @@ class SampleReader:
         self.lost += 1
         say(f"skipped: {message_of(error)}")
 
-    def finish(self) -> int:
-        """Tells what was left out, and gives the exit status: 1 if anything was lost."""
+    def left_out(self) -> Counter[str]:
+        """Counts the members that belong to no sample, by the reason."""
         reasons = self._loader.skipped + self._grouper.skipped
         for name, count in self._errors.items():
             reasons[name] -= count
-        tell_left_out(reasons)
-        if self.lost:
-            say(f"lost: {self.lost:,} shards or samples were skipped (see above)")
+        return reasons
+
+    def finish(self) -> int:
+        """Tells what was left out, and gives the exit status: 1 if anything was lost."""
+        tell_left_out(self.left_out())
+        tell_lost(self.lost)
         return 1 if self.lost else 0
 
     def _lose(self, error: Exception) -> bool:

@@ -8,29 +8,17 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchdata_wds.format.printing import printable
-from torchdata_wds.format.target_names import name_targets
-from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
 from torchdata_wds.tools.command import Command, UsageError, whole_number
-from torchdata_wds.tools.inputs import add_shards_argument, list_inputs
-from torchdata_wds.tools.messages import say
-from torchdata_wds.tools.progress import Progress
+from torchdata_wds.tools.inputs import add_shards_argument, list_all_inputs
+from torchdata_wds.tools.shard_work import Results, work_on_shards
 from torchdata_wds.workers.dask_tasks import run_on_dask
 from torchdata_wds.workers.processes import run_in_processes
 from torchdata_wds.workers.sample_functions import load_sample_function
-from torchdata_wds.workers.shard_tasks import (
-    ShardFunction,
-    ShardTask,
-    existing_targets,
-    load_function,
-    run_task,
-    staged_tasks,
-)
+from torchdata_wds.workers.shard_tasks import ShardFunction, ShardTask, load_function, run_task
 
 __all__ = ["COMMAND"]
 
@@ -39,8 +27,6 @@ wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
 wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
 """
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-Results = Generator[tuple[ShardTask, str], None, None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,18 +93,10 @@ def load_of(arguments: argparse.Namespace) -> Callable[[], ShardFunction]:
 
 def run_from_here(arguments: argparse.Namespace) -> int:
     """Does the work, with modules of the current folder."""
-    urls = list_inputs(arguments)
+    urls = list_all_inputs(arguments)
     if STDIN in urls:
         raise UsageError("a function is given the names of shards, and standard input ('-') has none")
-    pairs = list(zip(urls, name_targets(urls, arguments.output), strict=True))
-    skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
-    pairs = [pair for pair in pairs if pair[1] not in skipped]
-    if skipped:
-        say(f"skipped: {len(skipped):,} outputs are there already (--force makes them anew)")
-    with staged_tasks(pairs, overwrite=arguments.force) as tasks:
-        failed = tell(results_of(arguments, tasks), len(tasks))
-    say(f"{len(pairs) - failed:,} done, {failed:,} failed, {len(skipped):,} skipped")
-    return 1 if failed else 0
+    return work_on_shards(urls, arguments, functools.partial(results_of, arguments))
 
 
 COMMAND = Command("run a Python function over shards, shard by shard", add_arguments, run, _EXAMPLE)
@@ -134,18 +112,6 @@ def results_of(arguments: argparse.Namespace, tasks: list[ShardTask]) -> Results
         yield from run_in_processes(functools.partial(run_task, load), tasks, workers)
     else:
         yield from ((task, run_task(load, task)) for task in tasks)
-
-
-def tell(results: Results, total: int) -> int:
-    """Shows progress and says which shards have failed; returns their number."""
-    failed = 0
-    with closing(results), Progress("shards", total, only_on_terminal=True) as progress:
-        for task, problem in results:
-            progress.advance()
-            if problem:
-                failed += 1
-                say(f"shard {printable(mask_url(task.source))} failed: {problem}")
-    return failed
 
 
 @contextlib.contextmanager

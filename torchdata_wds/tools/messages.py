@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torchdata_wds.format.printing import printable
 
-__all__ = ["PROGRAM", "in_our_words", "let_go_of_output", "logged", "message_of", "say", "tell_left_out"]
+__all__ = ["PROGRAM", "in_our_words", "let_go_of_output", "logged", "message_of", "say", "tell_left_out", "tell_lost"]
 
 PROGRAM = "wds"
 
@@ -54,6 +54,13 @@ def tell_left_out(skipped: Counter[str]) -> None:
         if reason != "sample cut off by a broken shard":
             members = "1 member that belongs" if count == 1 else f"{count:,} members that belong"
             say(f"left out {members} to no sample: {reason}")
+
+
+def tell_lost(count: int) -> None:
+    """Tells how many shards or samples were lost."""
+    if count:
+        what = "1 shard or sample was" if count == 1 else f"{count:,} shards or samples were"
+        say(f"lost: {what} skipped (see above)")
 
 
 def in_our_words(text: str) -> str:

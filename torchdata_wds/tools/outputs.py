@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchdata_wds.errors import ReappearingKeyError, SampleError
+from torchdata_wds.format.target_names import BRACES
 from torchdata_wds.pipes.tar_writer import TarWriter
 from torchdata_wds.storage import mask_url
-from torchdata_wds.storage.urls import STDIN
+from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import UsageError
 from torchdata_wds.tools.inputs import SampleReader
 
@@ -22,6 +23,8 @@ __all__ = [
     "add_output_arguments",
     "add_rekey_argument",
     "check_not_terminal",
+    "check_one_output",
+    "check_rekey",
     "copy_samples",
     "rekeyed",
 ]
@@ -30,12 +33,17 @@ COMPRESSIONS = ("gz", "bz2", "xz", "zst", "none")
 _PLACES = ("number", "key", "shard")
 
 
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of writing one archive."""
+def add_output_arguments(
+    parser: argparse.ArgumentParser, what: str = "a path, a URL that can be written, or '-' (the default)"
+) -> None:
+    """Adds the arguments of writing an archive.
+
+    Args:
+        parser: The command's parser.
+        what: Help for ``--output``.
+    """
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "-o", "--output", default=STDIN, metavar="SHARD", help="a path, a URL that can be written, or '-' (the default)"
-    )
+    group.add_argument("-o", "--output", default=STDIN, metavar="SHARD", help=what)
     group.add_argument("--force", action="store_true", help="replace what exists")
     group.add_argument("--compress", choices=COMPRESSIONS, help="by default as the name's suffix says")
     group.add_argument("--index", action="store_true", help="write an index beside the shard")
@@ -58,7 +66,22 @@ def check_not_terminal(output: str) -> None:
         UsageError: if that is where standard output goes.
     """
     if output == STDIN and sys.stdout.isatty():
-        raise UsageError("an archive is nothing to look at on a terminal: name a file with -o, or pipe it on")
+        raise UsageError(
+            "refusing to write an archive to a terminal: use -o FILE, or pipe the output to another program"
+        )
+
+
+def check_one_output(output: str) -> None:
+    """Sees to it that a command with one output is not asked for one a shard.
+
+    Raises:
+        UsageError: if the name has something in braces.
+    """
+    if scheme_of(output) != "pipe" and (found := BRACES.search(output)) is not None:
+        raise UsageError(
+            f"{found[0]} in the output {mask_url(output)!r} is not filled in: this command writes one file. "
+            "'wds proc' and 'wds map' write one for each shard, 'wds split' numbered ones"
+        )
 
 
 class SampleOutput:
@@ -136,6 +159,16 @@ def copy_samples(samples: Iterable[Mapping[str, Any]], output: SampleOutput, rea
             output.write(sample)
         except SampleError as error:
             reader.refuse(error)
+
+
+def check_rekey(pattern: str | None) -> None:
+    """Checks a pattern before anything is read.
+
+    Raises:
+        UsageError: as `Rekeying` does.
+    """
+    if pattern is not None:
+        Rekeying(pattern)
 
 
 class Rekeying:

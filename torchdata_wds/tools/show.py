@@ -23,6 +23,7 @@ from torchdata_wds.tools.fields import add_field_arguments, field_choices, tell_
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import add_count_argument, taken, write_line, write_whole
 from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.outputs import check_one_output
 
 __all__ = ["COMMAND"]
 
@@ -38,7 +39,7 @@ _REASON = 400  # characters of a reason that a tile may have room for
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    add_input_arguments(parser)
+    add_input_arguments(parser, parts=False)
     add_field_arguments(parser)
     add_count_argument(parser, f"{_TEXTS}, and {_PICTURES} with --out")
     parser.add_argument(
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the samples."""
+    check_one_output(arguments.output)
     kind = _kind(arguments)
     showing = Showing(arguments, kind)
     if kind == "":

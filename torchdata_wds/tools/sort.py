@@ -11,7 +11,7 @@ from torchdata_wds.pipes.sort_keys import MissingValue, SortKey, SortType
 from torchdata_wds.tools.command import Command, UsageError, byte_size, whole_number
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.messages import say
-from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, copy_samples
+from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_one_output, copy_samples
 from torchdata_wds.tools.seeds import chosen_seed
 
 __all__ = ["COMMAND"]
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sorts the samples, and returns the exit status."""
+    check_one_output(arguments.output)
     key = _sort_key(arguments)
     reader = SampleReader(arguments)
     with SampleOutput(arguments) as output, closing(iter(reader)) as samples:  # type: ignore[type-var]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -13,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.codecs.checking import FieldChecker
-from torchdata_wds.errors import SampleError
+from torchdata_wds.errors import SampleError, ShardListError
 from torchdata_wds.format.findings import Finding
-from torchdata_wds.format.index import shard_name
 from torchdata_wds.format.printing import printable
 from torchdata_wds.format.repairing import repaired_samples
 from torchdata_wds.format.shard_reports import RepairPlan, ShardReport, Totals, report_shard
 from torchdata_wds.format.shard_validation import ValidationRules
+from torchdata_wds.format.target_names import is_target_pattern, name_targets
 from torchdata_wds.storage import can_reopen, mask_url, open_target
-from torchdata_wds.storage.urls import STDIN, scheme_of
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 from torchdata_wds.tools.command import Command, UsageError, positive_number, whole_number
-from torchdata_wds.tools.inputs import add_input_arguments, list_inputs
+from torchdata_wds.tools.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
 from torchdata_wds.tools.messages import in_our_words, let_go_of_output, say
 from torchdata_wds.tools.outputs import SampleOutput, add_rekey_argument
 from torchdata_wds.tools.progress import Progress
@@ -54,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fix",
         metavar="OUT",
-        help="write the good samples: to one archive, or 'folder/' with one of the same name for each shard",
+        help="write the good samples: to one archive, or one for each shard: 'folder/', or a name with {name} (the "
+        "shard's, without .tar and the like) or {shard:06d} (its number)",
     )
     group.add_argument("--force", action="store_true", help="replace what exists")
     add_rekey_argument(group)
@@ -64,8 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Validates the shards, and returns 1 if there is an error in one."""
     if arguments.fix is None and (arguments.force or arguments.rekey is not None):
         raise UsageError("--force and --rekey are about the archive that --fix writes")
-    urls = list_inputs(arguments)
-    repair = None if arguments.fix is None else Repair(arguments, urls)
+    listed = list_all_inputs(arguments)
+    tell_part(len(listed), arguments.part)
+    urls = part_of(listed, arguments.part)
+    repair = None if arguments.fix is None else Repair(arguments, urls, listed)
     rules = _rules(arguments)
     printer = Printer(arguments.json, goes_on=repair is not None)
     totals = Totals()
@@ -178,13 +180,14 @@ class Repair:
     Args:
         arguments: The command's.
         urls: The shards.
+        listed: Those of all parts, by which outputs are named.
 
     Raises:
         UsageError: if a shard cannot be read twice, or two would be written to one file.
         ShardOpenError: if a file exists or cannot be written.
     """
 
-    def __init__(self, arguments: argparse.Namespace, urls: list[str]) -> None:
+    def __init__(self, arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str]) -> None:
         if arguments.fix in ("", STDIN):
             raise UsageError("--fix needs a file or a folder: the report has standard output")
         for url in urls:
@@ -196,15 +199,14 @@ class Repair:
         self._urls = urls
         self._count = 0
         self._lost = 0
-        self._targets: list[str] | None = None
-        self._folder: Path | None = None
-        if arguments.fix.endswith("/") or Path(arguments.fix).is_dir():
-            self._targets = _targets(arguments.fix.rstrip("/"), urls)
-            self._folder = None if scheme_of(arguments.fix) else Path(arguments.fix)
-        if self._folder is None or self._folder.exists():
-            for target in self._targets or [arguments.fix]:
-                if scheme_of(target) != "pipe":  # a command would see an empty shard
-                    open_target(target, overwrite=arguments.force).abort()  # else it would fail when all is read
+        self._targets: Sequence[str] | None = None
+        if is_target_pattern(arguments.fix):
+            self._targets = part_of(_targets(arguments.fix, listed), arguments.part)
+        for target in [arguments.fix] if self._targets is None else self._targets:
+            folder = _local_folder(target)
+            # a command would see an empty shard
+            if scheme_of(target) != "pipe" and (folder is None or self._targets is None or folder.exists()):
+                open_target(target, overwrite=arguments.force).abort()  # else it would fail when all is read
 
     def write(self, plans: list[RepairPlan], rules: ValidationRules, printer: Printer, totals: Totals) -> int:
         """Writes them.
@@ -223,9 +225,9 @@ class Repair:
         if self._targets is None:
             self._write(self._arguments.fix, chain.from_iterable(parts))
         else:
-            if self._folder is not None:
-                self._folder.mkdir(parents=True, exist_ok=True)
             for target, samples in zip(self._targets, parts, strict=True):
+                if (folder := _local_folder(target)) is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
                 self._write(target, samples)
         say(f"wrote {self._count:,} good samples to {printable(self._arguments.fix)}, left out {totals.bad:,} bad ones")
         if self._lost:
@@ -264,12 +266,13 @@ def _tell(printer: Printer, totals: Totals, finding: Finding) -> None:
     printer.print_finding(finding)
 
 
-def _targets(folder: str, urls: list[str]) -> list[str]:
-    """Names an archive in a folder for each shard."""
-    names = [shard_name(url) for url in urls]
-    for name, count in Counter(names).items():
-        if count > 1 or name in ("", ".", ".."):
-            raise UsageError(
-                f"--fix writes each shard under its own name, and {name!r} is that of {count}: name a file"
-            )
-    return [f"{folder}/{name}" for name in names]
+def _targets(pattern: str, urls: Sequence[str]) -> list[str]:
+    """Names an archive for each shard."""
+    try:
+        return name_targets(urls, pattern, in_place=True)
+    except ShardListError as error:
+        raise UsageError(f"--fix: {error}") from error
+
+
+def _local_folder(target: str) -> Path | None:
+    return Path(local_path(target)).parent if scheme_of(target) in ("", "file") else None

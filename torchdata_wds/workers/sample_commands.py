@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -47,6 +47,8 @@ _LONG_SECONDS = 3600.0
 
 _REMOVALS = 3
 
+_NAMED = 5  # how many unused files are named
+
 # A pipeline's earlier part that was stopped because a later one had read enough, as in `pipe:` commands.
 _SUCCESS = (0, 128 + signal.SIGPIPE)
 
@@ -58,11 +60,13 @@ class CommandResult(NamedTuple):
         samples: What is to be written; None if the sample is lost.
         output: What the command wrote to standard output and error.
         error: What went wrong, if anything did: also where the samples are taken in spite of it.
+        unused: Names the files that the command left and that belong to no sample, if there are any.
     """
 
     samples: list[dict[str, Any]] | None
     output: bytes = b""
     error: SampleError | None = None
+    unused: SampleError | None = None
 
 
 class SampleCommand:
@@ -169,9 +173,11 @@ class SampleCommand:
             if failure is not None and not self._ignore_failures:
                 return CommandResult(None, output, failure)
             try:
-                return CommandResult(self._read(folder, sample, output), output, failure)
+                content = read_folder(folder, sample)
+                self._add_log(content.samples, sample, output)
             except SampleError as error:
                 return CommandResult(None, output, error)
+            return CommandResult(content.samples, output, failure, _unused(content.others, sample))
 
     def _await(self, command: _Started, sample: Mapping[str, Any]) -> SampleError | None:
         in_time = command.ends_within(math.inf if self._timeout is None else self._timeout)
@@ -182,13 +188,11 @@ class SampleCommand:
             return _failure(sample, f"took longer than {self._timeout:g} s and was killed with all that it had started")
         return None if status in _SUCCESS else _failure(sample, f"failed with {status_text(status)}")
 
-    def _read(self, folder: Path, sample: Mapping[str, Any], output: bytes) -> list[dict[str, Any]]:
-        made = read_folder(folder, sample)
+    def _add_log(self, made: Iterable[dict[str, Any]], sample: Mapping[str, Any], output: bytes) -> None:
         for new in made if self._log_field is not None else ():
             if self._log_field in new:
                 raise _failure(sample, f"has left a file for the field {self._log_field!r}, where its output goes")
             new[str(self._log_field)] = output
-        return made
 
 
 @contextlib.contextmanager
@@ -335,6 +339,18 @@ def _check_log_field(field: str) -> None:
     check_field(field, None, lowercase=False)
     if is_metadata(field):
         raise SampleError(f"field {field!r} for the command's output is metadata, which no shard holds", field=field)
+
+
+def _unused(names: Sequence[str], sample: Mapping[str, Any]) -> SampleError | None:
+    if not names:
+        return None
+    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+    files = "1 file that belongs" if len(names) == 1 else f"{len(names):,} files that belong"
+    return _failure(
+        sample,
+        f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
+        "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
+    )
 
 
 def _failure(sample: Mapping[str, Any], what: str) -> SampleError:

@@ -153,16 +153,19 @@ def absolute(task: ShardTask) -> ShardTask:
     return task._replace(source=os.path.abspath(local_path(task.source))) if _is_local(task.source) else task  # noqa: PTH100 - a str
 
 
-def run_task(load: Callable[[], ShardFunction], task: ShardTask) -> str:
+def run_task(
+    load: Callable[[], ShardFunction], task: ShardTask, explain: Callable[[BaseException], str] | None = None
+) -> str:
     """Does the work for one shard.
 
     Args:
         load: Gives the function. It is called with the input and the name of a file to write, whose base name is that
             of the output; files beside it whose names begin with that and a dot, such as an index, go with it.
         task: The work.
+        explain: Says what an exception means; None takes the last lines of its traceback.
 
     Returns:
-        "", or what has failed: the last lines of a traceback.
+        "", or what has failed.
 
     Example:
         >>> import shutil
@@ -187,7 +190,7 @@ def run_task(load: Callable[[], ShardFunction], task: ShardTask) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the function raises, asyncio's CancelledError too
-        return error_text(error)
+        return (explain or error_text)(error)
 
 
 def _obstacle(task: ShardTask) -> str:

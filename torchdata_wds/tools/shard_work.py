@@ -1,0 +1,61 @@
+"""Work on shards one by one, with one output for each: what ``map`` and ``proc`` have in common."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+
+from torchdata_wds.format.printing import printable
+from torchdata_wds.format.target_names import name_targets
+from torchdata_wds.storage import mask_url
+from torchdata_wds.tools.inputs import part_of, tell_part
+from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.progress import Progress
+from torchdata_wds.workers.shard_tasks import ShardTask, existing_targets, staged_tasks
+
+__all__ = ["Results", "work_on_shards"]
+
+#: Each task that is done, with "" or what failed.
+Results = Generator[tuple[ShardTask, str], None, None]
+
+
+def work_on_shards(
+    urls: Sequence[str], arguments: argparse.Namespace, work: Callable[[list[ShardTask]], Results]
+) -> int:
+    """Makes the outputs that are not there yet.
+
+    Args:
+        urls: All shards, of which ``arguments.part`` chooses some.
+        arguments: With ``output``, ``force`` and ``part``.
+        work: Does tasks.
+
+    Returns:
+        The exit status: 1 if a shard failed.
+
+    Raises:
+        ShardListError: if the outputs cannot be named.
+    """
+    # named before a part is taken: numbers count all shards, and two parts never write one file
+    tell_part(len(urls), arguments.part)
+    pairs = part_of(list(zip(urls, name_targets(urls, arguments.output), strict=True)), arguments.part)
+    skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
+    pairs = [pair for pair in pairs if pair[1] not in skipped]
+    if skipped:
+        say(f"skipped: {len(skipped):,} outputs are there already (--force makes them anew)")
+    with staged_tasks(pairs, overwrite=arguments.force) as tasks:
+        failed = _tell(work(tasks), len(tasks))
+    say(f"{len(pairs) - failed:,} done, {failed:,} failed, {len(skipped):,} skipped")
+    return 1 if failed else 0
+
+
+def _tell(results: Results, total: int) -> int:
+    """Shows progress and says which shards failed; returns their number."""
+    failed = 0
+    with closing(results), Progress("shards", total, only_on_terminal=True) as progress:
+        for task, problem in results:
+            progress.advance()
+            if problem:
+                failed += 1
+                say(f"shard {printable(mask_url(task.source))} failed: {problem}")
+    return failed

@@ -1,7 +1,8 @@
 """WebDataset shards as torchdata DataPipes.
 
 Importing the package registers its functional forms (``list_shards``, ``load_wds_shards``, ``group_by_key``, ...) on
-``torch.utils.data.IterDataPipe``. torchdata itself is imported only with `WorkersReadingService`.
+``torch.utils.data.IterDataPipe``. torchdata itself is imported only with `WorkersReadingService`, or when one of its
+forms is first used.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ from torchdata_wds.pipes.tar_writer import TarWriter
 from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe as FieldTupler
 from torchdata_wds.pipes.tuples import KeyExtractorIterDataPipe as KeyExtractor
 from torchdata_wds.pipes.tuples import TupleMapperIterDataPipe as TupleMapper
+from torchdata_wds.workers import native_forms as _native_forms  # noqa: F401  (puts torchdata's forms on all pipes)
 from torchdata_wds.workers.joining import JoinWorkersIterDataPipe as JoinWorkers
 
 if TYPE_CHECKING:

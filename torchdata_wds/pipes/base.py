@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 from torch.utils.data import IterDataPipe
 
+from torchdata_wds.pipes.chain_text import chain_text
+from torchdata_wds.pipes.form_names import argument_hint
+
 if TYPE_CHECKING:
     import os
 
@@ -47,8 +50,8 @@ functional_forms: dict[str, type[IterDataPipe[Any]]] = {}
 class WdsPipe(IterDataPipe[T_co]):
     """Base class of the package's pipes."""
 
-    # Without this torch looks the attribute up, and fails to find it, for every single item: 848 ns against 189.
-    _is_child_datapipe = False
+    def __repr__(self) -> str:
+        return chain_text(self) if self.repr_hook is None else super().__repr__()
 
     if TYPE_CHECKING:
         # What editors and type checkers see of the functional forms. A test compares each with its constructor.
@@ -249,7 +252,13 @@ class WdsPipe(IterDataPipe[T_co]):
 
 def _construct(pipe: type[Any], source: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Makes a pipe for its functional form; torch's own function would not let a field be called ``cls``."""
-    return pipe(source, *args, **kwargs)
+    try:
+        return pipe(source, *args, **kwargs)
+    except TypeError as error:
+        name = next((form for form, cls in functional_forms.items() if cls is pipe), "")
+        if "unexpected keyword" in str(error) and (hint := argument_hint(name, kwargs)):
+            raise TypeError(f"{error}: {hint}") from None
+        raise
 
 
 def register(name: str) -> Callable[[P], P]:

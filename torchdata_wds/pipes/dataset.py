@@ -69,8 +69,8 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 
     Example:
         >>> import torchdata_wds
-        >>> torchdata_wds.WebDataset("train-{000..146}.tar", extensions="jpg;png cls", decoder="pil", shuffle=1000)
-        FieldTuplerIterDataPipe
+        >>> torchdata_wds.WebDataset("{0..9}.tar", shardshuffle=False, decoder="pil")
+        IterableWrapper(['{0..9}.tar']).list_shards().sharding_filter().load_wds_shards().group_by_key().wds_decode('pil')
     """
     if transforms is not None and extensions is None:
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")

@@ -1,0 +1,134 @@
+"""A chain of pipes as text, much as it was written: ``IterableWrapper(['x.tar']).load_wds_shards().group_by_key()``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import reprlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.form_names import sources_of
+from torchdata_wds.storage.urls import mask_text
+
+__all__ = ["chain_text"]
+
+_LONGEST = 60
+_MISSING = object()
+#: Arguments of native pipes that say where items come from, besides those that are pipes.
+_NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
+
+
+class _Values(reprlib.Repr):
+    """Shows values on one line: long ones cut, functions by their names, without secrets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxdict = 4
+        self.maxlevel = 3
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, str):
+            return repr(_cut(mask_text(x)))
+        if isinstance(x, IterDataPipe):
+            return f"<pipe .{_name(x)}()>"
+        if isinstance(x, functools.partial):
+            return f"partial({self.repr1(x.func, level)}, ...)"
+        if callable(x) and hasattr(x, "__qualname__"):
+            return str(x.__qualname__).rpartition("<locals>.")[2]
+        if type(x) is dict:
+            x = {key: "***" if _is_secret(key) else value for key, value in islice(x.items(), self.maxdict + 1)}
+        if type(x) in (list, tuple, set, frozenset, dict, bytes, int):
+            return super().repr1(x, level)
+        return _cut(mask_text(repr(x)))
+
+
+_values = _Values()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 3 :]}"
+
+
+def chain_text(pipe: IterDataPipe[Any]) -> str:
+    """Writes a pipe and all above it as one line.
+
+    A stage of the package has the arguments by position, and others that differ from their defaults; a native one has
+    few. Values are cut and without secrets. It never raises, not even for a pipe that is half made.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> IterableWrapper(["x.tar"]).load_wds_shards(interleave=2).group_by_key()
+        IterableWrapper(['x.tar']).load_wds_shards(interleave=2).group_by_key()
+    """
+    try:
+        stages = []
+        found: IterDataPipe[Any] | None = pipe
+        seen: set[int] = set()
+        while found is not None and id(found) not in seen:
+            seen.add(id(found))
+            sources = sources_of(found)
+            stages.append(f"{_name(found)}({', '.join(_arguments(found, sources[:1]))})")
+            found = sources[0] if sources else None
+        return ".".join(reversed(stages))
+    except Exception:  # noqa: BLE001  (a debugger may show a pipe whose constructor has not ended)
+        return type(pipe).__qualname__
+
+
+def _name(pipe: IterDataPipe[Any]) -> str:
+    """The functional name, or for a source and where there is none the short name of the class."""
+    if sources_of(pipe):
+        for name, form in IterDataPipe.functions.items():
+            if type(pipe) in getattr(form, "args", ()):
+                return name
+    return type(pipe).__name__.removesuffix("IterDataPipe")
+
+
+def _arguments(pipe: IterDataPipe[Any], above: list[IterDataPipe[Any]]) -> Iterator[str]:
+    is_ours = type(pipe).__module__.startswith("torchdata_wds.")
+    for name, parameter in inspect.signature(type(pipe)).parameters.items():
+        value = vars(pipe).get(name, _MISSING)
+        if value is _MISSING or any(value is source for source in above):
+            continue
+        if not is_ours and name not in _NATIVE_ARGUMENTS and not isinstance(value, IterDataPipe):
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            yield from _several(value)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            yield from _named(value)
+        elif parameter.kind is not parameter.KEYWORD_ONLY and value is not None:
+            yield _values.repr(value)
+        elif not _is_default(value, parameter.default):
+            yield f"{name}={_values.repr(value)}"
+
+
+def _several(value: Any) -> Iterator[str]:
+    """The arguments of ``*args``; alternatives such as ('jpg', 'png') as they were written."""
+    for item in _opened(value):
+        is_spec = type(item) is tuple and item and all(isinstance(name, str) for name in item)
+        yield _values.repr(";".join(item) if is_spec else item)
+
+
+def _named(value: Any) -> Iterator[str]:
+    for name, item in _opened(value).items():
+        yield f"{name}=***" if _is_secret(name) else f"{name}={next(_several([item]))}"
+
+
+def _opened(value: Any) -> Any:
+    """What `Held` holds."""
+    return getattr(value, "value", value)
+
+
+def _is_secret(name: object) -> bool:
+    return mask_text(f"{name}=value") != f"{name}=value"
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    if default is None:  # options and rules that were not given are empty holders, which another process cannot open
+        return repr(value) in ("StorageOptions()", "RewriteRules('')")
+    return type(value) is type(default) and bool(value == default)

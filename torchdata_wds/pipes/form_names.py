@@ -1,0 +1,258 @@
+"""Forms that nobody registered: WebDataset's names, which are others here, and torchdata's, which come with its import.
+
+Attributes that no pipe has are looked up in ``IterDataPipe.__getattr__``, for native pipes too. `install` puts a lookup
+before torch's own. A name of WebDataset stays an AttributeError (``hasattr`` is False), with the form to write here. A
+name of torchdata is there as soon as it is asked for: that imports torchdata, which registers its forms.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.pipes.place import warn_once
+
+__all__ = ["TORCHDATA_FORMS", "argument_hint", "install", "sources_of"]
+
+#: Names of WebDataset that are those of forms here without ``wds_``.
+_SHORTER = ("compose", "decode", "extract_keys", "map_dict", "map_tuple", "rename", "rename_keys", "to_tuple")
+
+#: What WebDataset, in its releases 0.1 to 1.0, calls something that has another name here.
+_WEBDATASET = {
+    "append": "a pipe never changes: chain a form instead, as pipe = pipe.wds_map(f)",
+    "associate": "write .wds_map(f), where f adds what belongs to the sample",
+    "batched": "write .batch(n).collate(wds_collate); partial=False is .batch(n, drop_last=True)",
+    "cache": "write .cache_shards(folder) before .load_wds_shards(), or .cache_samples(file)",
+    "cached": "write .in_memory_cache(), or .cache_samples(file)",
+    "close": "nothing is open outside an iteration; the workers end with loader.shutdown()",
+    "dbcache": "write .cache_samples(file, max_samples=n)",
+    "ddp_equalize": 'write .wds_epoch(n), or .split_shards(index=True, even="pad") in place of .sharding_filter()',
+    "detshuffle": "write .wds_shuffle(n), and give the loader a seed: WorkersReadingService(n, seed=s)",
+    "dict2tuple": 'write .wds_to_tuple("jpg;png", "cls")',
+    "getfirst": 'write .wds_to_tuple("jpg;png")',
+    "info": "write .wds_map(f), where f prints the sample and returns it",
+    "iterator": "write iter(pipe)",
+    "listed": "write .batch(n)",
+    "lmdb_cached": "write .cache_samples(file, max_samples=n)",
+    "log_keys": "write .wds_map(f), where f logs the key and returns the sample",
+    "mcached": "write .in_memory_cache(), or .cache_samples(file)",
+    "nbatches": "write .set_length(n)",
+    "parallel": "write DataLoader2(pipe, reading_service=WorkersReadingService(n)) around the pipe",
+    "pipe": "write .wds_compose(f, *args)",
+    "repeatedly": "write .wds_epoch(n) for epochs of n items, or .cycle(n) for n passes",
+    "resampled": "write .resample_shards() in place of .sharding_filter(), or WebDataset(urls, resampled=True)",
+    "rsample": "write .filter(f), where f draws a random number",
+    "select": "write .filter(f)",
+    "split_by_node": "write .sharding_filter(), and run it with WorkersReadingService(n, distributed=True)",
+    "split_by_worker": "write .sharding_filter()",
+    "stage": "write repr(pipe) to see the stages",
+    "tarfile_to_samples": "write .load_wds_shards().group_by_key()",
+    "then": "write .wds_compose(f, *args)",
+    "tuple2dict": "write .map(f), where f makes the dict",
+    "unbatched": "write .wds_unbatch()",
+    "unlisted": "write .unbatch()",
+    "with_epoch": "write .wds_epoch(n), which counts over all workers and ranks together",
+    "with_length": "write .set_length(n)",
+    "xdecode": 'write .wds_decode(handle_extension("left.png", f), only="left.png")',
+}
+
+#: All functional names that torchdata 0.9 registers; a test compares.
+TORCHDATA_FORMS = frozenset(
+    """
+    add_index async_map_batches bucketbatch check_hash cycle dataframe decompress drop end_caching enumerate extract
+    flatmap flatten fullsync header in_batch_shuffle in_memory_cache lines_to_paragraphs list_files_by_ais
+    list_files_by_fsspec list_files_by_iopath list_files_by_s3 load_files_by_ais load_files_by_s3 load_from_bz2
+    load_from_rar load_from_tar load_from_tfrecord load_from_xz load_from_zip load_parquet_as_df map_batches
+    max_token_bucketize memory_cell mux_longest on_disk_cache open_files_by_fsspec open_files_by_iopath parse_csv
+    parse_csv_as_dict parse_json_files pin_memory prefetch random_split read_from_gdrive read_from_http
+    read_from_remote readlines repeat round_robin_demux rows2columnar save_by_fsspec save_by_iopath save_to_disk
+    set_length shard_expand sharding_round_robin_dispatch shuffled_flatmap slice threadpool_map to_map_datapipe unzip
+    webdataset zip_longest zip_with_iter zip_with_map
+    """.split()  # noqa: SIM905  (a list would have a line for each)
+)
+
+#: What to write where torchdata cannot be imported.
+_WITHOUT_TORCHDATA = {
+    "cycle": ".wds_epoch(n) passes over its source again and again",
+    "enumerate": ".wds_compose(enumerate) does the same",
+    "flatmap": ".wds_compose(f) takes a generator function of the stream",
+    "header": ".wds_compose(itertools.islice, n) does the same",
+    "in_memory_cache": ".cache_samples(file) keeps samples in a file",
+    "load_from_tar": ".load_wds_shards() reads tar files",
+    "open_files_by_fsspec": ".load_wds_shards() opens URLs itself",
+    "prefetch": ".load_wds_shards(read_ahead=n) reads ahead, and so do the workers of a loader",
+    "read_from_http": ".load_wds_shards() opens URLs itself",
+    "read_from_remote": ".load_wds_shards() opens URLs itself",
+    "repeat": ".wds_epoch(n) passes over its source again and again",
+    "set_length": "len() is known after .split_shards(index=True).load_wds_shards().group_by_key()",
+    "slice": ".wds_compose(itertools.islice, n) takes the first n items",
+}
+
+#: Arguments that WebDataset's methods take, by the form that has the method's name or place here.
+_ARGUMENTS = {
+    "batch": {
+        "batchsize": "write .batch(n)",
+        "collation_fn": "write .batch(n).collate(wds_collate), or a function of yours in its place",
+        "partial": "partial=False is drop_last=True",
+    },
+    "map": {"handler": "the form with a handler is .wds_map(f, handler=...)"},
+    "wds_decode": {
+        "partial": 'fields without a decoder stay bytes in any case; only="jpg cls" decodes some fields',
+        "pre": "decoders are tried in order, and a function that returns None passes: put yours first",
+        "post": "decoders are tried in order, and a function that returns None passes: put yours last",
+    },
+    "wds_epoch": {
+        "nbatches": "write .wds_epoch(n) after .batch()",
+        "nsamples": "write .wds_epoch(n) before .batch()",
+    },
+    "wds_shuffle": {
+        "bufsize": "write .wds_shuffle(n)",
+        "rng": "seeds come from the loader: WorkersReadingService(n, seed=s), or torch.manual_seed(s)",
+        "seed": "seeds come from the loader: WorkersReadingService(n, seed=s), or torch.manual_seed(s)",
+        "size": "write .wds_shuffle(n)",
+    },
+    "wds_to_tuple": {"missing_is_error": 'missing_is_error=False is missing="none"'},
+}
+
+#: Forms of torchdata that have WebDataset's name and do something else.
+_OTHER_MEANING = {
+    "repeat": (
+        ".repeat(n) is torchdata's form, which yields each item n times in a row. For n passes over the data write "
+        ".cycle(n), for epochs of n items .wds_epoch(n). To repeat each item without this warning write "
+        "torchdata.datapipes.iter.Repeater(pipe, n)"
+    ),
+    "slice": (
+        ".slice(...) is torchdata's form, which slices each item and passes all of them. For the first n items write "
+        ".wds_compose(itertools.islice, n). To slice each item without this warning write "
+        "torchdata.datapipes.iter.Slicer(pipe, ...)"
+    ),
+}
+
+Form = Callable[..., Any]
+
+
+def install(import_torchdata: Callable[[], object]) -> None:
+    """Puts the lookup of names before torch's own, once however often it is called.
+
+    Args:
+        import_torchdata: Imports torchdata, so that its forms are registered; or raises ImportError.
+    """
+    found = IterDataPipe.__getattr__
+    torchs = getattr(found, "torchs", found)  # the package may be imported, or its modules reloaded, several times
+
+    def look_up(pipe: IterDataPipe[Any], name: str) -> Any:
+        if name[:1] != "_":
+            if name in TORCHDATA_FORMS and name not in IterDataPipe.functions:
+                _import(name, import_torchdata)
+            if name not in IterDataPipe.functions:
+                if hint := _hint(name):
+                    raise AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}: {hint}")
+            elif name in _CHECKED:
+                return _CHECKED[name](pipe, torchs(pipe, name))
+        return torchs(pipe, name)
+
+    # Torch looks this up at every item of every pipe, in vain for most: an exception each time, 850 ns against 190.
+    IterDataPipe._is_child_datapipe = False  # type: ignore[attr-defined]
+    look_up.torchs = torchs  # type: ignore[attr-defined]
+    IterDataPipe.__getattr__ = look_up  # type: ignore[method-assign]
+
+
+def _import(name: str, import_torchdata: Callable[[], object]) -> None:
+    try:
+        import_torchdata()
+    except ImportError as error:
+        instead = f"; {_WITHOUT_TORCHDATA[name]}" if name in _WITHOUT_TORCHDATA else ""
+        raise AttributeError(
+            f".{name}() is a form of torchdata, which cannot be imported here: {error.__cause__ or error}{instead}"
+        ) from error
+
+
+def _hint(name: str) -> str:
+    if name in _WEBDATASET:
+        return f".{name} is WebDataset's; here {_WEBDATASET[name]}"
+    if f"wds_{name}" in IterDataPipe.functions:
+        return f".{name}(...){' of WebDataset' if name in _SHORTER else ''} is .wds_{name}(...) here"
+    if name.startswith("wds_"):
+        near = difflib.get_close_matches(name, IterDataPipe.functions, n=1, cutoff=0.8)
+        return f"did you mean .{near[0]}(...)?" if near else ""
+    return ""
+
+
+def argument_hint(form: str, names: Iterable[str]) -> str | None:
+    """Says what to write for an argument of WebDataset that a form does not take; None if there is none.
+
+    Example:
+        >>> argument_hint("map", ["handler"])
+        'the form with a handler is .wds_map(f, handler=...)'
+    """
+    known = _ARGUMENTS.get(form, {})
+    return next((known[name] for name in names if name in known), None)
+
+
+def _checked_arguments(name: str, _pipe: IterDataPipe[Any], form: Form) -> Form:
+    @functools.wraps(form)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if hint := argument_hint(name, kwargs):
+            raise TypeError(f"torch's .{name}() has no such argument: {hint}")
+        return form(*args, **kwargs)
+
+    return checked
+
+
+def _checked_shuffle(_pipe: IterDataPipe[Any], form: Form) -> Form:
+    @functools.wraps(form)
+    def shuffle(*args: Any, **kwargs: Any) -> Any:
+        if args or not kwargs.keys() <= {"buffer_size", "unbatch_level"}:
+            size = args[0] if args else kwargs.get("bufsize", kwargs.get("size", 1000))
+            raise TypeError(
+                "torch's .shuffle() takes its size by name, and nothing else. Samples are shuffled with "
+                f".wds_shuffle({size!r}), shards with .shuffle() or .shuffle(buffer_size={size!r})"
+            )
+        return form(**kwargs)
+
+    return shuffle
+
+
+def _warned(name: str, pipe: IterDataPipe[Any], form: Form) -> Form:
+    @functools.wraps(form)
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        if _follows_samples(pipe):
+            warn_once(name, _OTHER_MEANING[name])
+        return form(*args, **kwargs)
+
+    return warned
+
+
+def _follows_samples(pipe: IterDataPipe[Any]) -> bool:
+    """Whether samples come here: the same names over URLs are surely torchdata's."""
+    grouped = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
+    seen: set[int] = set()
+    left = [pipe]
+    while left:
+        found = left.pop()
+        if isinstance(found, grouped):
+            return True
+        if id(found) not in seen:
+            seen.add(id(found))
+            left.extend(sources_of(found))
+    return False
+
+
+def sources_of(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
+    """The pipes that a pipe holds as attributes, alone or in lists, without pickling as torch's traversal does."""
+    values = [value for value in vars(pipe).values() if isinstance(value, (IterDataPipe, list, tuple))]
+    inside = [value if isinstance(value, (list, tuple)) else (value,) for value in values]
+    return [source for items in inside for source in items if isinstance(source, IterDataPipe)]
+
+
+_CHECKED: dict[str, Callable[[IterDataPipe[Any], Form], Form]] = {
+    "batch": functools.partial(_checked_arguments, "batch"),
+    "map": functools.partial(_checked_arguments, "map"),
+    "repeat": functools.partial(_warned, "repeat"),
+    "shuffle": _checked_shuffle,
+    "slice": functools.partial(_warned, "slice"),
+}

@@ -97,7 +97,7 @@ def test_repr_stays_when_a_pipe_was_pickled() -> None:
 
 
 def test_exceptions_name_stage_and_chain_when_torch_adds_its_line(tmp_path: Any) -> None:
-    """torch shows the constructor's arguments by name, the source among them as its chain."""
+    """Torch shows the constructor's arguments by name, the source among them as its chain."""
     with TarWriter(tmp_path / "x.tar") as writer:
         writer.write({"__key__": "a", "cls": 1})
     pipe = WebDataset(str(tmp_path / "x.tar")).wds_map_dict(cls=len, missing=len)

@@ -60,7 +60,7 @@ def no_torchdata() -> Iterator[None]:
     form_names.install(import_torchdata)
 
 
-# ---------------------------------------------------------------------------------------------------- WebDataset's names
+# ------------------------------------------------------------------------------------------------ WebDataset's names
 
 
 def test_names_of_webdataset_are_all_answered() -> None:
@@ -85,10 +85,15 @@ def test_hints_name_forms_that_exist() -> None:
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("decode", ".wds_decode("), ("to_tuple", ".wds_to_tuple("), ("batched", ".batch(n)"), ("with_epoch", ".wds_epoch")],
+    [
+        ("decode", ".wds_decode("),
+        ("to_tuple", ".wds_to_tuple("),
+        ("batched", ".batch(n)"),
+        ("with_epoch", ".wds_epoch"),
+    ],
 )
 def test_names_of_webdataset_stay_attribute_errors_when_they_are_looked_up(number: int, name: str, form: str) -> None:
-    """hasattr is False, so that no library that probes takes them for there; native pipes answer too."""
+    """Hasattr is False, so that no library that probes takes them for there; native pipes answer too."""
     pipe = chains()[number]
     assert not hasattr(pipe, name)
     assert getattr(pipe, name, None) is None
@@ -104,7 +109,9 @@ def test_names_near_a_form_are_answered(name: str) -> None:
         getattr(WebDataset("x.tar"), name)
 
 
-@pytest.mark.parametrize("name", ["set_epoch", "state_dict", "__getitems__", "_private", "shape", "dataset", "__array__"])
+@pytest.mark.parametrize(
+    "name", ["set_epoch", "state_dict", "__getitems__", "_private", "shape", "dataset", "__array__"]
+)
 def test_other_names_stay_torchs_errors(name: str) -> None:
     """What libraries probe for is simply not there, at no cost of an import."""
     for pipe in chains():
@@ -128,7 +135,9 @@ def test_lookup_is_safe_when_a_pipe_has_no_state_yet() -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize(("args", "options"), [((1000,), {}), ((), {"initial": 100}), ((), {"size": 1000, "rng": None})])
+@pytest.mark.parametrize(
+    ("args", "options"), [((1000,), {}), ((), {"initial": 100}), ((), {"size": 1000, "rng": None})]
+)
 def test_shuffle_says_what_to_write_when_it_is_called_as_webdatasets(
     number: int, args: tuple[int, ...], options: dict[str, Any]
 ) -> None:
@@ -165,7 +174,7 @@ def test_forms_say_what_to_write_when_they_get_webdatasets_arguments(call: Any, 
 
 def test_forms_raise_plainly_when_an_argument_is_unknown() -> None:
     """No hint for what WebDataset has not either."""
-    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'$"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'foo'$"):
         WebDataset("x.tar").wds_decode("pil", foo=True)  # type: ignore[call-arg]
     assert argument_hint("wds_decode", ["foo"]) is None
 
@@ -198,7 +207,7 @@ def test_forms_of_torchdata_are_silent_when_they_are_surely_meant(caplog: pytest
     assert not caplog.records
 
 
-# ------------------------------------------------------------------------------------------------------ torchdata's names
+# ------------------------------------------------------------------------------------------------ torchdata's names
 
 
 def test_names_of_torchdata_are_all_known() -> None:

@@ -160,9 +160,11 @@ def test_read_members_refuses_when_a_size_is_no_number(size: bytes) -> None:
 
 
 def test_read_members_takes_no_memory_when_a_size_lies() -> None:
-    """A header that claims an exabyte is a cut member, not a MemoryError."""
+    """A header that claims gigabytes is a cut member, and one that claims an exabyte is too large."""
     size = b"\x80" + (1 << 60).to_bytes(11, "big")
     with pytest.raises(ShardFormatError, match=r"cut off inside member a\.txt at byte 1,536"):
+        read(header(b"a.txt", 4 << 30, raw_size=b"\x80" + (4 << 30).to_bytes(11, "big")) + END)
+    with pytest.raises(ShardFormatError, match=r"a\.txt of 1,152,921,504,606,846,976 bytes, more than max_member_"):
         read(header(b"a.txt", 0, raw_size=size) + END)
 
 

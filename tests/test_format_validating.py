@@ -409,3 +409,11 @@ def test_validate_does_not_blame_the_index_for_a_broken_shard(tmp_path: Path) ->
     assert found(str(path)) == [("error", "cut")]
     (tmp_path / "x.tar.index").write_bytes(b"")
     assert found(str(path)) == [("error", "cut"), ("error", "index")]
+
+
+def test_validate_reports_a_member_when_it_is_larger_than_the_limit(tmp_path: Path) -> None:
+    """As loaders end the shard there, so does the validation."""
+    path = tmp_path / "x.tar"
+    write_tar(path, [("a.txt", b"a"), ("b.txt", bytes(2000))])
+    findings = list(validate_shard(str(path), max_member_bytes=1999))
+    assert [(finding.kind, finding.member, finding.offset) for finding in findings] == [("too-large", "b.txt", 1024)]

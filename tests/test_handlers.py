@@ -134,3 +134,17 @@ def test_errors_derive_from_builtins_that_callers_catch() -> None:
     }
     for name, parent in parents.items():
         assert issubclass(getattr(errors, name), parent)
+
+
+@pytest.mark.parametrize("cause", [MemoryError(), ImportError("x")])
+@pytest.mark.parametrize("handler", ALL)
+def test_handlers_are_not_asked_when_the_item_is_not_at_fault(handler: Any, cause: Exception) -> None:
+    """Without memory or a package every item would fail, and skipping them all would be silent."""
+    skipped: Counter[str] = Counter()
+    wrapped = errors.DecodingError("x")
+    wrapped.__cause__ = cause
+    for error in (cause, wrapped):
+        with pytest.raises(type(error)):
+            keep_going(handler, error, skipped)
+    assert not skipped
+    assert not handlers.handled

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import logging
+import lzma
 import subprocess
 import sys
 import tarfile
@@ -226,6 +228,8 @@ def test_load_wds_shards_checks_options_when_constructed(good: tuple[str, str]) 
         source.load_wds_shards("*.jpg")
     with pytest.raises(TypeError, match="rename must be"):
         source.load_wds_shards(rename="x")
+    with pytest.raises(ValueError, match="max_member_bytes"):
+        source.load_wds_shards(max_member_bytes=0)
     with pytest.raises(TypeError, match="require_end_marker must be True or False"):
         source.load_wds_shards(require_end_marker="no")
     with pytest.raises(TypeError, match="lowercase must be True or False"):
@@ -245,6 +249,42 @@ def test_load_wds_shards_passes_options_on_to_the_reader(tmp_path: Path) -> None
     twice = tmp_path / "2.tar"
     twice.write_bytes(GOOD + tar_bytes(sample_members("d", txt=b"x")))
     assert len(list(fused([str(twice)], concatenated=True))) == 4
+
+
+@pytest.mark.parametrize("open_shard", [open, gzip.open, bz2.open, lzma.open])
+@both
+def test_load_wds_shards_refuses_a_member_when_it_is_larger_than_the_limit(
+    open_shard: Any, graph: Graph, tmp_path: Path
+) -> None:
+    """Whole samples before it are given; the shards after it too, where the handler skips the shard."""
+    members = [*sample_members("a", txt=b"a"), *sample_members("b", txt=b"b", bin=bytes(100_000)), ("c.txt", b"c")]
+    urls = [str(tmp_path / "1.tar"), write_tar(tmp_path / "2.tar", sample_members("d", txt=b"d"))]
+    with open_shard(urls[0], "wb") as file:
+        file.write(tar_bytes(members))
+    kept: list[Any] = []
+    options: dict[str, Any] = {"max_member_bytes": 50_000, "handler": lambda error: not kept.append(error)}
+    assert where(graph(urls, **options)) == [("1.tar", "a"), ("2.tar", "d")]
+    assert (kept[0].member, kept[0].shard) == ("b.bin", urls[0])
+    assert len(list(graph(urls, max_member_bytes=100_000))) == 4
+
+
+def test_load_wds_shards_raises_when_memory_runs_out_whatever_the_handler() -> None:
+    """Skipping a shard because the machine is full would lose data without a word."""
+
+    class Exhausted(io.BytesIO):
+        def read(self, count: int | None = -1, /) -> bytes:
+            if self.tell() + (count or 0) > 2 << 20:
+                raise MemoryError
+            return super().read(count)
+
+    archive = tar_bytes([("a.txt", b"a"), ("b.bin", bytes(4 << 20))])
+    pipe = IterableWrapper([("x.tar", Exhausted(archive))], deepcopy=False).load_wds_shards(
+        handler=torchdata_wds.ignore_and_continue
+    )
+    members = iter(pipe)
+    assert next(members).name == "a.txt"
+    with pytest.raises(ShardFormatError, match=r"b\.bin of 4,194,304 bytes, more than this process has memory for"):
+        next(members)
 
 
 def test_group_by_key_uses_its_own_keys_when_fused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -9,11 +10,18 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format import headers, pax
 from torchdata_wds.format.headers import BLOCK, Header, HeaderError, padding, text
 
-__all__ = ["ByteSource", "TarEntries", "TarEntry"]
+__all__ = ["DEFAULT_MAX_MEMBER_BYTES", "ByteSource", "TarEntries", "TarEntry"]
+
+#: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
+DEFAULT_MAX_MEMBER_BYTES = 4 << 30
 
 _ZERO_BLOCK = bytes(BLOCK)
 _PIECE = 16 << 20  # a header may lie about a size: memory is taken only as bytes arrive
 _LARGEST_EXTENDED_HEADER = 16 << 20
+_LARGEST_EXTENDED_HEADERS = 32 << 20  # of one member, with their blocks
+_LONGEST_END = 256 << 20  # a compressed kilobyte can hold that many zeros
+_END_PIECE = 1 << 20
+_LARGEST_RECORD = 20 * BLOCK
 _NO_TAR = "Is it a page that a server sent instead, or another file format?"
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
 _EXTENSIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.GLOBAL_PAX, *headers.PAX})
@@ -57,6 +65,7 @@ class TarEntries:
         require_end_marker: Whether an archive without an end-of-archive block is an error.
         concatenated: Whether to read on behind an end marker.
         offset: Where in the archive the stream begins.
+        max_member_bytes: The size of the largest member that `take` reads.
     """
 
     def __init__(
@@ -67,18 +76,21 @@ class TarEntries:
         require_end_marker: bool = True,
         concatenated: bool = False,
         offset: int = 0,
+        max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
     ) -> None:
         self.stream = stream
         self.shard = shard
         self.require_end_marker = require_end_marker
         self.concatenated = concatenated
         self.offset = offset
+        self.max_member_bytes = max_member_bytes
         self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
         self.raw: list[bytes] = []  # the blocks of the current entry's headers, for sparse members
         self._first = offset
         self._start = offset
         self._global: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}
+        self._extended = 0  # bytes of the extended headers before the next entry
 
     def __iter__(self) -> Iterator[TarEntry | None]:
         while True:
@@ -94,8 +106,8 @@ class TarEntries:
                 self._extend(header)
                 continue
             yield self._entry(header, block)
-            if self._own:
-                self._own = {}
+            if self._extended:
+                self._own, self._extended = {}, 0
             self.raw.clear()
             self._start = self.offset
 
@@ -108,17 +120,34 @@ class TarEntries:
         """Reads an entry's payload.
 
         Raises:
-            ShardFormatError: if the shard ends inside it.
+            ShardFormatError: if the shard ends inside it, or it is larger than `max_member_bytes` or than the memory.
         """
-        size = entry.size
-        data = self.stream.read(size) if size <= _PIECE else b""
-        if len(data) < size:
-            data = self._read_rest(data, size)
-        self.offset += len(data)
-        if len(data) < size:
-            self._cut(f"inside member {entry.name}", size - len(data), member=entry.name)
-        self._pass_padding(entry)
-        return data
+        self.check_size(entry, entry.size)
+        try:
+            return self._take(entry)
+        except MemoryError as error:
+            raise self.out_of_memory(entry, entry.size) from error
+
+    def check_size(self, entry: TarEntry, size: int) -> None:
+        """Refuses content that is too large to be read.
+
+        Args:
+            entry: The member.
+            size: The bytes of its content.
+
+        Raises:
+            ShardFormatError: if they are more than `max_member_bytes`.
+        """
+        if size > self.max_member_bytes:
+            what = f"holds member {entry.name} of {size:,} bytes, more than max_member_bytes={self.max_member_bytes:,},"
+            cure = "Raise max_member_bytes if you want it; otherwise leave the member out with select=."
+            raise self.damaged(what, cure, member=entry.name, at=entry.offset)
+
+    def out_of_memory(self, entry: TarEntry, size: int) -> ShardFormatError:
+        """Makes the error for a member that the memory has no room for."""
+        what = f"holds member {entry.name} of {size:,} bytes, more than this process has memory for,"
+        cure = "Leave it out with select=, or set max_member_bytes to what one member may take."
+        return self.damaged(what, cure, member=entry.name, at=entry.offset)
 
     def skip(self, entry: TarEntry) -> None:
         """Reads past an entry's payload, if its kind has one.
@@ -142,16 +171,28 @@ class TarEntries:
         where = self.offset if at is None else at
         return ShardFormatError(f"shard {self.shard} {what} at byte {where:,}. {cure}", shard=self.shard, member=member)
 
+    def _take(self, entry: TarEntry) -> bytes:
+        size = entry.size
+        data = self.stream.read(size) if size <= _PIECE else b""
+        if len(data) < size:
+            data = self._read_rest(data, size)
+        self.offset += len(data)
+        if len(data) < size:
+            self._cut(f"inside member {entry.name}", size - len(data), member=entry.name)
+        self._pass_padding(entry)
+        return data
+
     def _read_rest(self, data: bytes, size: int) -> bytes:
-        """Completes a short read, in pieces: the stream has ended, gives less than asked for, or the size lies."""
-        pieces, got = [data], len(data)
-        while got < size:
-            piece = self.stream.read(min(size - got, _PIECE))
-            if not piece:
-                break
-            pieces.append(piece)
-            got += len(piece)
-        return b"".join(pieces)
+        """Completes a short read, in pieces: the stream has ended, gives less than asked for, or the size lies.
+
+        The pieces go into one buffer, which becomes the result without a copy: a list of them would need twice the
+        memory for a moment.
+        """
+        buffer = io.BytesIO()
+        buffer.write(data)
+        while buffer.tell() < size and (piece := self.stream.read(min(size - buffer.tell(), _PIECE))):
+            buffer.write(piece)
+        return buffer.getvalue()
 
     def _pass_padding(self, entry: TarEntry) -> None:
         fill = -entry.size % BLOCK
@@ -174,7 +215,7 @@ class TarEntries:
             self._cut("inside a header", BLOCK - len(block), starts=block)
         if self.offset == self._first:
             raise self.damaged("is empty: no tar archive, not even its end marker,", "Download or write it again.")
-        if self._own or self.require_end_marker:
+        if self._extended or self.require_end_marker:
             self._cut("between two members: there is no end-of-archive marker", BLOCK)
         return b""
 
@@ -200,9 +241,12 @@ class TarEntries:
     def _extend(self, header: Header) -> None:
         """Takes in a long name, a long link or PAX records, which describe the entry that follows."""
         if header.size > _LARGEST_EXTENDED_HEADER:
-            raise self.damaged(f"has an extended header of {header.size:,} bytes", "Nothing sane writes that.")
+            what = f"has an extended header of {header.size:,} bytes, more than the limit of 16 MiB,"
+            raise self.damaged(what, "The shard is probably corrupt.")
+        if header.kind != headers.GLOBAL_PAX:
+            self._count_extended(BLOCK + header.size)
         entry = TarEntry("(extended header)", header.kind, header.size, "", self.offset)
-        data = self.take(entry)
+        data = self._take(entry)
         self.raw.append(data + bytes(padding(header.size)))
         if header.kind == headers.LONG_NAME:
             self._own.setdefault("path", data.partition(b"\0")[0])
@@ -211,9 +255,16 @@ class TarEntries:
         else:
             self._extend_pax(header.kind, data)
 
+    def _count_extended(self, size: int) -> None:
+        """Refuses to keep more headers of one member than any program writes: they compress to almost nothing."""
+        self._extended += size
+        if self._extended > _LARGEST_EXTENDED_HEADERS:
+            what = "has more than 32 MiB of headers before one member's content,"
+            raise self.damaged(what, "The shard is probably corrupt.", at=self._start)
+
     def _extend_pax(self, kind: int, data: bytes) -> None:
         try:
-            records = pax.parse_records(data)
+            records = pax.relevant(pax.parse_records(data))
         except HeaderError as error:
             raise self.damaged(f"has a damaged extended header before member: {error};", "Download it again.") from None
         if kind == headers.GLOBAL_PAX:
@@ -255,23 +306,32 @@ class TarEntries:
             if not block:
                 self._cut("inside a header", BLOCK)
             self.raw.append(block)
+            self._count_extended(BLOCK)
             more = block[504]
         return full
 
     def _pass_end_marker(self) -> bytes:
         """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""
-        if self._own:
+        if self._extended:
             raise self.damaged("ends behind an extended header, before its member,", "Download it again.")
+        begin = self.offset
         while True:
-            block = self._read_rest(self.stream.read(BLOCK), BLOCK)
+            # the first blocks one by one: what follows them at once must not wait for more to come
+            size = BLOCK if self.concatenated or self.offset - begin < _LARGEST_RECORD else _END_PIECE
+            block = self._read_rest(self.stream.read(size), size)
             at = self.offset
             self.offset += len(block)
             if not block:
                 return b""
             if block.count(0) == len(block):
+                if self.offset - begin > _LONGEST_END:
+                    what = "has more than 256 MiB of zeros behind its end-of-archive marker,"
+                    raise self.damaged(what, "Cut it off there with truncate, or write it again.", at=begin)
                 continue
             if not self.concatenated:
-                what = f"has bytes behind its end-of-archive marker, {block.lstrip(bytes(1))[:20]!r},"
+                rest = block.lstrip(b"\0")
+                at += (len(block) - len(rest)) // BLOCK * BLOCK
+                what = f"has bytes behind its end-of-archive marker, {rest[:20]!r},"
                 raise self.damaged(what, "If archives were joined with cat, pass concatenated=True.", at=at)
             if len(block) < BLOCK:
                 self._cut("inside a header", BLOCK - len(block))

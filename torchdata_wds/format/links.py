@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, REGULAR, SPARSE
 from torchdata_wds.format.sparse import read_payload
 from torchdata_wds.storage import can_reopen, open_shard
@@ -26,10 +26,14 @@ class HardLinks:
         shard: The URL as messages may show it.
         reopen: Opens the shard again at a byte offset of the decompressed archive; None opens `url`, where that is
             possible.
+        max_member_bytes: The size of the largest member that is read.
     """
 
-    def __init__(self, url: str, shard: str, reopen: Reopen | None) -> None:
+    def __init__(
+        self, url: str, shard: str, reopen: Reopen | None, *, max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
+    ) -> None:
         self.shard = shard
+        self._max_member_bytes = max_member_bytes
         if reopen is None and can_reopen(url):
             reopen = partial(_open_at, url)
         self.reopen = reopen
@@ -68,7 +72,7 @@ class HardLinks:
         if offset is None:
             raise self._error(entry, "has no such member before it")
         with reopen(offset) as stream:
-            entries = TarEntries(stream, self.shard, offset=offset)
+            entries = TarEntries(stream, self.shard, offset=offset, max_member_bytes=self._max_member_bytes)
             target = next(iter(entries))
             if target is None:
                 raise self._error(entry, "is not the same when it is read again")

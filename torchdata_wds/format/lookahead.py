@@ -7,6 +7,7 @@ into their own bytes. The last window's content decides. Whatever neither of the
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import cast
@@ -15,7 +16,7 @@ from torchdata_wds.format.direct import read_plain_header
 from torchdata_wds.format.entries import ByteSource
 from torchdata_wds.format.headers import BLOCK, padding
 from torchdata_wds.format.members import MemberRun, ShardMember
-from torchdata_wds.format.windows import find_members, without_members
+from torchdata_wds.format.windows import Window, find_members, without_members
 
 __all__ = ["LookAhead"]
 
@@ -40,13 +41,15 @@ class LookAhead:
         stream: The archive. Windows are read only where it has ``read1``, which gives what one read of the source gave.
         url: The shard's URL, for the members.
         visit: As in `ShardMember`.
+        max_member_bytes: The size of the largest member that is given; larger ones are left to `TarEntries`.
     """
 
-    def __init__(self, stream: ByteSource, url: str, visit: int) -> None:
+    def __init__(self, stream: ByteSource, url: str, visit: int, *, max_member_bytes: int = sys.maxsize) -> None:
         self._stream = stream
         self._read1: Callable[[int], bytes] | None = getattr(stream, "read1", None) if LARGEST_WINDOW else None
         self._url = url
         self._visit = visit
+        self._largest = max_member_bytes
         self._window = without_members(b"")
         self._position = 0  # in the window
         self._held = 0  # bytes of the last window, or of members read one by one
@@ -111,7 +114,7 @@ class LookAhead:
         try:
             parts.append(self._stream.read(BLOCK))
             found = read_plain_header(parts[0])
-            if found is not None and found[1] <= _LARGEST_READ:
+            if found is not None and found[1] <= min(_LARGEST_READ, self._largest):
                 name, size = found
                 fill = padding(size)
                 parts.append(self._stream.read(size))
@@ -138,7 +141,14 @@ class LookAhead:
                 raise
             self._failure = error.with_traceback(None)
         self._window, self._position = find_members(_join(pieces)), 0
+        if len(self._window.data) > self._largest:
+            self._refuse_large(self._window)
         self._held = len(self._window.data)
+
+    def _refuse_large(self, window: Window) -> None:
+        """Leaves a window with a member that is too large to `TarEntries`, which says so when its turn comes."""
+        if any(end - start > self._largest for start, end in zip(window.starts, window.ends, strict=True)):
+            self._window = without_members(window.data)
 
     def _judge(self) -> None:
         """Chooses the size of the next window, or a pause, by the members seen since the last choice."""

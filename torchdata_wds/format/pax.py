@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from torchdata_wds.format.headers import HeaderError
 
-__all__ = ["describes_payload", "is_sparse", "parse_records", "record_number", "sparse_size"]
+__all__ = ["describes_payload", "is_sparse", "parse_records", "record_number", "relevant", "sparse_size"]
+
+# All that reading looks at. What else a global header says would be carried along for each of the entries after it.
+_RELEVANT = frozenset(
+    ["path", "linkpath", "size"]
+    + [f"GNU.sparse.{name}" for name in ("major", "minor", "name", "realsize", "size", "map")]
+    + [f"GNU.sparse.{name}" for name in ("numblocks", "offset", "numbytes")]
+)
 
 
 def parse_records(data: bytes) -> dict[str, bytes]:
@@ -34,6 +41,11 @@ def parse_records(data: bytes) -> dict[str, bytes]:
         records[keyword.decode("utf-8", "backslashreplace")] = value[:-1]
         position = end
     return records
+
+
+def relevant(records: dict[str, bytes]) -> dict[str, bytes]:
+    """Keeps only the records that say where a member's content lies and what it is called."""
+    return {keyword: value for keyword, value in records.items() if keyword in _RELEVANT}
 
 
 def record_number(records: dict[str, bytes], keyword: str) -> int | None:

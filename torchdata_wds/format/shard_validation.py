@@ -19,7 +19,7 @@ from torchdata_wds.errors import (
     WdsError,
 )
 from torchdata_wds.format.drafts import Draft
-from torchdata_wds.format.entries import TarEntries, TarEntry
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.findings import FieldSets, Finding, Level
 from torchdata_wds.format.headers import HARD_LINK
 from torchdata_wds.format.index_checks import IndexCheck
@@ -45,7 +45,10 @@ _DAMAGES = (
     ("ends behind an extended header", "cut"),
     ("has bytes behind", "trailing-bytes"),
     ("begins with the rest", "multi-volume"),
+    ("holds member", "too-large"),
+    ("has more than 256 MiB of zeros", "trailing-bytes"),
     ("holds a", "sparse"),
+    ("has more than 32 MiB of headers", "bad-header"),
     ("has a", "bad-header"),
 )
 
@@ -61,6 +64,7 @@ class ValidationRules(NamedTuple):
     concatenated: bool = False
     check_fields: CheckFields | None = None
     storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
 
 
 _DEFAULT = ValidationRules()
@@ -133,6 +137,7 @@ class ShardValidation:
         self.field_sets = FieldSets()
         self._rules = grouping_rules(rules.keys, rules.lowercase, None, rules.on_duplicate, rules.on_reappearing)
         self._markers = {"require_end_marker": rules.require_end_marker, "concatenated": rules.concatenated}
+        self._max_member_bytes = rules.max_member_bytes
         self._check_fields = rules.check_fields
         self._options = StorageOptions(rules.storage_options)
         self._index = IndexCheck(self.url, rules.keys, self._options)
@@ -145,7 +150,8 @@ class ShardValidation:
         is_broken = False
         try:
             with open_shard(self.url, storage_options=self._options) as stream:
-                archive = _Archive(stream, self.shard, **self._markers)
+                largest = self._max_member_bytes
+                archive = _Archive(stream, self.shard, max_member_bytes=largest, **self._markers)
                 yield from self._read(archive)
                 self._index.finish(archive.offset)
         except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
@@ -158,7 +164,8 @@ class ShardValidation:
     def _read(self, archive: _Archive) -> Iterator[Finding | CheckedSample]:
         """Reads all members, tells what is odd about each, and checks a run of one key when its end has been seen."""
         reopens = can_reopen(self.url, storage_options=self._options)
-        links = HardLinks(self.url, self.shard, self._open_at if reopens else None)
+        largest = self._max_member_bytes
+        links = HardLinks(self.url, self.shard, self._open_at if reopens else None, max_member_bytes=largest)
         for entry in archive:
             if entry is None:
                 yield from self._close_run()

@@ -26,6 +26,7 @@ def read_payload(entries: TarEntries, entry: TarEntry) -> bytes:
     if entry.sparse_size > LARGEST_SPARSE_MEMBER:
         what = f"holds a sparse member {entry.name} of {entry.sparse_size:,} bytes"
         raise entries.damaged(what, f"At most {LARGEST_SPARSE_MEMBER:,} are allowed.", member=entry.name)
+    entries.check_size(entry, entry.sparse_size)
     head = b"".join(entries.raw)
     archive = head + entries.take(entry) + bytes(padding(entry.size) + 1024)
     try:

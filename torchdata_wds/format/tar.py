@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from torchdata_wds.format.entries import ByteSource, TarEntries, TarEntry
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
 from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
 from torchdata_wds.format.links import HardLinks, Reopen
 from torchdata_wds.format.lookahead import LookAhead
@@ -32,6 +32,7 @@ def read_members(
     reopen: Reopen | None = None,
     require_end_marker: bool = True,
     concatenated: bool = False,
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
     skipped: Counter[str] | None = None,
 ) -> Iterator[ShardMember]:
     """Reads the regular members of a tar archive, in their order, one at a time in memory.
@@ -50,6 +51,8 @@ def read_members(
             possible.
         require_end_marker: Whether an archive without an end-of-archive block is an error.
         concatenated: Whether to read on behind an end-of-archive block, as for archives joined with ``cat``.
+        max_member_bytes: The size of the largest member that is read; a larger one that `select` does not leave out
+            is an error.
         skipped: Counts what is skipped, by reason.
 
     Yields:
@@ -57,7 +60,7 @@ def read_members(
 
     Raises:
         ShardFormatError: at any damage, after the members before it: a wrong header checksum, a cut anywhere, no
-            end marker, bytes behind the end marker.
+            end marker, bytes behind the end marker, a member that is too large.
 
     Example:
         >>> import io, tarfile
@@ -68,7 +71,14 @@ def read_members(
         ['a.txt']
     """
     options = ReadOptions(
-        select, rename, visit, mask_url(url) if shard is None else shard, reopen, require_end_marker, concatenated
+        select,
+        rename,
+        visit,
+        mask_url(url) if shard is None else shard,
+        reopen,
+        require_end_marker,
+        concatenated,
+        max_member_bytes=max_member_bytes,
     )
     for item in singles(read_marked_members(stream, url, options, Counter() if skipped is None else skipped)):
         if isinstance(item, ShardMember):
@@ -86,6 +96,7 @@ class ReadOptions(NamedTuple):
     require_end_marker: bool
     concatenated: bool
     offset: int = 0  # where in the archive the stream begins
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
 
 
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
@@ -95,11 +106,18 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
     stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
     """
-    select, rename, visit, shard, reopen, require_end_marker, concatenated, offset = options
+    select, rename, visit, shard, reopen, require_end_marker, concatenated, offset, largest = options
     wanted = None if select is None else name_filter(select)
-    links = HardLinks(url, shard, reopen)
-    source = LookAhead(stream, url, visit)
-    entries = TarEntries(source, shard, offset=offset, require_end_marker=require_end_marker, concatenated=concatenated)
+    links = HardLinks(url, shard, reopen, max_member_bytes=largest)
+    source = LookAhead(stream, url, visit, max_member_bytes=largest)
+    entries = TarEntries(
+        source,
+        shard,
+        offset=offset,
+        require_end_marker=require_end_marker,
+        concatenated=concatenated,
+        max_member_bytes=largest,
+    )
     for entry in _walk(entries, source, links):
         if isinstance(entry, (MemberRun, ShardMember)):
             if rename is None and wanted is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.findings import Finding
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing
@@ -24,6 +25,7 @@ def validate_shard(
     concatenated: bool = False,
     check_fields: CheckFields | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
 ) -> Iterator[Finding]:
     """Reads a shard whole and tells everything that is wrong with it or odd.
 
@@ -40,6 +42,7 @@ def validate_shard(
         concatenated: As in ``load_wds_shards``.
         check_fields: Tries to decode the fields of a sample, and gives an exception for each that does not decode.
         storage_options: Options by protocol.
+        max_member_bytes: As in ``load_wds_shards``.
 
     Yields:
         Finding: In the order of the archive; what is known only of the whole shard comes last.
@@ -64,6 +67,7 @@ def validate_shard(
         concatenated,
         check_fields,
         storage_options,
+        max_member_bytes,
     )
     validation = ShardValidation(url, rules)
     return _findings(validation)

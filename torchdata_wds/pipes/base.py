@@ -94,6 +94,7 @@ class WdsPipe(IterDataPipe[T_co]):
             concatenated: bool = False,
             read_ahead: int = 0,
             interleave: int = 1,
+            max_member_bytes: int = ...,
             storage_options: StorageOptions = None,
             rewrite: Rewrite = None,
             handler: Handler = ...,

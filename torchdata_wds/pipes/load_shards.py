@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.index import IndexedSample
 from torchdata_wds.format.members import Mark, MemberRun, ShardMember, Unit
@@ -92,6 +93,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             ``(url, stream)`` are read when their turn comes.
         interleave: How many shards to keep open and to take samples from in turn. Where one ends, the next comes in
             its place; the order depends on nothing else.
+        max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
+            shard with an error, unless `select` leaves it out.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
         rewrite: Where shards are read instead, as in ``list_shards``.
         handler: Asked about each shard that cannot be opened or read to its end.
@@ -102,7 +105,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
 
     Raises:
         ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
-        ShardFormatError: through the handler, if a shard is cut or damaged, or is not the one of its index.
+        ShardFormatError: through the handler, if a shard is cut or damaged, has a member that is too large, or is not
+            the one of its index.
         UnsafeDataError: through the handler, for ``pipe:`` under ``WDS_SECURE=1``.
 
     Example:
@@ -125,6 +129,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         concatenated: bool = False,
         read_ahead: int = 0,
         interleave: int = 1,
+        max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
         rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
         handler: Handler = reraise_exception,
@@ -133,6 +138,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         check_flags(require_end_marker=require_end_marker, concatenated=concatenated)
         check_count("read_ahead", read_ahead, 0)
         check_count("interleave", interleave, 1)
+        check_count("max_member_bytes", max_member_bytes, 1)
         if rename is not None and not callable(rename):
             raise TypeError(f"rename must be a function from name to name, not {rename!r}")
         self.source_datapipe = source_datapipe
@@ -147,6 +153,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.concatenated = concatenated
         self.read_ahead = read_ahead
         self.interleave = interleave
+        self.max_member_bytes = max_member_bytes
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self.handler = check_handler(handler)
@@ -271,6 +278,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             require_end_marker=self.require_end_marker,
             concatenated=self.concatenated,
             offset=offset,
+            max_member_bytes=self.max_member_bytes,
         )
         return read_marked_members(stream, source.url, options, self.skipped)
 

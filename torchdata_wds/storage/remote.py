@@ -105,7 +105,7 @@ class RemoteShard:
         while True:
             try:
                 return work()
-            except (ShardOpenError, ShardFormatError):
+            except (ShardOpenError, ShardFormatError, MemoryError):
                 raise
             except Exception as error:
                 if isinstance(error, HOPELESS) or not patience.endures(error_words(error)):
@@ -145,7 +145,7 @@ class RemoteSource(Source):
         while True:
             try:
                 data = self._read(remote, size)
-            except (ShardOpenError, ShardFormatError):
+            except (ShardOpenError, ShardFormatError, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a client library raises
                 self._close_file()

@@ -270,8 +270,9 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
     return wrap_source(ForeignSource(stream, shard), shard)
 
 
-def _shard_error(error: Exception, shard: str, position: int) -> WdsError:
-    if isinstance(error, WdsError):
+def _shard_error(error: Exception, shard: str, position: int) -> Exception:
+    # Without memory the shard is not at fault: that must not look like a source that failed.
+    if isinstance(error, (WdsError, MemoryError)):
         return error
     cure = ". Its stream was opened as text: open it with mode='rb'" if isinstance(error, UnicodeError) else ""
     failure = ShardOpenError(

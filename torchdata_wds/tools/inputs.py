@@ -15,13 +15,14 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.slicing import OpenSlice
 from torchdata_wds.format.spec_places import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage.urls import STDIN, scheme_of
-from torchdata_wds.tools.command import Part, UsageError, part_number, range_of
+from torchdata_wds.tools.command import Part, UsageError, byte_size, part_number, range_of
 from torchdata_wds.tools.messages import message_of, say, tell_left_out, tell_lost
 from torchdata_wds.tools.progress import Progress
 
@@ -81,6 +82,13 @@ def add_input_arguments(
     )
     group.add_argument("--no-end-marker", action="store_true", help="take a shard without end marker as whole")
     group.add_argument("--concatenated", action="store_true", help="read on behind an end marker")
+    group.add_argument(
+        "--max-member-bytes",
+        type=byte_size,
+        default=DEFAULT_MAX_MEMBER_BYTES,
+        metavar="SIZE",
+        help="the size of the largest member that is read, such as 500MB or 8GiB (default: 4GiB)",
+    )
 
 
 def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False, parts: bool = True) -> None:
@@ -261,6 +269,7 @@ class SampleReader:
             keys=arguments.keys,
             require_end_marker=not arguments.no_end_marker,
             concatenated=arguments.concatenated,
+            max_member_bytes=int(arguments.max_member_bytes),
             read_ahead=read_ahead,
             interleave=interleave,
             handler=self._lose,

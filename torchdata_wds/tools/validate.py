@@ -110,6 +110,7 @@ def _rules(arguments: argparse.Namespace) -> ValidationRules:
         not arguments.no_end_marker,
         arguments.concatenated,
         FieldChecker() if arguments.decode else None,
+        max_member_bytes=int(arguments.max_member_bytes),
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.processes import children, is_alive, open_files, wait_until
+from tests.processes import children, in_child, is_alive, open_files, wait_until
 from tests.workers_kit import ROOT, SIZES, items_of, loader_of, time_limit, uneven_pipe, with_pid
 from torchdata_wds.storage import open_shard
 
@@ -274,3 +274,22 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: st
         time.sleep(0.3)  # for the pipe to fill
         main.kill()
     assert wait_until(lambda: not any(is_alive(pid) for pid in pids) and not running(sleep), 5)
+
+
+def test_service_refuses_when_a_forked_process_iterates_its_loader() -> None:
+    """A child cannot take items away from its parent, neither of the running epoch nor by beginning another."""
+    with loader_of(IterableWrapper(range(6)).sharding_filter()) as loader:
+        items = iter(loader)
+        first = next(items)
+
+        def iterate() -> None:
+            with pytest.raises(RuntimeError, match="was forked.*Make a loader of its own"):
+                next(items)
+
+        def begin() -> None:
+            with pytest.raises(RuntimeError, match="was forked"):
+                list(loader)
+
+        assert (in_child(iterate), in_child(begin)) == (0, 0)
+        assert [first, *items] == [*range(6)]
+        assert list(loader) == [*range(6)]

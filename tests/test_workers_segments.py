@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.processes import open_files
+from tests.processes import in_child, open_files
 from torchdata_wds.workers.segments import CAN_SHARE, Limits, SegmentPool, SegmentTable, Span
 
 pytestmark = pytest.mark.skipif(not CAN_SHARE, reason="this system cannot hand over files")
@@ -209,6 +209,98 @@ def test_segment_stays_in_use_when_a_forked_process_drops_it() -> None:
     os.waitpid(child, 0)
     (other,) = pair.send(data(2))
     assert (bytes(view), bytes(other)) == (data(1), data(2))
+
+
+class ForkedReader:
+    """A process forked now, which reads a view that it has inherited when it is asked to."""
+
+    def __init__(self, view: Any) -> None:
+        self._reading, theirs = os.pipe()
+        ours, self._asking = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self._asking)
+            os.read(ours, 1)
+            os.write(theirs, bytes(view[:1]))
+            os._exit(0)
+        os.close(theirs)
+        os.close(ours)
+
+    def read(self) -> int:
+        os.close(self._asking)
+        (value,) = os.read(self._reading, 1)
+        os.close(self._reading)
+        os.waitpid(self._pid, 0)
+        return value
+
+
+def test_segment_stays_as_it_is_for_a_forked_process_when_the_main_process_drops_it() -> None:
+    """What a forked process can see is never filled again; the worker takes a new segment in its place, for good."""
+    pair = Pair(most=2)
+    (view,) = pair.send(data(1))
+    reader = ForkedReader(view)
+    del view
+    for fill in range(2, 30):
+        (view,) = pair.send(data(fill))
+        assert isinstance(view.obj, np.ndarray)
+        assert bytes(view) == data(fill)
+        del view
+    assert reader.read() == 1
+
+
+def test_segment_stays_as_it_is_for_a_process_that_the_worker_forked() -> None:
+    """A child of the worker reads a batch that was lent, sent, read and dropped."""
+    pair = Pair(most=2)
+    array = pair.pool.lend(SIZE)
+    assert array is not None
+    array[:] = 1
+    reader = ForkedReader(array)
+    pair.send(array)
+    del array
+    for fill in range(2, 30):
+        lent = pair.pool.lend(SIZE)
+        assert lent is not None
+        lent[:] = fill
+        pair.send(lent, data(fill))
+        del lent
+    assert reader.read() == 1
+
+
+def test_segment_stays_as_it_is_for_a_forked_process_when_the_worker_sends_it_again() -> None:
+    """A batch that a stage of the worker keeps and repeats does not make its memory free again."""
+    pair = Pair(most=4)
+    array = pair.pool.lend(SIZE)
+    assert array is not None
+    array[:] = 1
+    (view,) = pair.send(array)
+    reader = ForkedReader(view)
+    del view
+    pair.send(array)
+    del array
+    for fill in range(2, 30):
+        pair.send(data(fill), data(fill, SIZE // 2))
+    assert reader.read() == 1
+
+
+def test_segment_is_used_again_when_the_fork_was_before_or_after_its_use() -> None:
+    """A fork costs nothing where no batch was in use."""
+    pair = Pair(most=1)
+    pair.send(data(1))
+    ForkedReader(b"1").read()
+    before = pair.pool._segments[0]
+    pair.send(data(2))
+    assert pair.pool._segments == [before]
+
+
+def test_pool_lends_nothing_to_a_forked_process() -> None:
+    """A child of the worker stacks batches in memory of its own."""
+    pair = Pair()
+
+    def borrow() -> None:
+        assert pair.pool.lend(SIZE) is None
+
+    assert in_child(borrow) == 0
+    assert pair.pool.lend(SIZE) is not None
 
 
 def test_pool_gives_a_segment_to_one_of_two_threads() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ class WorkerPool:
         self._context = torch.multiprocessing.get_context(multiprocessing_context)
         self._timeout = timeout
         self._board = NoticeBoard(self._context)
+        self._owner = os.getpid()
         self._links: list[WorkerLink] = []
         # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an epoch broken off.
         self._lock = threading.RLock()
@@ -110,11 +112,21 @@ class WorkerPool:
 
     def wait_for_facts(self) -> None:
         """Waits until all workers have told where their epoch began, if they have not."""
+        self._check_owner()
         with self._lock:
             for link in self._links:
                 link.wait_for_facts(self._timeout or None)
 
+    def _check_owner(self) -> None:
+        """Refuses to be used by a forked process, which would take items of the workers away from their owner."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this loader belongs to process {self._owner}, from which this process was forked: iterating it here "
+                "would take items away there. Make a loader of its own in each process"
+            )
+
     def _start(self, seeds: Seeds, streams: Streams) -> None:
+        self._check_owner()
         self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
         with self._lock:
             for number in range(len(self._links), self._num_workers):
@@ -129,6 +141,7 @@ class WorkerPool:
     def _run(self, turn: int, streams: Streams) -> Iterator[Any]:
         turns = deque(streams.turns.order)
         while turns:
+            self._check_owner()
             with self._lock:
                 if turn != self._board.turn:
                     return

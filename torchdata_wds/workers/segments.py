@@ -5,6 +5,9 @@ worker, and to take it back, in the main process. So a worker keeps its segments
 the main process refers to it any more. Each is a file without a name, whose descriptor the worker sends along the first
 time. The first byte of a segment says whether the main process may be reading it: the worker sets it, the main process
 clears it.
+
+A process that is forked meanwhile, from either side, sees the same memory and says nothing when it is done with it. So
+a segment whose data was in use at a fork is never filled again: the worker takes a new one in its place.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchdata_wds.workers.forks import fork_mark, has_forked_since
+
 __all__ = ["CAN_SHARE", "Limits", "Segment", "SegmentPool", "SegmentTable", "Span"]
 
 #: Whether this system can hand a file's descriptor to another process over a connection.
@@ -27,6 +32,7 @@ CAN_SHARE = hasattr(socket, "send_fds") and hasattr(socket, "AF_UNIX")
 
 # Bytes before the data of a segment: the first of them says whether it is in use, the rest aligns the data.
 _HEADER = 64
+_FREE, _IN_USE, _SEEN_BY_FORK = range(3)
 _LEAST = 1 << 16
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -68,6 +74,7 @@ class Segment:
         self.capacity = capacity
         self.descriptor = -1
         self._loan: weakref.ref[Array] | None = None
+        self._loan_mark = fork_mark()
         self.descriptor = _open_file(_HEADER + capacity)  # -1 once it is closed
         self.memory = memoryview(mmap.mmap(self.descriptor, _HEADER + capacity))
         self.address = _address(self.memory)
@@ -80,7 +87,12 @@ class Segment:
     @property
     def is_occupied(self) -> bool:
         """Whether the main process may be reading it."""
-        return bool(self.memory[0])
+        return self.memory[0] == _IN_USE
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a process that was forked from the worker or the main process may still read it."""
+        return self.memory[0] == _SEEN_BY_FORK or (self._loan is not None and has_forked_since(self._loan_mark))
 
     @property
     def is_lent(self) -> bool:
@@ -91,11 +103,12 @@ class Segment:
         """Returns an array of its first bytes of data; the segment is lent while that, or a view of it, lives."""
         array: Array = np.frombuffer(self.memory, np.uint8, size, _HEADER)
         self._loan = weakref.ref(array)
+        self._loan_mark = fork_mark()
         return array
 
     def occupy(self) -> None:
         """Notes that the main process is to read it."""
-        self.memory[0] = 1
+        self.memory[0] = _IN_USE
 
     def close_descriptor(self) -> None:
         """Closes the file, once the main process has got it: the memory stays."""
@@ -120,9 +133,15 @@ class SegmentPool:
         self._segments: list[Segment] = []
         # A batch may be stacked in one thread (prefetch) while another one is sent by a second.
         self._lock = threading.Lock()
+        self._owner = os.getpid()
 
     def lend(self, size: int) -> Array | None:
-        """Returns an array of so many bytes that need not be copied when it is sent, or None if too many are lent."""
+        """Returns an array of so many bytes that need not be copied when it is sent, or None if too many are lent.
+
+        A process that was forked from the worker gets nothing: the worker would use the same memory.
+        """
+        if os.getpid() != self._owner:
+            return None
         with self._lock:
             if 2 * sum(segment.is_lent for segment in self._segments) >= self._most:
                 return None
@@ -150,12 +169,12 @@ class SegmentPool:
             del self._segments[self._kept :]
 
     def _span_of_lent(self, piece: memoryview) -> Span | None:
-        """Returns where a piece is if it was lent; what the main process reads already is to be copied this time."""
+        """Returns where a piece is if it was lent; what the main process has read already is to be copied this time."""
         address = _address(piece)
         for segment in self._segments:
             start = address - segment.address
             if _HEADER <= start < _HEADER + segment.capacity:
-                return None if segment.is_occupied else Span(segment.number, start, start + piece.nbytes)
+                return None if segment.memory[0] != _FREE else Span(segment.number, start, start + piece.nbytes)
         return None
 
     def _copy(self, places: list[Span | memoryview]) -> None:
@@ -177,9 +196,10 @@ class SegmentPool:
         free = [segment for segment in self._segments if segment.is_free]
         # The first one that will do, so that few are used over and over.
         for segment in free:
-            if segment.capacity >= size:
+            if segment.capacity >= size and not segment.is_spent:
                 return segment
-        number = free[0].number if free else len(self._segments)
+        replaced = next((segment for segment in free if segment.is_spent), free[0] if free else None)
+        number = len(self._segments) if replaced is None else replaced.number
         return self._make(number, size) if number < self._most else None
 
     def _make(self, number: int, size: int) -> Segment | None:
@@ -214,7 +234,7 @@ class SegmentTable:
         segment = self._segments[number]
         array: Array = np.frombuffer(segment, np.uint8)
         # The array, because it can be watched, and because every view of the memory refers to it in the end.
-        weakref.finalize(array, _give_back, segment, os.getpid()).atexit = False
+        weakref.finalize(array, _give_back, segment, os.getpid(), fork_mark()).atexit = False
         return memoryview(array)  # type: ignore[arg-type]  # mypy does not know that it is a buffer
 
     def trim(self) -> None:
@@ -223,9 +243,9 @@ class SegmentTable:
             del self._segments[number]
 
 
-def _give_back(segment: mmap.mmap, owner: int) -> None:
+def _give_back(segment: mmap.mmap, owner: int, mark: int) -> None:
     if os.getpid() == owner:  # a process forked from it has a copy of every reference
-        segment[0] = 0
+        segment[0] = _SEEN_BY_FORK if has_forked_since(mark) else _FREE
 
 
 def _address(data: memoryview) -> int:

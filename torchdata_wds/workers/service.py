@@ -70,9 +70,9 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     ``DataLoader2.shutdown()``; torch has one thread in each.
 
     Small items cross to the main process several at once, without waiting for one another for more than milliseconds.
-    Tensors and arrays of 64 KB and more cross in shared memory. It is theirs as long as anything in the main process
-    refers to it, and is then used for other items: a process forked from the main process that goes on reading an item
-    when the main process has dropped it should take a copy. What ``wds_collate`` stacks in a worker is stacked there.
+    Tensors and arrays of 64 KB and more cross in shared memory. It is theirs as long as anything in the main process, or
+    in a process forked from it, refers to it, and is then used for other items. What ``wds_collate`` stacks in a worker
+    is stacked there.
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
     DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes

@@ -28,6 +28,7 @@ class Run(Protocol):
     """What runs a part of a graph: a pool of workers, or the main process."""
 
     streams: Streams
+    was_interrupted: bool
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
         """Starts an epoch."""

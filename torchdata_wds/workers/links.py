@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from torchdata_wds.pipes.progress import Facts
 from torchdata_wds.workers.board import NoticeBoard
+from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.messages import Message, Receiver
 from torchdata_wds.workers.segments import CAN_SHARE, Limits
 from torchdata_wds.workers.worker import CHECK_INTERVAL, GRACE, Order, WorkerGraph, run_worker
@@ -47,6 +48,8 @@ class WorkerLink:
     ) -> None:
         self._number = number
         self._workers = workers
+        self._board = board
+        board.answer(number, 0)
         self._message: Message | None = None
         self._turn = 0
         self._keeps_facts = False
@@ -59,8 +62,10 @@ class WorkerLink:
         self._process: BaseProcess = context.Process(
             target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
         )
+        _start_helpers(context)
         try:
-            self._process.start()
+            with interrupts_held():
+                self._process.start()
         except BaseException:
             self._connection.close()
             raise
@@ -92,9 +97,27 @@ class WorkerLink:
                 self._drop_message()
             if not is_known:
                 facts.passes.clear()  # of the epoch that was left
+            self._receiver.is_settled = False
             self._connection.send(order)
+            self._receiver.is_settled = True
         except (OSError, EOFError) as error:
             raise self._explained(error) from error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Ctrl-C came while a message was half taken in, or has ended the worker before it took up an order."""
+        return not self._receiver.is_settled or not (self._board.answered(self._number) or self._process.is_alive())
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the worker has taken up its last order."""
+        return self._board.answered(self._number) == self._turn
+
+    def kill(self) -> None:
+        """Ends the worker at once, and releases all resources."""
+        self._process.kill()
+        self._process.join()
+        self.close()
 
     def wait_for_facts(self, timeout: float | None) -> None:
         """Waits until the graph has told where the epoch began, if it has not."""
@@ -126,6 +149,7 @@ class WorkerLink:
         """Takes note of what the graph has told with a message, whether its items are wanted or not."""
         if message is not None and message.facts and (self._keeps_facts or message.turn == self._turn):
             self.facts.add(message.facts)
+        self._receiver.is_settled = True
 
     def _drop_message(self) -> None:
         message, self._message = self._message, None
@@ -185,3 +209,11 @@ class WorkerLink:
             f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "
             "num_workers=0 runs the same stages in the main process, where a crash shows its place"
         )
+
+
+def _start_helpers(context: Any) -> None:
+    """Starts the process that all workers are forked from, if there is one, where Ctrl-C is not blocked yet."""
+    if context.get_start_method() == "forkserver":
+        from multiprocessing.forkserver import ensure_running
+
+        ensure_running()

@@ -27,6 +27,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
     def __init__(self, source_datapipe: IterDataPipe[Any], seed_graph: SeedGraph, *, keeps_apart: bool = True) -> None:
         self.source_datapipe = source_datapipe
         self.streams = Streams(1)
+        self.was_interrupted = False
         self._stream = Stream(source_datapipe, seed_graph, keeps_apart=keeps_apart)
         self._seeds: Seeds = (0, 0)
 
@@ -39,6 +40,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
         """
         self._seeds = seeds
         self.streams = streams
+        self.was_interrupted = False
         told = self._stream.facts()  # in an epoch that was left early
         if streams.continues and streams.points() == [None]:
             streams.facts[0].add(told)
@@ -48,9 +50,13 @@ class LocalIterDataPipe(WdsPipe[Any]):
         streams = self.streams
         (point,) = streams.points()
         with closing(self._stream.items(self._seeds, 0, point)) as items:
-            for item in items:
-                streams.taken += 1
-                yield item
+            try:
+                for item in items:
+                    streams.taken += 1
+                    yield item
+            except KeyboardInterrupt:
+                self.was_interrupted = True
+                raise
         streams.turns.note_end(streams.taken, 0)
 
     def wait_for_facts(self) -> None:

@@ -221,6 +221,10 @@ class Receiver:
         sentinel: Of the worker's process.
         credits: The semaphore that counts the messages that the worker may still send.
         limits: How many segments of shared memory the worker may have.
+
+    Attributes:
+        is_settled: Whether all messages that have begun to come were taken in and noted. An exception in between, as at
+            Ctrl-C, leaves it False: what comes next cannot be understood any more.
     """
 
     def __init__(self, connection: Connection, sentinel: int, credits: Any, limits: Limits) -> None:
@@ -229,9 +233,12 @@ class Receiver:
         self._credits = credits
         self._segments = SegmentTable(limits)
         self._turn = 0
+        self.is_settled = True
 
     def receive(self, timeout: float | None) -> Message | None:
         """Waits for a message and returns it, or None if there is none in time (in seconds; None waits for ever).
+
+        The caller sets `is_settled` once it has noted the message.
 
         Raises:
             OSError: if the connection has ended, with the worker or by this process, or too many files are open.
@@ -242,6 +249,7 @@ class Receiver:
             return None
         if self._connection not in ready and not self._connection.poll():
             raise EOFError
+        self.is_settled = False
         envelope = Envelope(*pickle.loads(self._connection.recv_bytes()))
         self._credits.release()
         if envelope.turn != self._turn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
@@ -16,10 +17,11 @@ from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.place import Place, mix
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
+from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.links import END, WorkerLink
-from torchdata_wds.workers.states import Streams
-from torchdata_wds.workers.streams import SeedGraph, Seeds
-from torchdata_wds.workers.worker import Order, WorkerGraph
+from torchdata_wds.workers.states import Streams, begun_facts
+from torchdata_wds.workers.streams import Point, SeedGraph, Seeds
+from torchdata_wds.workers.worker import GRACE, Order, WorkerGraph
 
 __all__ = ["PooledIterDataPipe", "WorkerPool"]
 
@@ -51,6 +53,10 @@ class WorkerPool:
         prefetch_factor: How many messages each worker makes ahead.
         multiprocessing_context: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for Python's default.
         timeout: How many seconds to wait for an item; 0 waits for ever.
+
+    Attributes:
+        streams: Where the workers' streams are.
+        was_interrupted: Whether Ctrl-C has ended this epoch while it waited for an item.
     """
 
     def __init__(
@@ -68,7 +74,7 @@ class WorkerPool:
         self._prefetch_factor = prefetch_factor
         self._context = torch.multiprocessing.get_context(multiprocessing_context)
         self._timeout = timeout
-        self._board = NoticeBoard(self._context)
+        self._board = NoticeBoard(self._context, num_workers)
         self._owner = os.getpid()
         self._links: list[WorkerLink] = []
         # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an epoch broken off.
@@ -78,7 +84,9 @@ class WorkerPool:
         self._seeds = (0, 0)
         self._pass = 0
         self._is_fresh = False
+        self._stream_seeds: Seeds | None = None
         self.streams = Streams(num_workers)
+        self.was_interrupted = False
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
         """Starts an epoch: the workers begin to make its items at once.
@@ -129,16 +137,59 @@ class WorkerPool:
         self._check_owner()
         self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
         with self._lock:
-            for number in range(len(self._links), self._num_workers):
-                link = WorkerLink(
-                    self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor
-                )
-                self._links.append(link)
-            for link, facts, point in zip(self._links, streams.facts, streams.points(), strict=True):
-                link.order(Order(self._board.turn, seeds, point), facts, keeps_facts=streams.continues)
+            points = streams.points()
+            self._stream_seeds = self._stream_seeds or (points[0].stream_seeds if points[0] else seeds)
+            for number in range(self._num_workers):
+                if number < len(self._links) and self._links[number].is_lost:
+                    points[number] = self._replace(number, streams)
+                elif number == len(self._links):
+                    with interrupts_held():
+                        self._links.append(self._make_link(number))
+            for number in range(self._num_workers):
+                self._order(number, seeds, points[number], streams)
+            if self.was_interrupted:
+                for number in self._stuck():
+                    self._order(number, seeds, self._replace(number, streams), streams)
             self.streams = streams
+            self.was_interrupted = False
+
+    def _make_link(self, number: int) -> WorkerLink:
+        return WorkerLink(self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor)
+
+    def _order(self, number: int, seeds: Seeds, point: Point | None, streams: Streams) -> None:
+        order = Order(self._board.turn, seeds, point)
+        self._links[number].order(order, streams.facts[number], keeps_facts=streams.continues)
+
+    def _replace(self, number: int, streams: Streams) -> Point | None:
+        """Puts a new worker in the place of one that is of no use after Ctrl-C; returns where its stream begins."""
+        with interrupts_held():
+            self._links[number].kill()
+            self._links[number] = self._make_link(number)
+        point = streams.points()[number]
+        if streams.continues and point is None:
+            # What the old worker had come to is lost with it: the passes of its stream begin again.
+            assert self._stream_seeds is not None
+            streams.facts[number] = begun_facts()
+            return Point(0, self._stream_seeds, begun_facts(), False)
+        return point
+
+    def _stuck(self) -> list[int]:
+        """The workers that do not take up an order within the time that they have for the item they are at."""
+        end = time.monotonic() + GRACE
+        while stuck := [number for number, link in enumerate(self._links) if not link.has_answered]:
+            if time.monotonic() > end:
+                return stuck
+            time.sleep(0.005)
+        return []
 
     def _run(self, turn: int, streams: Streams) -> Iterator[Any]:
+        try:
+            yield from self._turns(turn, streams)
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+            raise
+
+    def _turns(self, turn: int, streams: Streams) -> Iterator[Any]:
         turns = deque(streams.turns.order)
         while turns:
             self._check_owner()
@@ -168,10 +219,11 @@ class WorkerPool:
 def _end(board: NoticeBoard, links: list[WorkerLink], lock: threading.RLock) -> None:
     board.turn += 1
     board.close()
-    for link in links:
-        link.hang_up()
-    for link in links:
-        link.join()
-    with lock:  # a thread of the main process that waited for an item has seen the connection's end
-        while links:
-            links.pop().close()
+    with interrupts_held():  # which is a matter of seconds
+        for link in links:
+            link.hang_up()
+        for link in links:
+            link.join()
+        with lock:  # a thread of the main process that waited for an item has seen the connection's end
+            while links:
+                links.pop().close()

@@ -21,6 +21,7 @@ from torchdata_wds.pipes.place import mix
 from torchdata_wds.workers.branches import find_branches
 from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_streams, taken_by, unpack_streams
+from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.options import checked_context, checked_int, checked_timeout
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
@@ -70,9 +71,9 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     ``DataLoader2.shutdown()``; torch has one thread in each.
 
     Small items cross to the main process several at once, without waiting for one another for more than milliseconds.
-    Tensors and arrays of 64 KB and more cross in shared memory. It is theirs as long as anything in the main process, or
-    in a process forked from it, refers to it, and is then used for other items. What ``wds_collate`` stacks in a worker
-    is stacked there.
+    Tensors and arrays of 64 KB and more cross in shared memory. It is theirs as long as anything in the main process
+    or in a process forked from it refers to it, and is then used for other items. What ``wds_collate`` stacks in a
+    worker is stacked there.
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
     DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
@@ -87,6 +88,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     An exception in a worker is raised in the main process with its type, its attributes and, as its cause, the text of
     its traceback. A worker that dies is a RuntimeError that names it. If the main process dies, so do the workers.
+    Workers leave Ctrl-C to the main process, and after it the loader can be iterated again.
 
     Args:
         num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
@@ -151,23 +153,23 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
         self._signature = self._describe(datapipe)
         self._group = shard_by_rank(datapipe, self.distributed)
-        self._end = datapipe
-        self._branches = find_branches(datapipe)
-        if self.num_workers == 0:
-            self._keep_here()
-        else:
-            for branch in self._branches:
-                self._move_to_workers(branch)
-        for run, front, branch in zip(self._runs, self._fronts, self._branches, strict=False):
-            run.streams = Streams(
-                max(self.num_workers, 1), continues=bool(find_chain(self._graph_of(front, branch)).epochs)
-            )
+        with interrupts_held():  # a graph that is divided in part could not be divided again
+            self._end = datapipe
+            self._branches = find_branches(datapipe)
+            if self.num_workers == 0:
+                self._keep_here()
+            else:
+                for branch in self._branches:
+                    self._move_to_workers(branch)
+            for run, front, branch in zip(self._runs, self._fronts, self._branches, strict=False):
+                continues = bool(find_chain(self._graph_of(front, branch)).epochs)
+                run.streams = Streams(max(self.num_workers, 1), continues=continues)
         end: IterDataPipe[Any] = self._end
         return end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
         """Seeds the graph and starts the workers on their items; DataLoader2 calls it at each epoch's start."""
-        restored, self._restored = self._restored, None
+        restored = self._restored
         if restored is not None:
             self._epoch = restored.epoch - restored.in_epoch
             self._stream_seeds = restored.stream_seeds
@@ -192,11 +194,21 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
                 )
             # The first branch has the epoch's seeds as they are: one branch is the normal case.
             run.begin((mix(shared, number), mix(local, number)) if number else (shared, local), streams)
+        self._restored = None  # only now: Ctrl-C may come before
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
-        """Notes the end of an epoch; DataLoader2 calls it there, and on other occasions."""
+        """Notes the end of an epoch; DataLoader2 calls it there, and on other occasions.
+
+        Raises:
+            RuntimeError: if it is not the end of the epoch, but of an iterator that Ctrl-C has ended before.
+        """
         if self._in_epoch and isinstance(sys.exc_info()[1], StopIteration):
+            if any(run.was_interrupted for run in self._runs):
+                raise RuntimeError(
+                    "this iterator was ended by Ctrl-C in the middle of the epoch: begin another epoch by iterating "
+                    "over the loader again"
+                )
             self._in_epoch = False
             for run in self._runs:
                 run.wait_for_facts()

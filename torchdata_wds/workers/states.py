@@ -11,7 +11,7 @@ from torchdata_wds.pipes.progress import Facts, PassBegun, ShardBegun
 from torchdata_wds.workers.streams import Point, Seeds
 from torchdata_wds.workers.turns import Turns
 
-__all__ = ["Streams", "pack_facts", "unpack_facts"]
+__all__ = ["Streams", "begun_facts", "pack_facts", "unpack_facts"]
 
 #: How many bytes the facts about all workers may take in a state, before they are compressed.
 _MOST_BYTES = 6000

@@ -28,6 +28,7 @@ from torchdata_wds.pipes.place import mix
 from torchdata_wds.pipes.progress import Fact
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
+from torchdata_wds.workers.interrupts import ignore_interrupts
 from torchdata_wds.workers.messages import Sender
 from torchdata_wds.workers.segments import Limits, SegmentPool
 from torchdata_wds.workers.streams import Point, SeedGraph, Seeds, Stream
@@ -110,8 +111,9 @@ def run_worker(
         connection: Where orders come from and items go to.
         credits: A semaphore that counts the messages that may still be sent.
         limits: How many segments of shared memory there may be.
-        board: Says which order holds, and when to close.
+        board: Says which order holds, and when to close; takes down which order was taken up.
     """
+    ignore_interrupts()
     # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_guard, args=(board,), name="wds-guard", daemon=True).start()
@@ -119,10 +121,11 @@ def run_worker(
     segments = SegmentPool(limits)
     stack_in(segments.lend)
     sender = Sender(connection, credits, segments, graph.facts)
-    # Interrupted at the terminal, or hung up on: the main process knows.
+    # Hung up on: the main process knows.
     with suppress(KeyboardInterrupt, EOFError, ConnectionError):
         while not board.closing:
             order: Order = connection.recv()
+            board.answer(worker, order.turn)
             _set_worker_info(graph, order.seeds, worker, workers)
             with closing(graph.items(order.seeds, worker, workers, order.point)) as items:
                 _answer(order, items, sender, board)

@@ -1,0 +1,41 @@
+"""Ctrl-C while worker processes are started and ended: it has to wait for the end of such steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["ignore_interrupts", "interrupts_held"]
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Lets Ctrl-C wait for the end of steps that belong together.
+
+    A terminal and a notebook send SIGINT to all processes of a group. One that is started meanwhile by fork or spawn
+    begins with the signal blocked, until it calls `ignore_interrupts`.
+    """
+    # Python runs handlers in the main thread only, whichever thread the system has interrupted.
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if is_main else None
+    caught: list[Any] = []
+    if callable(handler):
+        signal.signal(signal.SIGINT, lambda *_: caught.append(True))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
+
+
+def ignore_interrupts() -> None:
+    """Leaves Ctrl-C to the main process from now on: it decides about its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

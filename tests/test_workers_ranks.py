@@ -10,6 +10,7 @@ import pytest
 
 from tests.ranks import ranks_of
 from tests.workers_kit import SIZES, items_of, run_script, uneven_pipe
+from torchdata_wds.pipes import place
 from torchdata_wds.workers import ranks as division
 from torchdata_wds.workers.service import WorkersReadingService
 
@@ -112,6 +113,7 @@ def test_ranks_are_asked_for_when_there_is_no_process_group() -> None:
 def test_ranks_are_warned_when_all_of_them_read_everything(monkeypatch: Any, caplog: Any) -> None:
     """Several ranks and no division among them is logged, with the cure."""
     monkeypatch.setattr(division, "current_ranks", lambda: (4, 1))
+    monkeypatch.setattr(place, "_warned", set())
     with DataLoader2(uneven_pipe(), reading_service=WorkersReadingService(0)) as loader:
         assert sorted(loader) == items_of(SIZES)
     assert "each of the 4 ranks" in caplog.text

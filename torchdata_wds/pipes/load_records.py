@@ -17,7 +17,7 @@ from torchdata_wds.format.slicing import ShardSlice
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.cache_shards import CachedShard
-from torchdata_wds.pipes.place import warn_about_workers
+from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
 from torchdata_wds.storage.urls import mask_text
 
 __all__ = ["CborShardLoaderIterDataPipe", "MsgpackShardLoaderIterDataPipe"]
@@ -36,6 +36,8 @@ class RecordLoader(WdsPipe[Any]):
 
     #: What the shards are.
     record_format: RecordFormat
+
+    reads_shards = True  # in the eyes of `check_division`
 
     def __init__(
         self,
@@ -56,7 +58,9 @@ class RecordLoader(WdsPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         warn_about_workers(self)
+        got = False
         for item in self.source_datapipe:
+            got = True
             try:
                 url, stream = self._open(item)
                 with closing(stream):
@@ -65,6 +69,8 @@ class RecordLoader(WdsPipe[Any]):
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 if not keep_going(self.handler, error, self.skipped):
                     return
+        if not got:
+            warn_when_idle(self)
 
     def _open(self, item: Any) -> tuple[str, storage.ByteStream]:
         if isinstance(item, CachedShard) and item.part is None:

@@ -24,7 +24,7 @@ from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_mark
 from torchdata_wds.handlers import Asked, Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order, register
 from torchdata_wds.pipes.cache_shards import CachedShard
-from torchdata_wds.pipes.place import warn_about_workers
+from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
 from torchdata_wds.pipes.progress import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.shard_readings import (
     Ahead,
@@ -118,6 +118,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         [('one.tar', 'a.txt', b'')]
     """
 
+    reads_shards = True  # in the eyes of `check_division`
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -203,11 +205,15 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         opener = ShardOpener(self.storage_options, seeks=self.rename is None)
         keys = self.keys if keys is None else keys
         items = map(_Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
+        got = False
         with closing(read_ahead(items, self.read_ahead, partial(_start, opener, keys))) as started:
             for item, ahead in started:
                 yield self._units(item, ahead, opener, keys, ask, watch)
+                got = True
                 if ask.is_over:
                     return
+        if not got:
+            warn_when_idle(self)
 
     def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
         digest = 0

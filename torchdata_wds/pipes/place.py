@@ -26,7 +26,6 @@ __all__ = [
     "process_place",
     "rank_place",
     "upstream",
-    "warn_about_workers",
     "warn_once",
 ]
 
@@ -132,31 +131,6 @@ class Seed:
         rng = random.Random(f"{seed}/{self.epoch}/{name}/{place.consumers}/{place.number}")
         self.epoch += 1
         return rng
-
-
-def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process, where several consumers all read everything, or a stock worker may lose items."""
-    if stock_workers.in_stock_worker() and not stock_workers.is_joined():
-        warn_once(
-            "join",
-            "shards are read in a worker of torchdata's MultiProcessingReadingService, which fails when its workers' "
-            "streams differ in length: end the workers' part with .join_workers(), or use "
-            "torchdata_wds.WorkersReadingService",
-        )
-    if _has_siblings() and find_sharder(pipe) is None:
-        warn_once(
-            "sharding",
-            "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every "
-            "one of them reads every shard, so each sample comes several times",
-        )
-
-
-def _has_siblings() -> bool:
-    worker = get_worker_info()
-    if (worker is not None and worker.num_workers > 1) or stock_workers.in_stock_worker():
-        return True
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def warn_once(kind: str, message: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-__all__ = ["in_stock_worker", "is_joined", "note_join"]
+__all__ = ["in_stock_worker", "is_joined", "note_join", "stock_place"]
 
 _WORKER_MAIN = ("torchdata.dataloader2.communication.eventloop", "DataPipeToQueuesLoop")
 
@@ -23,6 +23,15 @@ def in_stock_worker() -> bool:
     """
     target = getattr(multiprocessing.current_process(), "_target", None)
     return (getattr(target, "__module__", None), getattr(target, "__qualname__", None)) == _WORKER_MAIN
+
+
+def stock_place() -> tuple[int, int]:
+    """Returns the number of workers of the stock service that this process is one of, and its own; else (1, 0)."""
+    if in_stock_worker():
+        for argument in getattr(multiprocessing.current_process(), "_args", ()):
+            if isinstance(workers := getattr(argument, "num_workers", None), int):
+                return workers, argument.worker_id
+    return 1, 0
 
 
 def note_join() -> None:

@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, get_worker_info
 
 from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.division import running_pipes
+from torchdata_wds.pipes.place import warn_once
 from torchdata_wds.pipes.stock_workers import in_stock_worker, note_join
+from torchdata_wds.workers.chains import short_name
+from torchdata_wds.workers.local import LocalIterDataPipe
 
 __all__ = ["JoinWorkersIterDataPipe", "JoinWorkers"]
 
@@ -54,8 +58,9 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
     Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` and under
     torchdata's ``MultiProcessingReadingService``. The latter loses items, or breaks, when its workers' streams differ
     in length, which they do whenever shards are divided among them; with this pipe in the graph it does not. (Give it
-    ``main_prefetch_cnt=0``: its shutdown after an early break may hang otherwise.) In a single process, and in a torch
-    ``DataLoader``, where all stages run inside the workers, items pass unchanged.
+    ``main_prefetch_cnt=0``: its shutdown after an early break may hang otherwise.) In a single process items pass
+    unchanged. torch's ``DataLoader`` and ``StatefulDataLoader`` have no such border: their workers run all stages, so
+    that batches made after it are short ones of each worker; a warning says so.
 
     Items come in turns from worker 0, 1, ...; a worker whose stream has ended is passed over. Several branches, each
     with its own ``.join_workers()``, are run by several sets of workers under ``WorkersReadingService``.
@@ -84,6 +89,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         return False
 
     def __iter__(self) -> Iterator[T]:
+        _warn_without_border(self)
         ended: set[int] = set()
         for item in self.source_datapipe:
             if type(item) is not _WorkerEnd:
@@ -95,6 +101,22 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
 
     def __len__(self) -> int:
         return len(self.source_datapipe)  # a TypeError if the source knows no length
+
+
+def _warn_without_border(pipe: IterDataPipe[Any]) -> None:
+    """Warns in the first worker of a torch DataLoader, which runs the stages that should run in the main process."""
+    worker = get_worker_info()
+    if worker is None or worker.num_workers == 1 or worker.id:
+        return
+    after = [found for found in running_pipes() if found is not pipe and not isinstance(found, LocalIterDataPipe)]
+    if after:
+        warn_once(
+            "border",
+            f".join_workers() joins nothing here: torch's DataLoader runs the whole graph in each of its "
+            f"{worker.num_workers} workers, also what follows ({', '.join(map(short_name, after))}), so that batches "
+            "and shuffles are those of one worker, and each worker has a short last batch of its own. Use "
+            "DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))",
+        )
 
 
 def _stock_worker_count(source: Any) -> int:

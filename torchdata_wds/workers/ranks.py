@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -10,11 +9,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
-from torchdata_wds.pipes.place import Place
+from torchdata_wds.pipes.place import Place, warn_once
 
 __all__ = ["current_ranks", "ranks_of", "shard_by_rank"]
-
-logger = logging.getLogger(__name__)
 
 
 def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
@@ -31,10 +28,10 @@ def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
     if not distributed:
         world, _ = current_ranks()
         if world > 1 and not is_divided:
-            logger.warning(
-                "each of the %d ranks of torch.distributed reads everything: give WorkersReadingService "
+            warn_once(
+                "ranks",
+                f"each of the {world} ranks of torch.distributed reads everything: give WorkersReadingService "
                 "distributed=True to divide the work among them",
-                world,
             )
         return None
     if is_divided:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
+from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.progress import Fact, Facts, SkipNotice, Wanted, Watch
 from torchdata_wds.workers.chains import Chain, find_chain, short_name
 from torchdata_wds.workers.generators import OwnGenerators, seed_generators
@@ -62,6 +63,7 @@ class Stream:
         self._chain: Chain | None = None
         self._stream_seeds: Seeds | None = None
         self._skipped: dict[int, int] = {}
+        self._is_checked = False  # whether its work is divided
 
     @property
     def chain(self) -> Chain:
@@ -95,6 +97,9 @@ class Stream:
             Exception: whatever the graph raises.
         """
         chain = self.chain
+        if not self._is_checked:
+            self._is_checked = True
+            check_division(self._datapipe)
         if not chain.epochs:
             self.facts()  # of another epoch
         own = OwnGenerators() if self._keeps_apart and chain.draws else None

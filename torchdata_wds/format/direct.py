@@ -5,9 +5,7 @@ As with windows, only what every tar writer of today writes is taken; the rest i
 
 from __future__ import annotations
 
-import zlib
-
-from torchdata_wds.format.headers import BLOCK, full_name, text
+from torchdata_wds.format.headers import BLOCK, byte_sum, full_name, text
 
 __all__ = ["read_plain_header"]
 
@@ -31,11 +29,10 @@ def read_plain_header(block: bytes) -> tuple[str, int] | None:
     size, total, behind = block[124:135], block[148:154], block[135:136] + block[154:156]
     if not (size.isdigit() and total.isdigit() and not behind.strip(_BEHIND_NUMBERS)):
         return None
-    # adler32's low half is 1 + the byte sum modulo 65521, computed in C; the field itself counts as eight blanks
-    summed = (zlib.adler32(block) & 0xFFFF) - 1 - sum(block[148:156]) + 8 * 32
     try:
-        if (summed - int(total, 8)) % 65521:
+        if byte_sum(block) - sum(block[148:156]) + 8 * 32 != int(total, 8):
             return None
-        return text(full_name(block)), int(size, 8)
+        name = text(full_name(block))
+        return None if name.endswith("/") else (name, int(size, 8))
     except ValueError:  # an 8 or a 9
         return None

@@ -8,7 +8,8 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format import headers, pax
-from torchdata_wds.format.headers import BLOCK, Header, HeaderError, padding, text
+from torchdata_wds.format.headers import BLOCK, DIRECTORY, HEADER_WORDS, REGULAR, Header, HeaderError, padding, text
+from torchdata_wds.format.sparse_maps import SparseSource, full_size
 
 __all__ = ["DEFAULT_MAX_MEMBER_BYTES", "ByteSource", "TarEntries", "TarEntry"]
 
@@ -23,6 +24,7 @@ _LONGEST_END = 256 << 20  # a compressed kilobyte can hold that many zeros
 _END_PIECE = 1 << 20
 _LARGEST_RECORD = 20 * BLOCK
 _NO_TAR = "Is it a page that a server sent instead, or another file format?"
+_FILES = REGULAR | {headers.SPARSE}
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
 _EXTENSIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.GLOBAL_PAX, *headers.PAX})
 
@@ -44,6 +46,7 @@ class TarEntry(NamedTuple):
         link: The link's target.
         offset: Where the entry begins, its extended headers included, in bytes of the decompressed archive.
         sparse_size: Full size of a sparse member in bytes, None for others.
+        sparse: What a sparse member's map is read from, None for others.
     """
 
     name: str
@@ -52,6 +55,7 @@ class TarEntry(NamedTuple):
     link: str
     offset: int
     sparse_size: int | None = None
+    sparse: SparseSource | None = None
 
 
 class TarEntries:
@@ -67,6 +71,8 @@ class TarEntries:
         offset: Where in the archive the stream begins.
         max_member_bytes: The size of the largest member that `take` reads.
     """
+
+    keeps_raw = False
 
     def __init__(
         self,
@@ -85,11 +91,12 @@ class TarEntries:
         self.offset = offset
         self.max_member_bytes = max_member_bytes
         self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
-        self.raw: list[bytes] = []  # the blocks of the current entry's headers, for sparse members
+        self.raw: list[bytes] = []  # the blocks of the current entry's headers, for those that look closer
         self._first = offset
         self._start = offset
         self._global: dict[str, bytes] = {}
-        self._own: dict[str, bytes] = {}
+        self._own: dict[str, bytes] = {}  # the records of the last PAX header before the entry
+        self._long: dict[str, bytes] = {}  # GNU's long name and long link
         self._extended = 0  # bytes of the extended headers before the next entry
 
     def __iter__(self) -> Iterator[TarEntry | None]:
@@ -101,14 +108,16 @@ class TarEntries:
             if not block:
                 return
             header = self._parse(block)
-            self.raw.append(block)
+            if self.keeps_raw:
+                self.raw.append(block)
             if header.kind in _EXTENSIONS:
                 self._extend(header)
                 continue
             yield self._entry(header, block)
             if self._extended:
-                self._own, self._extended = {}, 0
-            self.raw.clear()
+                self._own, self._long, self._extended = {}, {}, 0
+            if self.raw:
+                self.raw.clear()
             self._start = self.offset
 
     def passed(self, length: int) -> None:
@@ -247,13 +256,15 @@ class TarEntries:
             self._count_extended(BLOCK + header.size)
         entry = TarEntry("(extended header)", header.kind, header.size, "", self.offset)
         data = self._take(entry)
-        self.raw.append(data + bytes(padding(header.size)))
-        if header.kind == headers.LONG_NAME:
-            self._own.setdefault("path", data.partition(b"\0")[0])
-        elif header.kind == headers.LONG_LINK:
-            self._own.setdefault("linkpath", data.partition(b"\0")[0])
-        else:
+        if self.keeps_raw:
+            self.raw.append(data + bytes(padding(header.size)))
+        if header.kind not in (headers.LONG_NAME, headers.LONG_LINK):
             self._extend_pax(header.kind, data)
+            return
+        name = data.partition(b"\0")[0]
+        if not name:
+            raise self.damaged("has a damaged extended header: an empty long name", "Write the shard again.")
+        self._long["path" if header.kind == headers.LONG_NAME else "linkpath"] = name
 
     def _count_extended(self, size: int) -> None:
         """Refuses to keep more headers of one member than any program writes: they compress to almost nothing."""
@@ -264,51 +275,92 @@ class TarEntries:
 
     def _extend_pax(self, kind: int, data: bytes) -> None:
         try:
-            records = pax.relevant(pax.parse_records(data))
+            records = pax.parse_records(data)
         except HeaderError as error:
             raise self.damaged(f"has a damaged extended header before member: {error};", "Download it again.") from None
+        if pax.begins_elsewhere(records):
+            self._refuse_part(text(records.get("GNU.volume.filename", b"?")))
+        records = pax.relevant(records)
         if kind == headers.GLOBAL_PAX:
+            if pax.is_sparse(records):
+                what = "has a damaged extended header: a sparse map for all members that follow"
+                raise self.damaged(what, "Write the shard again.")
             self._global |= records
             self.has_globals = "path" in self._global or pax.describes_payload(self._global)
             self.raw.clear()
         else:
-            self._own = records | self._own
+            self._own = records  # as in GNU tar and bsdtar: of two headers in a row the last one counts
 
     def _entry(self, header: Header, block: bytes) -> TarEntry:
         name, size, kind, link = header
-        if not self._own and not self._global and kind not in _UNUSUAL:
-            return TarEntry(text(name), kind, size, text(link), self._start)
-        return self._extended_entry(header, block)
+        if not self._own and not self._long and not self._global and kind not in _UNUSUAL:
+            entry = TarEntry(text(name), kind, size, text(link), self._start)
+        else:
+            entry = self._extended_entry(header, block)
+        if entry.kind in _FILES:
+            return self._folder(entry) if entry.name.endswith("/") else entry
+        if entry.size and not headers.has_payload(entry.kind):
+            self._refuse_content(entry)
+        return entry
 
     def _extended_entry(self, header: Header, block: bytes) -> TarEntry:
+        name, size, kind, link = header
         records = {keyword: value for keyword, value in (self._global | self._own).items() if value}
-        name = text(records.get("GNU.sparse.name", records.get("path", header.name)))
-        link = text(records.get("linkpath", header.link))
-        if header.kind == headers.MULTI_VOLUME:
-            raise self.damaged(f"begins with the rest of member {name} of another volume", "Join the volumes first.")
-        size, full = header.size, None
+        own_name = records.get("GNU.sparse.name", records.get("path", self._long.get("path", name)))
+        member = text(own_name.partition(b"\0")[0])
+        target = text(records.get("linkpath", self._long.get("linkpath", link)).partition(b"\0")[0])
+        if kind == headers.MULTI_VOLUME:
+            self._refuse_part(member)
         try:
-            size = size if (own := pax.record_number(records, "size")) is None else own
-            if header.kind == headers.SPARSE:
-                full = self._pass_sparse_map(block)
-            elif pax.is_sparse(records):
-                full = pax.sparse_size(records) or 0
+            own_size = pax.record_number(self._own if "size" in self._own else records, "size")
+            sparse = self._sparse_source(kind, records, block)
+            full = None if sparse is None else full_size(sparse)
         except HeaderError as error:
-            raise self.damaged(f"has a damaged header: {error};", "Download it again.", member=name) from None
-        return TarEntry(name, header.kind, size, link, self._start, full)
+            raise self.damaged(f"has a damaged header: {error};", "Download it again.", member=member) from None
+        return TarEntry(member, kind, size if own_size is None else own_size, target, self._start, full, sparse)
 
-    def _pass_sparse_map(self, block: bytes) -> int:
-        """Reads the blocks that continue an old GNU sparse header; gives the member's full size."""
-        full = headers.parse_number(block[483:495])
-        more = block[482]
+    def _sparse_source(self, kind: int, records: dict[str, bytes], block: bytes) -> SparseSource | None:
+        """What describes a sparse member; the blocks that continue an old GNU header are read."""
+        has_records = pax.is_sparse(records)
+        if kind == headers.SPARSE:
+            if has_records:
+                raise HeaderError("a sparse member has two maps")
+            return [block, *self._more_of_map(block[482])]
+        if not has_records:
+            return None
+        if kind not in REGULAR:
+            raise HeaderError("what is no regular file has a sparse map")
+        return records
+
+    def _more_of_map(self, more: int) -> Iterator[bytes]:
         while more:
             block = self._read_block()
             if not block:
                 self._cut("inside a header", BLOCK)
-            self.raw.append(block)
             self._count_extended(BLOCK)
+            if self.keeps_raw:
+                self.raw.append(block)
+            yield block
             more = block[504]
-        return full
+
+    def _folder(self, entry: TarEntry) -> TarEntry:
+        """Makes a folder of a file whose name ends in a slash, as V7 archives write it."""
+        if entry.size or entry.sparse_size:
+            self._refuse_content(entry)
+        return entry._replace(kind=DIRECTORY, sparse=None, sparse_size=None)
+
+    def _refuse_content(self, entry: TarEntry) -> NoReturn:
+        """Other programs do not agree on whether bytes after a link or a folder are skipped, or are members."""
+        word = HEADER_WORDS.get(entry.kind, "folder" if entry.name.endswith("/") else "hard link")
+        size = entry.sparse_size or entry.size
+        what = (
+            f"is ambiguous: {word} {entry.name} has {size:,} bytes of content, which programs skip or read as members,"
+        )
+        raise self.damaged(what, "Write the shard again without it.", member=entry.name, at=self._start)
+
+    def _refuse_part(self, name: str) -> NoReturn:
+        what = f"begins with the rest of member {name} of another volume"
+        raise self.damaged(what, "Join the volumes first.", member=name)
 
     def _pass_end_marker(self) -> bytes:
         """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""

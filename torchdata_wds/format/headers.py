@@ -13,6 +13,7 @@ __all__ = [
     "HEADER_WORDS",
     "REGULAR",
     "HARD_LINK",
+    "DIRECTORY",
     "GLOBAL_PAX",
     "LONG_LINK",
     "LONG_NAME",
@@ -22,6 +23,7 @@ __all__ = [
     "SPARSE",
     "Header",
     "HeaderError",
+    "byte_sum",
     "full_name",
     "has_payload",
     "padding",
@@ -32,7 +34,12 @@ __all__ = [
 
 BLOCK = 512
 
-REGULAR = frozenset(b"\x0007")
+_NO_PAYLOAD = frozenset(b"123456")
+# Solaris ACLs and attributes, GNU's folder listings, extended headers, parts of volumes, labels and sparse members.
+_SPECIAL = _NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
+#: Regular files. POSIX: what is of an unknown type is read as one.
+REGULAR = frozenset(range(256)) - _SPECIAL
+DIRECTORY = ord("5")
 HARD_LINK = ord("1")
 SPARSE = ord("S")
 MULTI_VOLUME = ord("M")
@@ -42,15 +49,16 @@ GLOBAL_PAX = ord("g")
 PAX_HEADER = b"x"
 PAX = frozenset(b"xX")
 
-_DIRECTORY = ord("5")
-_NO_PAYLOAD = frozenset(b"123456")
+# Some programs write the size of a link's target, or of a folder's list, where nothing follows: all readers know it.
+_NEVER_SIZED = frozenset({HARD_LINK, DIRECTORY})
+_LARGEST_NUMBER = (1 << 63) - 1
 
 #: What a type flag stands for, in the words that skipped members are counted by.
 HEADER_WORDS = {
     ord("2"): "symbolic link",
     ord("3"): "character device",
     ord("4"): "block device",
-    _DIRECTORY: "directory",
+    DIRECTORY: "directory",
     ord("6"): "FIFO",
 }
 
@@ -91,15 +99,18 @@ def text(raw: bytes) -> str:
 
 
 def parse_number(field: bytes) -> int:
-    """Reads a number field: octal digits, or base 256 where the first byte is 0x80 or 0xff (GNU).
+    """Reads a number field: octal digits, base 256 where the first byte is 0x80 or 0xff (GNU), or NULs for 0.
 
     Raises:
         HeaderError: if it is neither.
     """
-    if field[0] >= 0x80 and field[0] in (0x80, 0xFF):
-        return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+    if field[0] in (0x80, 0xFF):
+        number = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+        if abs(number) > _LARGEST_NUMBER:
+            raise HeaderError(f"the number {field!r} is out of range")
+        return number
     digits = field.partition(b"\0")[0].strip()
-    if not digits:
+    if not digits and not field.strip(b"\0"):
         return 0
     if not digits.isdigit():
         raise HeaderError(f"{field!r} is no octal number")
@@ -120,13 +131,12 @@ def parse_header(block: bytes) -> Header:
     """
     _check_sum(block)
     kind = block[156]
-    name = full_name(block)
-    if kind == 0 and name.endswith(b"/"):
-        kind = _DIRECTORY  # V7 archives write a folder as an empty file
     size = parse_number(block[124:136])
     if size < 0:
         raise HeaderError(f"the size is negative: {size}")
-    return Header(name, size, kind, block[157:257].partition(b"\0")[0])
+    if kind in _NEVER_SIZED:
+        size = 0
+    return Header(full_name(block), size, kind, block[157:257].partition(b"\0")[0])
 
 
 def full_name(block: bytes) -> bytes:
@@ -137,13 +147,20 @@ def full_name(block: bytes) -> bytes:
     return name
 
 
+def byte_sum(block: bytes) -> int:
+    """Sums the bytes of a header block."""
+    # adler32's low half is 1 + the byte sum modulo 65521, computed in C; half a block sums to 65,280 at most
+    return (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
+
+
 def _check_sum(block: bytes) -> None:
     field = block[148:156]
+    if field[0] >= 0x80:
+        raise HeaderError(f"the checksum {field!r} is no octal number")
     stored = parse_number(field)
-    # adler32's low half is 1 + the byte sum modulo 65521, computed in C; the field itself counts as eight blanks
-    total = (zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 32
-    if (total - stored) % 65521 and stored != _signed_sum(block):
-        raise HeaderError(f"the header says checksum {stored}, its bytes give {sum(block) - sum(block[148:156]) + 256}")
+    total = byte_sum(block) - sum(field) + 8 * 32  # the field itself counts as eight blanks
+    if stored != total and stored != _signed_sum(block):
+        raise HeaderError(f"the header says checksum {stored}, its bytes give {total}")
 
 
 def _signed_sum(block: bytes) -> int:

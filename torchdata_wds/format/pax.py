@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from torchdata_wds.format.headers import HeaderError
 
-__all__ = ["describes_payload", "is_sparse", "parse_records", "record_number", "relevant", "sparse_size"]
+__all__ = [
+    "begins_elsewhere",
+    "describes_payload",
+    "is_sparse",
+    "parse_records",
+    "record_number",
+    "relevant",
+    "says_more",
+]
 
+_SPARSE = frozenset(f"GNU.sparse.{name}" for name in ("major", "map", "size", "realsize"))
 # All that reading looks at. What else a global header says would be carried along for each of the entries after it.
-_RELEVANT = frozenset(
-    ["path", "linkpath", "size"]
-    + [f"GNU.sparse.{name}" for name in ("major", "minor", "name", "realsize", "size", "map")]
-    + [f"GNU.sparse.{name}" for name in ("numblocks", "offset", "numbytes")]
-)
+_RELEVANT = _SPARSE | {"path", "linkpath", "size", "GNU.sparse.minor", "GNU.sparse.name", "GNU.sparse.numblocks"}
+_PAIR = ("GNU.sparse.offset", "GNU.sparse.numbytes")
+_LARGEST_NUMBER = (1 << 63) - 1
 
 
 def parse_records(data: bytes) -> dict[str, bytes]:
@@ -21,7 +28,8 @@ def parse_records(data: bytes) -> dict[str, bytes]:
         data: The header's payload.
 
     Returns:
-        Values by keyword; of a repeated keyword the last.
+        Values by keyword; of a repeated keyword the last. Only a sparse map of version 0.0 repeats them with a
+        meaning: it is joined into ``GNU.sparse.map``, as version 0.1 writes it.
 
     Raises:
         HeaderError: if a record is malformed.
@@ -31,15 +39,23 @@ def parse_records(data: bytes) -> dict[str, bytes]:
         {'path': b'd/a.b.jpg'}
     """
     records: dict[str, bytes] = {}
+    pairs: list[bytes] = []
     position = 0
     while position < len(data) and data[position]:
         digits, blank, _ = data[position : position + 20].partition(b" ")
         end = position + int(digits) if blank and digits.isdigit() else 0
         keyword, equals, value = data[position + len(digits) + 1 : end].partition(b"=")
-        if not equals or not keyword or end > len(data) or data[end - 1 : end] != b"\n":
+        if not equals or not keyword or keyword[:1].isspace() or end > len(data) or data[end - 1 : end] != b"\n":
             raise HeaderError(f"malformed PAX record {data[position : position + 40]!r}")
-        records[keyword.decode("utf-8", "backslashreplace")] = value[:-1]
+        name = keyword.decode("utf-8", "backslashreplace")
+        records[name] = value[:-1]
+        if name in _PAIR:
+            if name != _PAIR[len(pairs) % 2] or b"," in value:
+                raise HeaderError(f"the sparse map has a {name} without its partner")
+            pairs.append(value[:-1])
         position = end
+    if pairs:
+        records["GNU.sparse.map"] = b",".join(pairs)
     return records
 
 
@@ -57,22 +73,27 @@ def record_number(records: dict[str, bytes], keyword: str) -> int | None:
     value = records.get(keyword)
     if value is None:
         return None
-    if not value.isdigit() or len(value) > 19:
-        raise HeaderError(f"PAX record {keyword}={value!r} is no size")
+    if not value.isdigit() or len(value) > 19 or int(value) > _LARGEST_NUMBER:
+        raise HeaderError(f"PAX record {keyword}={value[:40]!r} is no size")
     return int(value)
 
 
 def is_sparse(records: dict[str, bytes]) -> bool:
-    """Tells whether the records describe a sparse member, in any of GNU tar's three PAX versions."""
-    return any(keyword.startswith("GNU.sparse.") for keyword in records)
+    """Returns whether the records describe a sparse member, in any of GNU tar's three PAX versions."""
+    return not _SPARSE.isdisjoint(records)
+
+
+def begins_elsewhere(records: dict[str, bytes]) -> bool:
+    """Returns whether the records are those of a part of a member that begins in another volume."""
+    return "GNU.volume.offset" in records or "GNU.volume.filename" in records
 
 
 def describes_payload(records: dict[str, bytes]) -> bool:
-    """Tells whether the records say how large the payload is or what it stands for, not only a name or dates."""
+    """Returns whether the records say how large the payload is or what it stands for, not only a name or dates."""
     return "size" in records or is_sparse(records)
 
 
-def sparse_size(records: dict[str, bytes]) -> int | None:
-    """The full size of a sparse member in bytes."""
-    size = record_number(records, "GNU.sparse.realsize")
-    return record_number(records, "GNU.sparse.size") if size is None else size
+def says_more(records: dict[str, bytes]) -> bool:
+    """Returns whether the records say more than a plain name and dates."""
+    is_odd = b"\0" in records.get("path", b"") or "GNU.sparse.name" in records or begins_elsewhere(records)
+    return is_odd or describes_payload(records)

@@ -49,6 +49,7 @@ _DAMAGES = (
     ("has more than 256 MiB of zeros", "trailing-bytes"),
     ("holds a", "sparse"),
     ("has more than 32 MiB of headers", "bad-header"),
+    ("is ambiguous", "ambiguous"),
     ("has a", "bad-header"),
 )
 
@@ -102,6 +103,7 @@ class _Part(NamedTuple):
 class _Archive(TarEntries):
     """Entries of an archive; remembers where and how it was found to be damaged."""
 
+    keeps_raw = True
     damage: tuple[str, int] | None = None
 
     def damaged(self, what: str, cure: str, *, member: str | None = None, at: int | None = None) -> ShardFormatError:

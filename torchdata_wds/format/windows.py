@@ -22,7 +22,7 @@ __all__ = ["Window", "find_members", "without_members"]
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
 _PLAIN_FILE = ord("0")
-_TELLS_MORE = re.compile(rb"size|GNU\.sparse\.")  # a quick look: most records are dates
+_TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look: most records are dates
 _OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 
 Array = np.ndarray[Any, Any]
@@ -109,7 +109,18 @@ def find_members(data: bytes) -> Window:
     begins, starts, ends, nexts = (column[files].tolist() for column in (begins, starts, ends, nexts))
     names = _names(heads[files])
     _extend(data, begins, names, zip(*tails, strict=True))
-    return Window(data, begins, starts, ends, nexts, names)
+    return _without_folders(Window(data, begins, starts, ends, nexts, names))
+
+
+def _without_folders(window: Window) -> Window:
+    """Leaves out members whose name ends in a slash: a folder, or a reason for a closer look."""
+    if "/\n" not in "\n".join([*window.names, ""]):
+        return window
+    kept = [row for row, name in enumerate(window.names) if not name.endswith("/")]
+    begins, starts, ends, nexts = (
+        [column[row] for row in kept] for column in (window.begins, window.starts, window.ends, window.nexts)
+    )
+    return Window(window.data, begins, starts, ends, nexts, [window.names[row] for row in kept])
 
 
 def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
@@ -141,14 +152,14 @@ def _names(heads: Array) -> list[str]:
 def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
     """Lets members begin with the extended headers right before them, and have the names that those give.
 
-    A member whose extended headers say more keeps its own begin: no walk over the entries comes to it there.
+    A member keeps its own begin if its extended header says more, or if it has several: no walk over the entries comes
+    to it there.
     """
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
     for begin, start, end, behind, kind in extended:
-        first, own = before.pop(begin, (begin, {}))
         records = _read_records(kind, data[start:end])
-        if records is not None:
-            before[behind] = first, records | own
+        if before.pop(begin, None) is None and records is not None:
+            before[behind] = begin, records
     for row, begin in enumerate(begins if before else ()):
         if begin in before:
             begins[row], own = before[begin]
@@ -158,11 +169,12 @@ def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable
 def _read_records(kind: int, data: bytes) -> dict[str, bytes] | None:
     """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
     if kind == headers.LONG_NAME:
-        return {"path": data.partition(b"\0")[0]}
+        name = data.partition(b"\0")[0]
+        return {"path": name} if name else None
     if kind not in headers.PAX:
         return None
     try:
         records = pax.parse_records(data)
     except HeaderError:
         return None
-    return None if _TELLS_MORE.search(data) and pax.describes_payload(records) else records
+    return None if _TELLS_MORE.search(data) and pax.says_more(records) else records

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import webdataset
 from PIL import Image
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -18,13 +22,17 @@ from tests.shards import image_samples, text_keys, write_tar, write_text_shards
 from torchdata_wds import (
     MissingFieldError,
     ShardListError,
+    ShardLoader,
     ShardOpenError,
+    UnsafeDataError,
     WdsPipe,
     WebDataset,
     handle_extension,
     ignore_and_continue,
     wds_collate,
 )
+from torchdata_wds.pipes.place import upstream
+from torchdata_wds.storage.rewriting import RewriteRules
 
 SIZES = (4, 0, 9, 3, 5)
 
@@ -351,3 +359,116 @@ def test_webdataset_raises_when_options_of_the_cache_are_wrong(options: Any, err
     """Options without a cache, and those that cache_shards refuses."""
     with pytest.raises(error):
         WebDataset("x.tar", **options)
+
+
+# ------------------------------------------------------------------------------- what the stages take, in the one call
+
+
+def stage(pipe: Any, name: str) -> Any:
+    """The one stage of a class in a chain."""
+    (found,) = (pipe for pipe in upstream(pipe) if type(pipe).__name__.startswith(name))
+    return found
+
+
+def test_webdataset_gives_the_options_of_stores_to_every_stage_that_opens_something() -> None:
+    """Keys of an S3 server and rules for URLs reach the listing, the cache and the loader; no repr shows them."""
+    options = {"s3": {"key": "K", "secret": "hunter2", "endpoint_url": "http://127.0.0.1:9"}}
+    pipe = WebDataset("s3://b/{0..9}.tar", storage_options=options, rewrite="gs://=s3://", cache_dir="c", cache_size=9)
+    for name in ("ShardLister", "ShardCacher", "ShardLoader"):
+        found = stage(pipe, name)
+        assert found.storage_options["s3"]["secret"] == "hunter2"
+        assert found.rewrite == RewriteRules("gs://=s3://")
+    assert "hunter2" not in repr(pipe)
+    (loader,) = (pipe for pipe in upstream(pickle.loads(pickle.dumps(pipe))) if type(pipe) is ShardLoader)
+    assert loader.storage_options["s3"]["key"] == "K"
+
+
+def test_webdataset_reads_and_decodes_as_told_when_options_of_stages_are_given(tmp_path: Path) -> None:
+    """`select`, `rename`, `allow_pickle`, `read_ahead` and `interleave` are those of the loader and the decoder."""
+    paths = []
+    for name in "ab":
+        members = [(f"{name}{number}.{field}", pickle.dumps(number)) for number in range(3) for field in ("pyd", "bin")]
+        paths.append(write_tar(tmp_path / f"{name}.tar", members))
+    options: dict[str, Any] = {"decoder": [], "allow_pickle": True, "read_ahead": 1, "interleave": 2}
+    pipe = WebDataset(paths, False, select=re.compile(r"pyd$").search, rename=lambda name: f"d/{name}", **options)
+    found = [(sample["__key__"], sample["pyd"], len(sample)) for sample in pipe]
+    assert found == [(f"d/{name}{number}", number, 3) for number in range(3) for name in "ab"]
+    with pytest.raises(UnsafeDataError, match="allow_pickle"):
+        list(WebDataset(paths, decoder=[]))
+
+
+# ---------------------------------------------------------------------------------------- webdataset's own arguments
+
+
+def test_webdataset_takes_every_argument_of_webdatasets() -> None:
+    """Each name is in the signature, so that none ends in a bare TypeError."""
+    theirs = inspect.signature(webdataset.WebDataset).parameters
+    ours = inspect.signature(WebDataset).parameters
+    assert set(theirs) <= set(ours)
+    documented = str(WebDataset.__doc__)
+    assert all(f"        {name}: " in documented for name in ours)
+
+
+def only_text(name: str) -> bool:
+    return name.endswith("txt")
+
+
+def upper(name: str) -> str:
+    return name.upper()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"mode": "resampled"}, {"resampled": True}),
+        ({"mode": None, "repeat": False, "detshuffle": False, "empty_check": False, "seed": None}, {}),
+        ({"nodesplitter": webdataset.split_by_node, "workersplitter": webdataset.split_by_worker}, {}),
+        ({"nodesplitter": None, "workersplitter": None, "verbose": False}, {}),
+        ({"nodesplitter": webdataset.shardlists.single_node_only, "cache_size": -1}, {}),
+        ({"select_files": only_text, "rename_files": upper}, {"select": only_text, "rename": upper}),
+        ({"cache_dir": "c", "url_to_name": upper, "verbose": True}, {"cache_dir": "c", "cache_name": upper}),
+    ],
+)
+def test_webdataset_builds_the_same_graph_when_arguments_have_webdatasets_names(
+    theirs: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    """Other names for what there is here, and values that ask for what is done anyway."""
+    assert repr(WebDataset("x.tar", **theirs)).replace(", verbose=True", "") == repr(WebDataset("x.tar", **ours))
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ({"repeat": True}, r"\.cycle\(n\)"),
+        ({"repeat": 3}, r"\.wds_epoch\(n\)"),
+        ({"detshuffle": True}, r"WorkersReadingService\(n, seed=s\)"),
+        ({"seed": 0}, r"torch\.manual_seed"),
+        ({"nodesplitter": upper}, r"\.sharding_filter\(\)"),
+        ({"workersplitter": True}, r"\.split_shards\(\)"),
+        ({"empty_check": True}, "matches nothing raises in any case"),
+        ({"mode": "shards"}, "resampled=True"),
+        ({"verbose": True}, "cache_dir="),
+        ({"url_to_name": upper}, "cache_dir="),
+        ({"select": only_text, "select_files": only_text}, "same argument"),
+        ({"rename": upper, "rename_files": upper}, "same argument"),
+        ({"cache_dir": "c", "cache_name": "path", "url_to_name": upper}, "same argument"),
+        ({"allow_pickle": True}, r"decoder="),
+    ],
+)
+def test_webdataset_names_the_form_when_an_argument_is_not_for_it(options: dict[str, Any], form: str) -> None:
+    """What asks for something else than is done here is never ignored."""
+    with pytest.raises(ValueError, match=form):
+        WebDataset("x.tar", **options)
+
+
+def test_webdataset_says_so_when_the_handler_is_the_second_argument() -> None:
+    """As it is in webdataset's constructor."""
+    with pytest.raises(TypeError, match="handler= by its name"):
+        WebDataset("x.tar", ignore_and_continue)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("urls", [{"datasets": []}, "data.yaml", Path("data.YML"), "https://host/list.json"])
+def test_webdataset_names_load_dataset_when_it_gets_a_dataset_file(urls: Any) -> None:
+    """Webdataset takes both under one name."""
+    with pytest.raises(ShardListError, match="load_dataset"):
+        WebDataset(urls)

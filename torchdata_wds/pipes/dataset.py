@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.tar import Select
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags
 from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
@@ -20,6 +22,7 @@ from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.resample_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
 from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe, TupleMapperIterDataPipe
+from torchdata_wds.pipes.webdataset_arguments import check_mode, check_place_elsewhere, either
 from torchdata_wds.storage.cache_names import Naming
 
 __all__ = ["WebDataset"]
@@ -38,10 +41,29 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     cache_dir: str | os.PathLike[str] | None = None,
     cache_name: Naming = None,
     cache_size: float | None = None,
+    select: Select | None = None,
+    rename: Callable[[str], str] | None = None,
+    allow_pickle: bool = False,
+    read_ahead: int = 0,
+    interleave: int = 1,
+    storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+    mode: str | None = None,
+    repeat: bool = False,
+    url_to_name: Naming = None,
+    detshuffle: bool = False,
+    nodesplitter: Any = None,
+    workersplitter: Any = None,
+    select_files: Select | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    empty_check: bool = False,
+    verbose: bool = False,
+    seed: int | None = None,
 ) -> WdsPipe[Any]:
     """Builds the usual graph: list, shuffle and split shards, load, group, and what else is asked for.
 
-    The result is an ordinary pipe: further stages are chained to it.
+    The result is an ordinary pipe: further stages are chained to it. Of the arguments of webdataset 1.0, those that are
+    not described below by themselves are other names, or are refused with the form that does the same.
 
     Args:
         urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
@@ -58,6 +80,24 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         cache_dir: A folder where copies of remote shards are kept, as by ``cache_shards``; None keeps none.
         cache_name: How the copies are called: the ``name=`` of ``cache_shards``.
         cache_size: How many bytes all copies may take: its ``max_bytes=``; None or -1 is no limit.
+        select: Which members to read, as in ``load_wds_shards``; also ``select_files``.
+        rename: A function from a member's name to another, as in ``load_wds_shards``; also ``rename_files``.
+        allow_pickle: Whether `decoder` may decode pickles, as in ``wds_decode``.
+        read_ahead: How many shards to open before their turn, as in ``load_wds_shards``.
+        interleave: How many shards to take samples from in turn, as in ``load_wds_shards``.
+        storage_options: fsspec options by protocol, as ``{"s3": {"key": ...}}``, for listing, copying and reading.
+        rewrite: Where shards are found instead, as in ``list_shards``.
+        mode: ``"resampled"`` is ``resampled=True``.
+        repeat: Not taken: ``.cycle(n)`` or ``.wds_epoch(n)``.
+        url_to_name: The same as `cache_name`.
+        detshuffle: Not taken: seeds come from the loader.
+        nodesplitter: None, or a splitter of webdataset; ranks are divided by the loader in any case.
+        workersplitter: None, or a splitter of webdataset; workers are divided by ``sharding_filter`` in any case.
+        select_files: The same as `select`.
+        rename_files: The same as `rename`.
+        empty_check: Not taken: a pattern that matches nothing raises in any case.
+        verbose: Whether the cache logs each hit, download and eviction.
+        seed: Not taken: seeds come from the loader.
 
     Returns:
         A pipe of samples (dict), or of tuples where `extensions` is given.
@@ -74,24 +114,45 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     """
     if transforms is not None and extensions is None:
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
-    if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
-        raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
+    if allow_pickle and decoder is None:
+        raise ValueError("allow_pickle is about decoding: pass decoder= as well ([] decodes all but images)")
     if shuffle is not None and (not isinstance(shuffle, int) or isinstance(shuffle, bool) or shuffle < 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
-    check_flags(resampled=resampled)
-    shards = _shards(ShardListerIterDataPipe(_patterns(urls)), shardshuffle, resampled)
-    if cache_dir is not None:
-        max_bytes = None if cache_size == -1 else cache_size
-        shards = ShardCacherIterDataPipe(shards, cache_dir, max_bytes=max_bytes, name=cache_name, handler=handler)
-    elif cache_name is not None or cache_size not in (None, -1):
-        raise ValueError("cache_name and cache_size are about a cache: pass its folder as cache_dir= as well")
-    members = ShardLoaderIterDataPipe(shards, handler=handler)
+    check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
+    check_place_elsewhere(
+        repeat=repeat,
+        detshuffle=detshuffle,
+        nodesplitter=nodesplitter,
+        workersplitter=workersplitter,
+        empty_check=empty_check,
+        seed=seed,
+    )
+    options = storage.StorageOptions(storage_options, rewrite=rewrite)
+    listed = ShardListerIterDataPipe(_patterns(urls), storage_options=options)
+    shards = _cached(
+        _shards(listed, _checked_shardshuffle(shardshuffle), resampled or check_mode(mode)),
+        cache_dir,
+        cache_size,
+        either("cache_name", cache_name, "url_to_name", url_to_name),
+        verbose=verbose,
+        storage_options=options,
+        handler=handler,
+    )
+    members = ShardLoaderIterDataPipe(
+        shards,
+        select=either("select", select, "select_files", select_files),
+        rename=either("rename", rename, "rename_files", rename_files),
+        read_ahead=read_ahead,
+        interleave=interleave,
+        storage_options=options,
+        handler=handler,
+    )
     pipe: WdsPipe[Any] = KeyGrouperIterDataPipe(members, handler=handler)
     if shuffle:
         pipe = SampleShufflerIterDataPipe(pipe, shuffle)
     if decoder is not None:
         decoders = [decoder] if isinstance(decoder, str) or callable(decoder) else decoder
-        pipe = SampleDecoderIterDataPipe(pipe, *decoders, handler=handler)
+        pipe = SampleDecoderIterDataPipe(pipe, *decoders, allow_pickle=allow_pickle, handler=handler)
     if extensions is not None:
         specs = extensions.split() if isinstance(extensions, str) else extensions
         pipe = FieldTuplerIterDataPipe(pipe, *specs, handler=handler)
@@ -99,6 +160,14 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         functions = [transforms] if callable(transforms) else transforms
         pipe = TupleMapperIterDataPipe(pipe, *functions, handler=handler)
     return pipe
+
+
+def _checked_shardshuffle(shardshuffle: Any) -> bool | int | None:
+    if callable(shardshuffle):
+        raise TypeError(f"the second argument is shardshuffle, not {shardshuffle!r}: give handler= by its name")
+    if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
+        raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
+    return shardshuffle
 
 
 def _shards(listed: WdsPipe[str], shardshuffle: bool | int | None, resampled: bool) -> IterDataPipe[str]:
@@ -110,9 +179,44 @@ def _shards(listed: WdsPipe[str], shardshuffle: bool | int | None, resampled: bo
     return listed.sharding_filter()
 
 
+def _cached(
+    shards: IterDataPipe[Any],
+    folder: str | os.PathLike[str] | None,
+    max_bytes: float | None,
+    name: Naming,
+    *,
+    verbose: bool,
+    storage_options: storage.StorageOptions,
+    handler: Handler,
+) -> IterDataPipe[Any]:
+    """Keeps copies of the shards, where there is a folder for them."""
+    max_bytes = None if max_bytes == -1 else max_bytes
+    if folder is not None:
+        return ShardCacherIterDataPipe(
+            shards,
+            folder,
+            max_bytes=max_bytes,
+            name=name,
+            verbose=verbose,
+            storage_options=storage_options,
+            handler=handler,
+        )
+    if name is not None or max_bytes is not None or verbose:
+        raise ValueError(
+            "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"
+        )
+    return shards
+
+
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
     if isinstance(urls, IterDataPipe):
         return urls
+    if isinstance(urls, Mapping) or (
+        isinstance(urls, (str, os.PathLike)) and str(urls).lower().endswith((".yaml", ".yml", ".json"))
+    ):
+        raise ShardListError(
+            "WebDataset takes shards; a dataset file or dict that lists them goes to load_dataset(...)"
+        )
     if not isinstance(urls, (str, os.PathLike, Iterable)):
         raise ShardListError(f"WebDataset takes a pattern or a list of patterns, not {urls!r}")
     patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)

@@ -24,6 +24,8 @@ from tests.servers import serve_folder
 from tests.shards import sample_members, text_samples, write_tar
 from tests.workers_kit import loader_of, time_limit
 from torchdata_wds import (
+    DuplicateFieldError,
+    MissingFieldError,
     ShardListError,
     ShardOpenError,
     SpecError,
@@ -178,23 +180,74 @@ def test_load_dataset_needs_no_mixing_when_there_is_one_entry_with_a_weight(fold
     assert keys_of(pipe) == ["a0-00000", "a0-00001", "a0-00002"]
 
 
-def test_load_dataset_keeps_the_first_field_there_is_when_extensions_have_alternatives(folder: Path) -> None:
-    """Each entry has its own fields; a sample that has none of them is left out and counted, as in group_by_key."""
-    members = sample_members("x", jpg=b"j", png=b"p", cls=b"1") + sample_members("y", png=b"p", txt=b"t")
-    write_tar(folder / "m.tar", [*members, *sample_members("z", wav=b"w")])
-    entries = [
-        {"shards": "m.tar", "name": "images", "extensions": ".JPG;png  cls"},
-        {"shards": "m.tar", "name": "text", "extensions": ["txt"]},
-    ]
-    found = sorted(
-        (sample["__dataset__"], sample["__key__"], sorted(field for field in sample if field[0] != "_"))
-        for sample in load_dataset({"dataset": entries})
-    )
-    assert found == [("images", "x", ["cls", "jpg"]), ("images", "y", ["png"]), ("text", "y", ["txt"])]
-    pipe = load_dataset({"dataset": entries[1:]})
-    assert len(list(pipe)) == 1
-    (grouper,) = (found for found in upstream(pipe) if type(found).__name__ == "KeyGrouperIterDataPipe")
-    assert grouper.fields == ("txt",)  # the others are not even made
+@pytest.fixture
+def mixed_fields(folder: Path) -> str:
+    """A shard whose samples have different fields."""
+    members = sample_members("x", jpg=b"j", png=b"p", cls=b"1") + sample_members("y", png=b"p", txt=b"t", cls=b"2")
+    return write_tar(folder / "m.tar", [*members, *sample_members("z", wav=b"w", json=b"{}")])
+
+
+def fields_of(pipe: Any) -> dict[str, dict[str, bytes]]:
+    """What each sample of a pipe holds."""
+    return {sample["__key__"]: {name: sample[name] for name in sample if name[0] != "_"} for sample in pipe}
+
+
+@pytest.mark.parametrize(
+    ("extensions", "missing", "found"),
+    [
+        (".JPG;png  cls", "skip", {"x": {"jpg": b"j", "cls": b"1"}, "y": {"png": b"p", "cls": b"2"}}),
+        (["jpg", "cls"], "none", {"x": {"jpg": b"j", "cls": b"1"}, "y": {"cls": b"2"}, "z": {}}),
+        ("image=jpg;png Label=cls", "skip", {"x": {"image": b"j", "Label": b"1"}, "y": {"image": b"p", "Label": b"2"}}),
+        ("*g", "skip", {"x": {"jpg": b"j", "png": b"p"}, "y": {"png": b"p"}}),
+        ("cls jpg=png png=jpg", "skip", {"x": {"cls": b"1", "jpg": b"p", "png": b"j"}}),
+    ],
+)
+def test_load_dataset_keeps_and_renames_fields_when_an_entry_lists_them(
+    mixed_fields: str, extensions: Any, missing: str, found: Any
+) -> None:
+    """Alternatives, new names and globs, as the commands of wds take them; samples left out are counted."""
+    pipe = load_dataset({"dataset": [{"shards": mixed_fields, "extensions": extensions, "missing": missing}]})
+    assert fields_of(pipe) == found
+    assert pipe.skipped == ({"MissingFieldError": 3 - len(found)} if len(found) < 3 else {})
+
+
+@pytest.mark.parametrize("extensions", ["jpgg", "jpgg txt", "txt jpgg", "image=jpgg", "image=jpgg;pngg", "*.jpgg"])
+def test_load_dataset_raises_when_a_sample_lacks_a_field_that_its_entry_lists(folder: Path, extensions: str) -> None:
+    """The error names the entry, the sample and what it has; a handler may skip such samples, which are counted."""
+    entries = [{"shards": "a-0.tar", "extensions": "txt"}, {"shards": "b-0.tar", "extensions": extensions}]
+    with pytest.raises(MissingFieldError, match=r"dataset\[1\].extensions: sample 'b0-0") as caught:
+        list(load_dataset({"dataset": entries}))
+    assert "it has ['txt', 'json', 'cls']" in str(caught.value)
+    assert (caught.value.shard, str(caught.value.key)[:3]) == ("b-0.tar", "b0-")
+    assert "jpgg" in str(caught.value.field)
+    pipe = load_dataset({"dataset": entries}, handler=ignore_and_continue)
+    assert {sample["__dataset__"] for sample in pipe} == {0}
+    assert pipe.skipped == {"MissingFieldError": 3}
+
+
+def test_load_dataset_raises_when_two_fields_of_an_entry_get_one_name(mixed_fields: str) -> None:
+    """Neither is silently preferred."""
+    content = {"dataset": [{"shards": mixed_fields, "extensions": "png=jpg p*", "missing": "skip"}]}
+    with pytest.raises(DuplicateFieldError, match=r"dataset\[0\].extensions"):
+        list(load_dataset(content))
+
+
+def takes_anything(sample: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {**sample, "keys": keys}
+
+
+def takes_weights(sample: dict[str, Any], weights: int) -> dict[str, Any]:
+    return {**sample, "weights": weights}
+
+
+@pytest.mark.parametrize("key", ["extension", "Extensions", "weights", "shard", "mising", "probabilty"])
+def test_load_dataset_raises_when_a_key_is_nearly_one_of_its_own(folder: Path, key: str) -> None:
+    """Where the function takes any keys, a misspelled one would go there unseen."""
+    content = {"dataset": [{"shards": "a-0.tar", key: 3}]}
+    with pytest.raises(SpecError, match=rf"dataset\[0\]: unknown key '{key}': did you mean"):
+        load_dataset(content, transforms=takes_anything)
+    if key == "weights":
+        assert {sample["weights"] for sample in load_dataset(content, transforms=takes_weights)} == {3}
 
 
 def picky(sample: dict[str, Any], **keys: Any) -> Any:

@@ -6,20 +6,31 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torchdata_wds import storage
+from torchdata_wds.format.field_items import FieldItem, parse_field_items
 from torchdata_wds.format.spec_places import SpecPlace, short
 
-__all__ = ["SpecEntry", "SpecGroup", "checked_count", "checked_weight", "dataset_groups", "sampled_groups"]
+__all__ = [
+    "ENTRY_KEYS",
+    "SpecEntry",
+    "SpecGroup",
+    "checked_count",
+    "checked_weight",
+    "dataset_groups",
+    "sampled_groups",
+]
 
-_ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions")
+#: The keys of an entry that have a meaning here; others go to the program's function.
+ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions", "missing")
 _SAMPLED_KEYS = ("prefix", "buckets", "datasets")
 _SOURCE_KEYS = ("name", "buckets", "shards", "resample", "choose", "perepoch")
+Missing = Literal["error", "skip", "none"]
 _COUNTS = ("resample", "choose", "perepoch")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SpecEntry:
     """Shards whose samples are treated alike.
 
@@ -28,7 +39,9 @@ class SpecEntry:
         name: What their samples have as ``__dataset__``.
         patterns: The shards, as `storage.list_urls` takes them.
         verbatim: Whether the patterns are URLs already.
-        fields: The fields to keep, each with its alternatives; None keeps all.
+        fields: The fields to keep; None keeps all.
+        missing: What a sample without one of them does: ``"error"``; ``"skip"``, it is left out and counted; or
+            ``"none"``, it goes on without the field.
         keys: What goes to the function that transforms their samples.
         count: How many of the shards an epoch has, None for all.
         replacement: Whether one shard may come several times among them.
@@ -38,10 +51,15 @@ class SpecEntry:
     name: str | int
     patterns: tuple[str, ...]
     verbatim: bool = False
-    fields: tuple[tuple[str, ...], ...] | None = None
+    fields: tuple[FieldItem, ...] | None = None
+    missing: Missing = "error"
     keys: Mapping[str, Any] = field(default_factory=dict)
     count: int | None = None
     replacement: bool = False
+
+    def __repr__(self) -> str:
+        # In every message about the pipes that hold it: neither long nor with what URLs may hold.
+        return f"SpecEntry({self.place.path}, name={self.name!r})"
 
     def urls(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[str]:
         """Lists the shards.
@@ -126,7 +144,7 @@ def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGro
 def _entry(item: Any, place: SpecPlace, number: int) -> SpecEntry:
     if not isinstance(item, Mapping):
         raise place.error(f"expected a mapping with shards and other keys, found {short(item)}")
-    free = {key: value for key, value in item.items() if key not in _ENTRY_KEYS}
+    free = {key: value for key, value in item.items() if key not in ENTRY_KEYS}
     for key in free:
         if not isinstance(key, str):
             raise place.error(f"the key {short(key)} is no text; it would be the name of an argument")
@@ -135,6 +153,7 @@ def _entry(item: Any, place: SpecPlace, number: int) -> SpecEntry:
         checked_name(item, place, number),
         tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place))),
         fields=_fields(item, place),
+        missing=_missing(item, place),
         keys=free,
     )
 
@@ -148,18 +167,27 @@ def _entry_weight(item: Mapping[str, Any], place: SpecPlace) -> float | None:
     return found[0] if found else None
 
 
-def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[tuple[str, ...], ...] | None:
-    """Fields as ``"jpg;png cls"`` or a list of such; in small letters and without leading dots, as in samples."""
+def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] | None:
+    """Fields as ``"jpg;png label=cls"`` or a list of such; in small letters and without leading dots, as in samples."""
     if "extensions" not in item:
         return None
     here = place.at("extensions")
-    specs = [part for text in _texts(item, "extensions", place) for part in text.split()]
-    fields = [tuple(name.removeprefix(".").lower() for name in spec.split(";") if name) for spec in specs]
-    if not fields or not all(names and all(names) for names in fields):
-        raise here.error(f"expected fields such as 'jpg;png cls', found {short(item['extensions'])}")
-    if reserved := [name for names in fields for name in names if name.startswith("__")]:
-        raise here.error(f"{reserved[0]!r} is no field of a shard; samples keep what begins with __ anyway")
-    return tuple(fields)
+    try:
+        fields = parse_field_items(" ".join(_texts(item, "extensions", place)))
+    except ValueError as error:
+        raise here.error(str(error)) from None
+    if reserved := [name for found in fields for name in found.names if name.startswith("__")]:
+        raise here.error(f"{reserved[0]!r} is not a field of a shard; samples keep what begins with __ anyway")
+    return tuple(found._replace(names=tuple(name.lower() for name in found.names)) for found in fields)
+
+
+def _missing(item: Mapping[str, Any], place: SpecPlace) -> Missing:
+    value = item.get("missing", "error")
+    if value not in get_args(Missing):
+        raise place.at("missing").error(f"must be one of {', '.join(get_args(Missing))}, found {short(value)}")
+    if "missing" in item and "extensions" not in item:
+        raise place.at("missing").error("is about the fields of extensions, and this entry names none")
+    return value  # type: ignore[no-any-return]
 
 
 def sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:

@@ -12,7 +12,10 @@ from torchdata_wds.format.names import KeyRule, SplitName, skip_reason, split_na
 from torchdata_wds.format.rules import GroupingRules, OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.format.samples import check_new, make_sample, make_samples
 
-__all__ = ["group_members", "release_whole_samples"]
+__all__ = ["WITHOUT_FIELDS", "group_members", "release_whole_samples"]
+
+#: What samples are counted by that have none of the fields to keep.
+WITHOUT_FIELDS = "sample without the chosen fields"
 
 
 def _raise(error: Exception) -> bool:
@@ -150,7 +153,7 @@ def _group(
             if len(sample) > 2:
                 yield sample
             else:
-                skipped["sample without the chosen fields"] += 1
+                skipped[WITHOUT_FIELDS] += 1
 
 
 def _drafts(

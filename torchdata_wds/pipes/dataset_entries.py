@@ -8,10 +8,13 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
+from torchdata_wds.errors import DuplicateFieldError, MissingFieldError
 from torchdata_wds.format.dataset_specs import SpecEntry
+from torchdata_wds.format.field_items import FieldItem
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
-from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.field_specs import missing_field, name_sample
+from torchdata_wds.pipes.mapping import ItemMapper, map_items
 from torchdata_wds.pipes.place import Place, Seed
 
 __all__ = [
@@ -85,10 +88,14 @@ class EntryMapperIterDataPipe(ItemMapper):
         source_datapipe: Yields samples whose ``__url__`` is an `EntryUrl`.
         entries: The entries.
         transforms: ``callable(sample, **keys)``, or None.
-        handler: Asked about each sample for which the function raises.
+        handler: Called for each sample that lacks a field or for which the function raises.
 
     Yields:
         dict: Samples with ``__dataset__``.
+
+    Raises:
+        MissingFieldError: through the handler; it names the entry, the sample and the fields that are there.
+        Exception: through the handler, what the function raises.
     """
 
     def __init__(
@@ -103,30 +110,61 @@ class EntryMapperIterDataPipe(ItemMapper):
         self.entries = entries
         self.transforms = transforms
 
+    def __iter__(self) -> Iterator[Any]:
+        chosen = map_items(self.source_datapipe, self._choose, self.handler, self.skipped, "MissingFieldError")
+        yield from map_items(chosen, self.apply, self.handler, self.skipped)
+
+    def _entry(self, sample: dict[str, Any]) -> SpecEntry:
+        url: EntryUrl = sample["__url__"]
+        return self.entries.value[url.entry]
+
+    def _choose(self, sample: dict[str, Any]) -> dict[str, Any] | None:
+        """Leaves the fields of the entry in a sample; None if one is missing and the sample is to be left out."""
+        entry = self._entry(sample)
+        return sample if entry.fields is None else _chosen(sample, entry, entry.fields)
+
     def apply(self, item: dict[str, Any]) -> Any:
-        """Makes the sample of the entry out of that of the shard; None if it has none of the fields."""
-        url = item["__url__"]
-        entry = self.entries.value[url.entry]
-        sample = item if entry.fields is None else _kept(item, entry.fields)
-        if sample is None:
-            return None
-        meta = {"__key__": item["__key__"], "__url__": str(url), "__dataset__": entry.name}
-        sample.update(meta)
+        """Names the entry in its sample, and calls the function with the entry's keys."""
+        entry = self._entry(item)
+        meta = {"__key__": item["__key__"], "__url__": str(item["__url__"]), "__dataset__": entry.name}
+        item.update(meta)
         if self.transforms is None:
-            return sample
-        result = self.transforms(sample, **entry.keys)
+            return item
+        result = self.transforms(item, **entry.keys)
         if isinstance(result, dict) and not meta.keys() <= result.keys():
             return {**meta, **result}  # a copy: the function may give one dict for many samples
         return result
 
     def __len__(self) -> int:
-        if self.transforms is not None or any(entry.fields is not None for entry in self.entries.value):
+        if self.transforms is not None or any(entry.missing == "skip" for entry in self.entries.value):
             raise TypeError("load_dataset may drop samples: its length is not known; .set_length(n) sets one")
         return super().__len__()
 
 
-def _kept(sample: dict[str, Any], fields: tuple[tuple[str, ...], ...]) -> dict[str, Any] | None:
-    chosen = {next((name for name in names if name in sample), "") for names in fields} - {""}
-    if not chosen:
-        return None
-    return {name: value for name, value in sample.items() if name in chosen or name.startswith("__")}
+def _chosen(sample: dict[str, Any], entry: SpecEntry, fields: tuple[FieldItem, ...]) -> dict[str, Any] | None:
+    chosen = {name: value for name, value in sample.items() if name.startswith("__")}
+    for item in fields:
+        found = item.find(sample)
+        if not found and entry.missing == "skip":
+            return None
+        if not found and entry.missing == "error":
+            raise _missing(sample, entry, item)
+        for new, name in found:
+            if new in chosen:
+                raise DuplicateFieldError(
+                    f"{entry.place.at('extensions')} gives a sample two fields {new!r}; rename one of them, as new=old",
+                    **name_sample(sample)[1],
+                    field=new,
+                )
+            chosen[new] = sample[name]
+    return chosen
+
+
+def _missing(sample: dict[str, Any], entry: SpecEntry, item: FieldItem) -> MissingFieldError:
+    error = missing_field(sample, item.names)
+    return MissingFieldError(
+        f"{entry.place.at('extensions')}: {error} Correct the name, or write missing: skip to leave such samples out, "
+        "or missing: none to have them without the field.",
+        **name_sample(sample)[1],
+        field=error.field,
+    )

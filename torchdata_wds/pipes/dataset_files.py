@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
-from torchdata_wds.format.dataset_specs import SpecEntry, SpecGroup, dataset_groups, sampled_groups
+from torchdata_wds.format.dataset_specs import ENTRY_KEYS, SpecEntry, SpecGroup, dataset_groups, sampled_groups
 from torchdata_wds.format.spec_files import read_spec
 from torchdata_wds.format.spec_places import Origin, SpecPlace, short
 from torchdata_wds.format.wids_lists import wids_groups
@@ -49,10 +50,12 @@ def load_dataset(
     of one of three kinds; each sample has the name of its entry, or else the entry's number from 0, as ``__dataset__``.
 
     A ``dataset:`` list has entries with ``shards`` (a pattern or a list of them, as ``list_shards`` takes them,
-    relative to the working directory), and may have ``name``; ``extensions``, the fields to keep (``"jpg;png cls"``:
-    the first of jpg and png that is there, and cls); ``weight`` or ``probability``, relative numbers that all entries
-    have or none; and any other keys, which go to `transforms`. With weights each entry is shuffled and
-    split by itself, and ``wds_mix`` draws from them; otherwise all shards are one shuffled list.
+    relative to the working directory), and may have ``name``; ``extensions``, the fields to keep (in
+    ``"jpg;png label=cls *.json"`` the first of jpg and png that is there, cls under another name, and all that match);
+    ``missing``, what a sample without one of them does (``error``; ``skip`` leaves it out; ``none`` has it without the
+    field); ``weight`` or ``probability``, relative numbers that all entries have or none; and any other keys, which go
+    to `transforms`. With weights each entry is shuffled and split by itself, and ``wds_mix`` draws from them; otherwise
+    all shards are one shuffled list.
 
     A ``datasets:`` list, with ``prefix`` and ``buckets`` beside it, has entries with ``shards``, ``name`` (otherwise
     ``@bucket``), ``buckets``, and ``resample: n``, ``choose: n`` or ``perepoch: n`` (the same as choose). A URL is
@@ -81,6 +84,7 @@ def load_dataset(
         A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
 
     Raises:
+        MissingFieldError: through the handler when iterated, for a sample without a field of its entry's extensions.
         SpecError: if the file is wrong; it names the file, the entry and the key. Also when iterated, if fewer shards
             are found than are to be chosen.
         UnsafeDataError: for what a stranger's file may not do.
@@ -154,8 +158,7 @@ def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storag
     if entry.keys and transforms is None:
         raise entry.place.error(
             f"has {', '.join(entry.keys)}, which only a function can use: pass transforms=f to load_dataset, where "
-            f"f(sample, {', '.join(entry.keys)}) returns a sample; known keys are shards, name, weight, probability "
-            "and extensions"
+            f"f(sample, {', '.join(entry.keys)}) returns a sample; known keys are {', '.join(ENTRY_KEYS)}"
         )
     if entry.keys and transforms is not None:
         try:
@@ -166,6 +169,12 @@ def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storag
             signature.bind({}, **entry.keys)
         except TypeError as error:
             raise entry.place.error(f"transforms cannot be called with {', '.join(entry.keys)}: {error}") from error
+        for key in entry.keys.keys() - signature.parameters.keys():  # **kwargs would take a misspelled key as well
+            if near := difflib.get_close_matches(key, ENTRY_KEYS, n=1, cutoff=0.8):
+                raise entry.place.error(
+                    f"unknown key {key!r}: did you mean {near[0]!r}? If it is meant for transforms, name it among the "
+                    "function's arguments"
+                )
     if entry.count is not None and not entry.replacement:
         entry.choose(options, float)  # raises if there are too few; what it chooses is not used
 
@@ -184,7 +193,5 @@ def _branch(
     if cache_dir is not None:
         shards = ShardCacherIterDataPipe(shards, cache_dir, storage_options=options, handler=handler)
     members = ShardLoaderIterDataPipe(shards, storage_options=options, handler=handler)
-    kept = [name for entry in entries for names in entry.fields or () for name in names]
-    fields = kept if all(entry.fields is not None for entry in entries) else None
-    samples = KeyGrouperIterDataPipe(members, fields=fields, handler=handler)
+    samples = KeyGrouperIterDataPipe(members, handler=handler)  # with all fields, which an error about one names
     return EntryMapperIterDataPipe(samples, held, transforms, handler=handler)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from torchdata_wds.errors import DuplicateFieldError
-from torchdata_wds.format.names import is_metadata
-from torchdata_wds.pipes.field_specs import find_field, matching_fields, missing_field, name_sample
+from torchdata_wds.format.field_items import FieldItem, parse_field_items
+from torchdata_wds.pipes.field_specs import missing_field, name_sample
 
 __all__ = ["FieldChoices", "Missing"]
 
@@ -15,24 +15,7 @@ __all__ = ["FieldChoices", "Missing"]
 Missing = Literal["error", "skip", "empty"]
 
 _ALWAYS = ("__key__", "__url__")
-_GLOB_SIGNS = frozenset("*?[")
 _EMPTY = b""
-
-
-class _Choice(NamedTuple):
-    """One item of a spec.
-
-    Attributes:
-        column: How it is called in a table's header.
-        names: The alternatives, the first that is there counts; for a glob, the glob.
-        new: The name that the field gets, if it is renamed.
-        is_glob: Whether all fields that match are meant.
-    """
-
-    column: str
-    names: tuple[str, ...]
-    new: str | None
-    is_glob: bool
 
 
 class FieldChoices:
@@ -64,13 +47,8 @@ class FieldChoices:
     def __init__(self, spec: str, *, missing: Missing = "error") -> None:
         if missing not in get_args(Missing):
             raise ValueError(f"missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
-        self._choices = [_parse(item) for item in spec.split()]
-        if not self._choices:
-            raise ValueError("a list of fields is empty; write it as 'jpg;png cls'")
+        self._choices = parse_field_items(spec)
         self.columns = [choice.column for choice in self._choices]
-        for number, column in enumerate(self.columns):
-            if column in self.columns[:number]:
-                raise ValueError(f"{column!r} comes twice in the list of fields {spec!r}")
         self.missing = missing
         self.left_out = 0
         self.left_empty = 0
@@ -116,13 +94,9 @@ class FieldChoices:
             values.append(found[0][1] if found else _EMPTY)
         return values
 
-    def _find(self, sample: Mapping[str, Any], choice: _Choice) -> list[tuple[str, Any]] | None:
+    def _find(self, sample: Mapping[str, Any], choice: FieldItem) -> list[tuple[str, Any]] | None:
         """The fields of one item with their new names; None if the sample is to be left out."""
-        if choice.is_glob:
-            found = [(name, sample[name]) for name in matching_fields(sample, choice.names)]
-        else:
-            name = find_field(sample, choice.names)
-            found = [] if name is None else [(choice.new or name, _content(sample[name], choice.new))]
+        found = [(new, _content(sample[name], choice.new)) for new, name in choice.find(sample)]
         if found:
             return found
         if self.missing == "error":
@@ -139,36 +113,6 @@ def _content(value: Any, new: str | None) -> Any:
     return value.encode() if new is not None and isinstance(value, str) else value
 
 
-def _parse(item: str) -> _Choice:
-    new, names = _split(item)
-    is_glob = any(not _GLOB_SIGNS.isdisjoint(name) for name in names)
-    if is_glob and (new is not None or len(names) > 1):
-        raise _malformed(item, "a glob takes all that match: it has neither alternatives nor a new name")
-    if new is not None and is_metadata(new):
-        raise _malformed(item, f"{new!r} is the library's own, and no field can be called so")
-    return _Choice(item if new is None else new, names, new, is_glob)
-
-
-def _split(item: str) -> tuple[str | None, tuple[str, ...]]:
-    new, sign, old = item.partition("=") if "=" in item else item.partition(":")
-    if sign and not new.removeprefix("."):
-        raise _malformed(item, "there is no new name before the sign")
-    names = tuple(_names(old if sign else item))
-    if not all(names):
-        raise _malformed(item, "one of the names is empty")
-    return (new.removeprefix(".") if sign else None), names
-
-
-def _names(text: str) -> Iterator[str]:
-    """Takes alternatives apart; a name may have a leading dot, as in a file's name."""
-    for name in text.replace(",", ";").split(";"):
-        yield name.removeprefix(".")
-
-
-def _malformed(item: str, why: str) -> ValueError:
-    return ValueError(f"cannot read {item!r} in a list of fields: {why}. Write jpg;png, new=old or *.json")
-
-
 def _twice(sample: Mapping[str, Any], name: str) -> DuplicateFieldError:
     which, place = name_sample(sample)
     return DuplicateFieldError(
@@ -178,7 +122,7 @@ def _twice(sample: Mapping[str, Any], name: str) -> DuplicateFieldError:
     )
 
 
-def _ambiguous(sample: Mapping[str, Any], choice: _Choice, names: list[str]) -> DuplicateFieldError:
+def _ambiguous(sample: Mapping[str, Any], choice: FieldItem, names: list[str]) -> DuplicateFieldError:
     which, place = name_sample(sample)
     return DuplicateFieldError(
         f"{which} has {len(names)} fields that match {choice.column!r}, and a table has one column for them: {names}. "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torchdata_wds.errors import MissingFieldError
+from torchdata_wds.format.field_items import matches_glob
 from torchdata_wds.storage import mask_url
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "alternatives",
     "expect_sample",
     "find_field",
-    "matches_glob",
     "matching_fields",
     "missing_field",
     "name_sample",
@@ -71,16 +70,6 @@ def matching_fields(sample: Mapping[str, Any], globs: Sequence[str]) -> list[str
         for field in sample
         if field in globs or (not field.startswith("__") and any(matches_glob(field, glob) for glob in globs))
     ]
-
-
-def matches_glob(field: str, glob: str) -> bool:
-    """Tells whether a field matches a glob, which may be written with or without a leading dot.
-
-    Example:
-        >>> matches_glob("seg.png", "*.png"), matches_glob("png", "*.png"), matches_glob("png", "p?g")
-        (True, True, True)
-    """
-    return fnmatchcase(field, glob) or fnmatchcase("." + field, glob)
 
 
 def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

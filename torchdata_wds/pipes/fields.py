@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.errors import DuplicateFieldError
+from torchdata_wds.format.field_items import matches_glob
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.field_specs import (
@@ -15,7 +16,6 @@ from torchdata_wds.pipes.field_specs import (
     alternatives,
     expect_sample,
     find_field,
-    matches_glob,
     missing_field,
     name_sample,
 )

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.errors import SampleError
-from torchdata_wds.format.grouping import group_members
+from torchdata_wds.format.grouping import WITHOUT_FIELDS, group_members
 from torchdata_wds.format.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
@@ -26,6 +26,8 @@ from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe
 
 __all__ = ["KeyGrouperIterDataPipe"]
 
+#: After so many samples a field counts as absent in a stream that may have no end.
+_ENOUGH_SAMPLES = 10_000
 _ARCHIVE = re.compile(
     r"(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)", re.IGNORECASE | re.DOTALL
 )
@@ -53,7 +55,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         keys: ``"first_dot"`` (the key ends at the base name's first dot), ``"last_dot"``, or a ``callable(name)``
             that gives (key, field), or None to skip the member.
         lowercase: Whether fields are lower-cased.
-        fields: Which fields to keep: a list, or one str of names separated by blanks; None keeps all.
+        fields: Which fields to keep: a list, or one str of names separated by blanks; None keeps all. Samples with none
+            of them are left out and counted; a field that no sample of the stream has is warned about.
         on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
         on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
             give another sample of that key.
@@ -104,14 +107,14 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         restart, self._restart = self._restart, None
         if not isinstance(source, ShardLoaderIterDataPipe):
             self._compare_keys()
-            yield from self._group(self._members(), Asked(self.handler, self.skipped))
+            yield from self._noting_fields(self._group(self._members(), Asked(self.handler, self.skipped)))
         elif restart is not None:
             yield from self._go_on(source, restart)
         elif watch is None:
-            yield from self._samples_of(source)
+            yield from self._noting_fields(self._samples_of(source))
         else:
             watch.samples = 0
-            yield from self._counted(self._samples_of(source, watch), watch)
+            yield from self._counted(self._noting_fields(self._samples_of(source, watch)), watch)
 
     def __len__(self) -> int:
         """The number of samples that this consumer gets in the coming epoch, where an index tells it.
@@ -158,7 +161,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         watch: Watch | None = None,
         begun: ShardBegun | None = None,
         skips: Mapping[int, int] | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any], None, None]:
         """Groups what the loader reads: shard after shard, or several of them in turn."""
         loading, grouping = Asked(loader.handler, loader.skipped), Asked(self.handler, self.skipped)
         with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:
@@ -193,6 +196,22 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             skipped=self.skipped,
             shown=storage.mask_url,
         )
+
+    def _noting_fields(self, samples: Generator[dict[str, Any], None, None]) -> Iterator[dict[str, Any]]:
+        """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""
+        if self.fields is None:
+            yield from samples
+            return
+        absent = set(grouping_rules(self.keys, self.lowercase, self.fields, "error", "error").fields or ())
+        left_out, count = self.skipped[WITHOUT_FIELDS], 0
+        with closing(samples):
+            for count, sample in enumerate(samples, 1):
+                if absent:
+                    absent -= sample.keys()
+                    if count == _ENOUGH_SAMPLES:
+                        _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
+                yield sample
+        _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
 
     def _counted(self, samples: Iterator[dict[str, Any]], watch: Watch) -> Iterator[dict[str, Any]]:
         for sample in samples:
@@ -239,6 +258,16 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
                 "load_wds_shards and group_by_key, with stages between them, have different keys=: where a shard is "
                 "damaged, the last sample before the damage may lose members. Give both the same keys=",
             )
+
+
+def _warn_of_fields(absent: set[str], count: int, left_out: int) -> None:
+    if absent and count + left_out:
+        names = ", ".join(map(repr, sorted(absent)))
+        warn_once(
+            f"fields {names}",
+            f"group_by_key(fields=) names {names}, which none of {count + left_out:,} samples has; {left_out:,} of them "
+            "have none of the fields and are left out. `wds ls SHARD` shows the fields of a shard",
+        )
 
 
 def _as_member(item: Any) -> ShardMember | FailedMember:

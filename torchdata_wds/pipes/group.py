@@ -265,8 +265,8 @@ def _warn_of_fields(absent: set[str], count: int, left_out: int) -> None:
         names = ", ".join(map(repr, sorted(absent)))
         warn_once(
             f"fields {names}",
-            f"group_by_key(fields=) names {names}, which none of {count + left_out:,} samples has; {left_out:,} of them "
-            "have none of the fields and are left out. `wds ls SHARD` shows the fields of a shard",
+            f"group_by_key(fields=) names {names}, which none of {count + left_out:,} samples has; {left_out:,} "
+            "of them have none of the fields and are left out. `wds ls SHARD` shows the fields of a shard",
         )
 
 

@@ -98,6 +98,11 @@ def in_epochs(urls: list[str]) -> Any:
     return plain(urls).wds_epoch(26)
 
 
+def in_odd_epochs(urls: list[str]) -> Any:
+    """22 samples an epoch: two ranks have 11 each, which no number of workers divides evenly."""
+    return plain(urls).wds_epoch(22).batch(3)
+
+
 def batches_in_epochs(urls: list[str]) -> Any:
     return batched(urls).wds_epoch(9)
 
@@ -134,7 +139,18 @@ Graph = Callable[[list[str]], Any]
 #: The graphs by their names, for scripts.
 GRAPHS: dict[str, Graph] = {
     graph.__name__: graph
-    for graph in (plain, batched, in_epochs, batches_in_epochs, resampled, filtered, split, joined, handled)
+    for graph in (
+        plain,
+        batched,
+        in_epochs,
+        in_odd_epochs,
+        batches_in_epochs,
+        resampled,
+        filtered,
+        split,
+        joined,
+        handled,
+    )
 }
 
 

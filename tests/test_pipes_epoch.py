@@ -283,24 +283,60 @@ def test_wds_epoch_counts_shards_when_it_stands_before_the_filter() -> None:
     assert len(set(passes)) > 5
 
 
-def test_wds_epoch_raises_when_there_are_more_consumers_than_items() -> None:
-    """No share may be empty: the message has the numbers and the cure."""
-    for pipe in consumers_of(uneven().wds_epoch(2), 3):
-        with pytest.raises(ValueError, match=r"wds_epoch\(2\) cannot give each of 3 consumers.*fewer workers"):
-            list(pipe)
+def divided(pipe: IterDataPipe[Any], ranks: int, workers: int) -> list[list[IterDataPipe[Any]]]:
+    """Copies of a graph for each worker of each rank."""
+    found = [[copy.deepcopy(pipe) for _ in range(workers)] for _ in range(ranks)]
+    for rank, copies in enumerate(found):
+        for worker, one in enumerate(copies):
+            apply_sharding(one, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+            apply_sharding(one, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+    return found
 
 
-def test_wds_epoch_warns_once_when_n_is_no_multiple(
+@pytest.mark.parametrize("n", [6, 7, 18, 23])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 4), (1, 7), (2, 3), (3, 4)])
+def test_wds_epoch_gives_exactly_n_when_it_does_not_divide(n: int, ranks: int, workers: int) -> None:
+    """Ranks are equal, workers differ by one, and over as many epochs as there are workers all gave the same."""
+    grid = divided(uneven(FULL * 2).wds_epoch(n), ranks, workers)
+    totals = [[0] * workers for _ in range(ranks)]
+    for _ in range(workers):
+        expected = [[len(pipe) for pipe in pipes] for pipes in grid]
+        counts = [[len(list(pipe)) for pipe in pipes] for pipes in grid]
+        assert counts == expected
+        assert [sum(shares) for shares in counts] == [n // ranks] * ranks
+        assert max(map(max, counts)) - min(map(min, counts)) <= 1
+        totals = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(totals, counts, strict=True)]
+    assert {total for shares in totals for total in shares} == {n // ranks}
+
+
+def test_wds_epoch_gives_every_item_once_a_pass_when_shares_differ() -> None:
+    """Workers that give one more in one epoch give one fewer in another: the passes stay whole."""
+    pipes = consumers_of(uneven(FULL).wds_epoch(23), 4)
+    epochs = epochs_of(pipes, 70)
+    assert {sum(map(len, epoch)) for epoch in epochs} == {23}
+    items = [item for epoch in epochs for share in epoch for item in share]
+    check_passes(items, items_of(FULL), 20)
+
+
+def test_wds_epoch_raises_when_there_are_more_ranks_than_items() -> None:
+    """No rank may be left without an item: the message has the numbers and the cure."""
+    for pipes in divided(uneven().wds_epoch(2), 3, 1):
+        with pytest.raises(ValueError, match=r"wds_epoch\(2\) cannot give each of 3 ranks an item: use a larger n"):
+            list(pipes[0])
+
+
+def test_wds_epoch_warns_once_when_n_is_not_a_multiple_of_the_ranks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is left over is nobody's; two graphs with other numbers have a warning each."""
+    """What is left over is given to no rank; two graphs with other numbers have a warning each."""
     monkeypatch.setattr(place, "_warned", set())
     for n in (11, 12, 14):
-        for epoch in epochs_of(consumers_of(uneven().wds_epoch(n), 3), 2):
-            assert [len(share) for share in epoch] == [n // 3] * 3
+        grid = divided(uneven().wds_epoch(n), 3, 2)
+        for _ in range(2):
+            assert [sum(len(list(pipe)) for pipe in pipes) for pipes in grid] == [n // 3] * 3
     assert [record.getMessage().partition(" together")[0] for record in caplog.records] == [
-        "wds_epoch(11) gives each of 3 consumers (ranks x workers) 3 items, 9",
-        "wds_epoch(14) gives each of 3 consumers (ranks x workers) 4 items, 12",
+        "wds_epoch(11) gives each of 3 ranks 3 items, 9",
+        "wds_epoch(14) gives each of 3 ranks 4 items, 12",
     ]
 
 
@@ -377,7 +413,7 @@ def test_wds_epoch_has_a_length_when_its_source_has_none() -> None:
     """It is that of this consumer's epoch."""
     pipe = uneven().wds_epoch(13)
     assert len(pipe) == 13
-    assert [len(one) for one in consumers_of(pipe, 3)] == [4, 4, 4]
+    assert [len(one) for one in consumers_of(pipe, 3)] == [5, 4, 4]
 
 
 def test_wds_epoch_has_the_length_of_the_rank_when_workers_are_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,6 +623,20 @@ def test_dataloader_has_the_length_of_the_epoch(workers: int) -> None:
             assert [len(loader), len(list(loader)), len(list(loader))] == [30] * 3
 
 
+@pytest.mark.parametrize(("kind", "workers"), RUNS)
+def test_wds_epoch_gives_exactly_n_in_workers(kind: str, workers: int) -> None:
+    """More and fewer items than workers, also behind an epoch that was left early."""
+    for n in (1, 7):
+        torch.manual_seed(0)
+        with time_limit(60), running(uneven(FULL).wds_epoch(n), kind, workers) as loader:
+            epochs = [list(loader) for _ in range(4)]
+            next(iter(loader))
+            epochs += [list(loader) for _ in range(4)]
+        assert [len(epoch) for epoch in epochs] == [n] * 8
+        if n == 1 and workers and kind == "service":
+            assert len({number for epoch in epochs[:workers] for number, _ in epoch}) == 1  # one item of each worker
+
+
 def log_to(path: Path) -> logging.Handler:
     handler = logging.FileHandler(path)
     logging.getLogger("torchdata_wds").addHandler(handler)
@@ -693,11 +743,11 @@ from tests.workers_kit import loader_of
 from torchdata_wds.workers.service import WorkersReadingService
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
 
-folder, kind, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, kind, workers, n = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
 def run(rank):
     torch.manual_seed(0 if kind == "dataloader" else rank)
-    pipe = uneven(FULL).join_workers().wds_epoch(100) if kind == "behind" else uneven(FULL).wds_epoch(100)
+    pipe = uneven(FULL).join_workers().wds_epoch(n) if kind == "behind" else uneven(FULL).wds_epoch(n)
     if kind == "dataloader":
         loader = dataloader(pipe, workers, persistent_workers=True)
     elif kind == "sequential":
@@ -716,13 +766,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("n", [100, 107])
 @pytest.mark.parametrize(
     ("kind", "workers"), [("distributed", 0), ("distributed", 2), ("behind", 2), ("sequential", 2), ("dataloader", 2)]
 )
-def test_wds_epoch_gives_ranks_equal_epochs_of_one_stream(kind: str, workers: int, tmp_path: Path) -> None:
+def test_wds_epoch_gives_ranks_equal_epochs_of_one_stream(kind: str, workers: int, n: int, tmp_path: Path) -> None:
     """Two gloo ranks: n // 2 items an epoch each, and over both every item once a pass."""
-    ranks = ranks_of(RANKS, tmp_path, kind, str(workers))
-    assert {len(epoch) for epochs in ranks for epoch in epochs} == {50}
+    ranks = ranks_of(RANKS, tmp_path, kind, str(workers), str(n))
+    assert {len(epoch) for epochs in ranks for epoch in epochs} == {n // 2}
     items = [(number, tuple(item)) for epochs in ranks for epoch in epochs for number, item in epoch]
     check_passes(items, items_of(FULL), passes_in(15, 100, 2 * max(workers, 1)))
 

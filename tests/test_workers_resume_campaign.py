@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ from tests.ranks import ranks_of
 from tests.resume_kit import (
     Cut,
     Graph,
+    augment,
     batched,
     filtered,
     in_epochs,
+    in_odd_epochs,
     joined,
     left_of,
     loader_of,
     resampled,
     resumed,
+    row,
     run,
+    samples,
     shards_in,
     split,
     states_at,
@@ -36,7 +41,7 @@ pytestmark = pytest.mark.slow
 #: is known.
 EPOCHS = {0: (0, "end", "random"), 2: ("last", "between", "random"), 5: ("random", "random", "end")}
 
-GRAPHS = [batched, in_epochs, resampled, filtered, split, joined]
+GRAPHS = [batched, in_epochs, in_odd_epochs, resampled, filtered, split, joined]
 
 
 @pytest.fixture(autouse=True)
@@ -105,12 +110,43 @@ def test_resume_is_exact_when_cut_at_random(graph: Graph, urls: list[str], tmp_p
     assert resumed_elsewhere(tmp_path, jobs) == expected
 
 
+def random_epochs(urls: list[str], draw: random.Random) -> Any:
+    """Epochs of a random n, mostly with batches before them or behind."""
+    pipe = samples(urls)
+    pipe = pipe.wds_shuffle(7, initial=3) if draw.random() < 0.6 else pipe
+    pipe = pipe.wds_decode().map(augment).map(row)
+    kind = draw.choice(["samples", "batches before", "batches behind", "shuffled behind"])
+    pipe = pipe.batch(draw.choice([2, 3])) if kind == "batches before" else pipe
+    pipe = pipe.wds_epoch(draw.choice([1, 2, 3, 5, 7, 11, 14, 23]))
+    pipe = pipe.batch(2) if kind == "batches behind" else pipe
+    return pipe.wds_shuffle(4) if kind == "shuffled behind" else pipe
+
+
+@pytest.mark.parametrize("workers", range(5))
+def test_resume_is_exact_when_the_workers_shares_differ(workers: int, urls: list[str]) -> None:
+    """Random n, also fewer than workers: cut anywhere in the first four epochs, twice in a row."""
+    for seed in range(6):
+        build = partial(random_epochs, urls)
+        epoch = seed % 4
+        whole = run(build(random.Random(seed)), workers, epoch + 3)
+        draw = random.Random(f"cut {seed}")
+        cuts = sorted({draw.randrange(len(whole[epoch]) + 1) for _ in range(2)})
+        with loader_of(build(random.Random(seed)), workers) as loader:
+            assert [list(loader) for _ in range(epoch)] == whole[:epoch]
+            states, items = states_at(loader, [*cuts, "between"])
+            assert (seed, items) == (seed, whole[epoch])
+        for cut, state in zip([*cuts, "between"], states, strict=True):
+            expected = left_of(whole, epoch, cut, more=2)
+            assert (seed, cut, resumed(state, workers, len(expected))) == (seed, cut, expected)
+
+
 #: Two ranks of two workers: the graph, the service's options, whether a DistributedReadingService is before it, a cut.
 RANK_CASES: dict[str, tuple[str, Any, bool, int]] = {
     "distributed, wds_epoch, seed=": ("in_epochs", {"distributed": True, "seed": 5}, False, 4),
     "distributed, dl.seed": ("batched", {"distributed": True}, False, 3),
     "sequential": ("batched", {}, True, 2),
     "sequential, wds_epoch": ("in_epochs", {}, True, 5),
+    "distributed, odd shares": ("in_odd_epochs", {"distributed": True, "seed": 5}, False, 3),
 }
 
 RANKS = """

@@ -11,8 +11,9 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
+from torchdata_wds.pipes.grid import Grid, grid_of
 from torchdata_wds.pipes.passes import Passes
-from torchdata_wds.pipes.place import Place, place_of, rank_place, upstream, warn_once
+from torchdata_wds.pipes.place import place_of, rank_place, upstream, warn_once
 from torchdata_wds.pipes.progress import PassBegun, Wanted, Watch
 
 __all__ = ["EpochCounterIterDataPipe"]
@@ -36,7 +37,8 @@ class _Stream:
         empty: How many passes in a row have given nothing.
         passes: Seeds the pipes upstream; None before the first iteration.
         items: The pass's items; None before a pass.
-        is_begun: Whether the pass was begun already, in another process.
+        is_told: Whether the watch knows that the pass has begun.
+        epochs: How many epochs have begun.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,8 @@ class _Stream:
         self.empty = 0
         self.passes: Passes | None = None
         self.items: Iterator[Any] | None = None
-        self.is_begun = False
+        self.is_told = False
+        self.epochs = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Stream, ()  # a copy of a pipe begins a stream of its own
@@ -81,9 +84,9 @@ class _Stream:
         self.passes.begin_pass(self.number)  # also where it was begun: an epoch may have seeded the pipes since
         if watch is not None:
             watch.passing = self.number
-            if not self.is_begun:
+            if not self.is_told:
                 watch.begin_pass(self.number, item)
-        self.is_begun = False
+        self.is_told = False
         self.items = iter(source)
         return self.items
 
@@ -97,11 +100,12 @@ class _Stream:
 class EpochCounterIterDataPipe(WdsPipe[T]):
     """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
 
-    An item is whatever stands before it: a sample, or a batch. Each of the consumers that a ``sharding_filter``
-    upstream has divided the work among yields n // consumers items an epoch, all the same number. The next epoch goes
-    on where the last one stopped. A source that ends is begun anew, and is shuffled in a new order; shards are
-    shuffled alike in all consumers at every pass, so that n need be no multiple of anything: each pass gives every
-    item once. Sources without end, as of ``resample_shards()``, are cut all the same.
+    An item is whatever stands before it: a sample, or a batch. Each rank yields n // ranks items an epoch, so n should
+    be a multiple of the ranks; its workers share these, and their shares differ by one at most. Which workers yield
+    one more changes from epoch to epoch: of 5 items for 3 workers the shares are 2, 2, 1, then 2, 1, 2, then 1, 2, 2.
+    The next epoch continues where the last one stopped. When the source ends, a new pass starts in a new order that
+    all consumers agree on, so that each pass gives every item once, whatever n is. Endless sources, as of
+    ``resample_shards()``, are cut the same way.
 
     Workers must live on between epochs (``WorkersReadingService`` has such; torch's DataLoader with
     ``persistent_workers=True``). An epoch that is left early drops the items that are on their way from the workers.
@@ -115,8 +119,7 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         The items of the source.
 
     Raises:
-        ValueError: if n is less than 1 or than the number of consumers, or if the source gives nothing, in several
-            passes.
+        ValueError: if n is less than 1 or than the number of ranks, or if the source gives nothing, in several passes.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -133,13 +136,18 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         self._watch: Watch | None = None
 
     def __iter__(self) -> Iterator[T]:
-        share = self._share(place_of(self))
-        _warn_of_short_lives()
         stream, source, watch = self._stream, self.source_datapipe, self._watch
+        grid = grid_of(self)
+        self._check(grid)
+        share = share_of(self.n, self._coming_epoch(), grid)
+        _warn_of_short_lives()
+        stream.epochs += 1
         if stream.passes is None:
             self.begin_stream()
-        if stream.items is not None and watch is not None:
-            watch.begin_pass(stream.number, -stream.taken)
+        if watch is not None and not stream.first:
+            # Also where this epoch takes no item: whoever keeps the state waits to hear where it began.
+            watch.begin_pass(stream.number, -stream.taken - stream.skipped)
+            stream.is_told = stream.items is None
         number = stream.number
         for taken in range(stream.skipped):
             stream.take(source, taken - stream.skipped, watch)
@@ -155,11 +163,23 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
             watch.end_epoch(stream.number, stream.taken)
 
     def __len__(self) -> int:
-        """How many items this consumer yields in an epoch; before the work is divided among workers, this rank."""
-        place = place_of(self)
-        if place.consumers == 1 and any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
-            place = rank_place()
-        return self.n // place.consumers
+        """How many items this worker yields in the coming epoch; before the work is divided among workers, this rank.
+
+        Where the workers' shares differ it changes from epoch to epoch.
+        """
+        grid = grid_of(self)
+        if grid[::2] == (1, 1) and any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
+            grid = Grid(*rank_place())
+        return share_of(self.n, self._coming_epoch(), grid)
+
+    def _coming_epoch(self) -> int:
+        # Workers of which one was still busy when an epoch was left early have not all begun the same number of them.
+        epoch = None if self._watch is None else self._watch.epoch
+        return self._stream.epochs if epoch is None else epoch
+
+    def share(self, epoch: int) -> int:
+        """How many items this worker yields in an epoch, which is counted from 0."""
+        return share_of(self.n, epoch, grid_of(self))
 
     @property
     def position(self) -> PassBegun:
@@ -191,7 +211,7 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         stream = self._stream
         assert stream.passes is not None
         stream.passes.begin_pass(begun.passing)
-        stream.items, stream.is_begun = None, True
+        stream.items, stream.is_told = None, True
         stream.number, stream.taken, stream.first, stream.skipped = begun.passing, 0, 0, -begun.item
         if wanted is None:
             return None
@@ -199,21 +219,31 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         stream.taken, stream.skipped, stream.early = stream.first - begun.item, 0, len(wanted.early)
         return Wanted([item - begun.item for item in wanted.early], wanted.first - begun.item)
 
-    def _share(self, place: Place) -> int:
-        consumers, number = place
-        share, left = divmod(self.n, consumers)
-        if not share:
+    def _check(self, grid: Grid) -> None:
+        each, left = divmod(self.n, grid.ranks)
+        if not each:
             raise ValueError(
-                f"wds_epoch({self.n}) cannot give each of {consumers} consumers (ranks x workers) an item: use fewer "
-                "workers or a larger n"
+                f"wds_epoch({self.n}) cannot give each of {grid.ranks} ranks an item: use a larger n, at best a "
+                "multiple of the number of ranks"
             )
-        if left and not number:
+        if left and not grid.rank and not grid.worker:
             warn_once(
-                f"epoch {self.n}/{consumers}",
-                f"wds_epoch({self.n}) gives each of {consumers} consumers (ranks x workers) {share} items, "
-                f"{share * consumers} together: {self.n} is no multiple of {consumers}",
+                f"epoch {self.n}/{grid.ranks}",
+                f"wds_epoch({self.n}) gives each of {grid.ranks} ranks {each:,} items, {each * grid.ranks:,} together: "
+                f"all ranks get the same number, and {self.n} is not a multiple of {grid.ranks}",
             )
-        return share
+
+
+def share_of(n: int, epoch: int, grid: Grid) -> int:
+    """How many items a worker yields in an epoch: as if its rank's items were dealt out in turn, epoch after epoch.
+
+    Example:
+        >>> [[share_of(5, epoch, Grid(1, 0, 3, worker)) for worker in range(3)] for epoch in range(3)]
+        [[2, 2, 1], [2, 1, 2], [1, 2, 2]]
+    """
+    each = n // grid.ranks
+    before, after = ((number * each + grid.workers - 1 - grid.worker) // grid.workers for number in (epoch, epoch + 1))
+    return after - before
 
 
 def _describe_empty(source: IterDataPipe[Any]) -> str:

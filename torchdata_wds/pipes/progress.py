@@ -83,6 +83,7 @@ class Watch:
         passing: The pass that runs.
         samples: How many samples of the pass there were.
         agreed_seed: The seed that all consumers of the stream share.
+        epoch: The number of the epoch, counted from 0, on which all consumers agree; None where nobody said it.
         places: What a loader that reads several items in turn has open, as `ShardBegun` tells it.
         known: The digests of items that loaders came to before the stream was stopped, by pass and ordinal.
         reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
@@ -94,6 +95,7 @@ class Watch:
         self.passing = 0
         self.samples = 0
         self.agreed_seed: int | None = None
+        self.epoch: int | None = None
         self.places: Sequence[tuple[int, int]] = ()
         self.known: dict[tuple[int, int], int] = {}
         self.reseed: Callable[[int, int], object] | None = None

@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.slicing import PaddingSlice, ShardSlice, TailSlice
 from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.grid import ranks_of_filter
 from torchdata_wds.pipes.place import Place, Seed, find_sharder, warn_once
 from torchdata_wds.pipes.shard_counts import Index, shard_counts
 from torchdata_wds.storage.urls import local_path, scheme_of
@@ -130,14 +130,14 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
             return whole_shards(urls, place)
         counts = self.index.of(urls, self.storage_options)
         total = sum(counts)
-        for rank, members in enumerate(_ranks(self.source_datapipe)):
+        for rank, members in enumerate(ranks_of_filter(self.source_datapipe)):
             # That all of them raise it, and not only the ranks without data, keeps the others from waiting for them.
             if not any(share_of(total, Place(place.consumers, number), self.even) for number in members):
                 raise self._nothing_for(rank, urls, total)
         return slices_of(share_of(total, place, self.even, draw), urls, counts)
 
     def _nothing_for(self, rank: int, urls: list[str], total: int | None) -> ShardListError:
-        ranks = _ranks(self.source_datapipe)
+        ranks = ranks_of_filter(self.source_datapipe)
         samples = "" if total is None else f"{total:,} samples in "
         left_out = " and even='drop' gives all the same number" if self.even == "drop" and total else ""
         return ShardListError(
@@ -270,21 +270,6 @@ def whole_shards(urls: Sequence[str], place: Place) -> list[ShardSlice]:
         return [ShardSlice(url) for url in urls[number::consumers]]
     # Who begins changes from shard to shard: else the first consumers would have a sample more of each.
     return [ShardSlice(url, (number + shard) % consumers, None, consumers) for shard, url in enumerate(urls)]
-
-
-def _ranks(sharding_filter: Any) -> list[range]:
-    """Tells which consumers each rank has, as the services number them."""
-    consumers, groups = sharding_filter.num_of_instances, sharding_filter.groups
-    if SHARDING_PRIORITIES.DISTRIBUTED in groups:
-        ranks = groups[SHARDING_PRIORITIES.DISTRIBUTED][0]
-        workers = consumers // ranks
-        return [range(rank * workers, (rank + 1) * workers) for rank in range(ranks)]
-    distributed = torch.distributed
-    if SHARDING_PRIORITIES.DEFAULT in groups and distributed.is_available() and distributed.is_initialized():
-        ranks = distributed.get_world_size()
-        if consumers % ranks == 0:
-            return [range(rank, consumers, ranks) for rank in range(ranks)]
-    return [range(consumers)]
 
 
 # ---------------------------------------------------------------------------------------------------- what is given

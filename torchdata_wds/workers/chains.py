@@ -119,6 +119,8 @@ class Chain(NamedTuple):
             elif isinstance(stage, SampleShufflerIterDataPipe):
                 wanted = stage.restart(wanted, _length(self.stages[number + 1 :], facts.lengths.get(passing), share))
             elif isinstance(stage, EpochCounterIterDataPipe):
+                # The epoch's last batch may be smaller: the samples that it would have more are those of the next epoch.
+                wanted = Wanted([item for item in wanted.early if item < share], min(wanted.first, share))
                 begun = facts.pass_of(wanted)
                 if begun is None:
                     for done in self.stages[:number]:

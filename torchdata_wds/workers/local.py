@@ -49,7 +49,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         streams = self.streams
         (point,) = streams.points()
-        with closing(self._stream.items(self._seeds, 0, point)) as items:
+        with closing(self._stream.items(self._seeds, 0, point, streams.epoch)) as items:
             try:
                 for item in items:
                     streams.taken += 1

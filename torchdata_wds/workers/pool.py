@@ -105,7 +105,8 @@ class WorkerPool:
         if not self._is_fresh:
             self._pass += 1
             shared, local = self._seeds
-            self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)), Streams(self._num_workers))
+            seeds = mix(shared, "pass", self._pass), mix(local, "pass", self._pass)
+            self._start(seeds, Streams(self._num_workers, epoch=self.streams.epoch))
         self._is_fresh = False
         return self._run(self._board.turn, self.streams)
 
@@ -157,7 +158,7 @@ class WorkerPool:
         return WorkerLink(self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor)
 
     def _order(self, number: int, seeds: Seeds, point: Point | None, streams: Streams) -> None:
-        order = Order(self._board.turn, seeds, point)
+        order = Order(self._board.turn, seeds, point, streams.epoch)
         self._links[number].order(order, streams.facts[number], keeps_facts=streams.continues)
 
     def _replace(self, number: int, streams: Streams) -> Point | None:

@@ -192,6 +192,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
                 streams = unpack_streams(
                     self._graph_of(front, self._branches[0]), restored.streams, self._stream_seeds, self._epoch
                 )
+            streams.epoch = self._epoch - 1
             # The first branch has the epoch's seeds as they are: one branch is the normal case.
             run.begin((mix(shared, number), mix(local, number)) if number else (shared, local), streams)
         self._restored = None  # only now: Ctrl-C may come before

@@ -113,6 +113,7 @@ class StatefulPipeline(IterableDataset[Any]):
             self._stream_epoch = self._epoch if is_new else self._stream_epoch
             run.streams = run.streams if self._is_over else run.streams.next_epoch()
         self._is_over = False
+        run.streams.epoch = self._epoch
         run.begin(self._seeds(self._epoch), run.streams)
         return self._items(run)
 

@@ -28,6 +28,7 @@ class Streams:
         facts: What the graph of each has told.
         taken: How many items have been taken of all since this epoch began here.
         continues: Whether streams go on from epoch to epoch, by ``wds_epoch``.
+        epoch: The number of the epoch, counted from 0.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Streams:
         order: Sequence[int] | None = None,
         facts: Sequence[Facts] | None = None,
         continues: bool = False,
+        epoch: int = 0,
     ) -> None:
         self.turns = Turns(counts or [0] * workers, range(workers) if order is None else order)
         self.facts = list(facts) if facts is not None else [begun_facts() for _ in range(workers)]
         self.taken = 0
         self.continues = continues
+        self.epoch = epoch
         self._restart: tuple[Seeds, bool] | None = None
 
     def restart(self, stream_seeds: Seeds, skips: bool) -> None:

@@ -85,13 +85,14 @@ class Stream:
                 self._watch.facts.append(SkipNotice(short_name(stage)))
         return self._watch.take()
 
-    def items(self, seeds: Seeds, worker: int, point: Point | None) -> Generator[Any, None, None]:
+    def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
         """Yields the items of an epoch.
 
         Args:
             seeds: The epoch's seed that all consumers share, and the one that this one's own follow from.
             worker: Its number.
             point: Where the epoch goes on; None begins it.
+            epoch: Its number, counted from 0.
 
         Raises:
             Exception: whatever the graph raises.
@@ -100,11 +101,12 @@ class Stream:
         if not self._is_checked:
             self._is_checked = True
             check_division(self._datapipe)
+        self._watch.epoch = epoch
         if not chain.epochs:
             self.facts()  # of another epoch
         own = OwnGenerators() if self._keeps_apart and chain.draws else None
         with own.in_use() if own else nullcontext():
-            number = self._begin(seeds, worker, point)
+            number = self._begin(seeds, worker, point, epoch)
             iterator = iter(self._datapipe)
         every = self._seeded_items()
         if not every and own is None and point is None:
@@ -129,7 +131,7 @@ class Stream:
                     return
                 yield found.pop()
 
-    def _begin(self, seeds: Seeds, worker: int, point: Point | None) -> int:
+    def _begin(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> int:
         """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""
         chain = self.chain
         self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
@@ -138,8 +140,8 @@ class Stream:
         self._watch.known = {(shard.passing, shard.ordinal): shard.digest for shard in shards}
         if point is not None and chain.epochs:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
-            for epoch in chain.epochs:
-                epoch.begin_stream()
+            for counter in chain.epochs:
+                counter.begin_stream()
         self._seed_graph(self._datapipe, seeds, worker)
         if chain.draws and chain.epochs:
             stream_seed = self._stream_seeds[1]
@@ -148,13 +150,13 @@ class Stream:
             return 0
         if point.skips:
             first = point.item - point.item % (self._seeded_items() or 1)
-            share = len(chain.epochs[0]) if chain.epochs else 0
+            share = chain.epochs[0].share(epoch) if chain.epochs else 0
             if chain.restart(Wanted((), first), point.facts, share):
                 return first
             logger.warning("worker %d makes its %d items once more: where their pass began is not known", worker, first)
             self._seed_graph(self._datapipe, seeds, worker)
-        for epoch in chain.epochs:
-            epoch.restart(point.facts.passes[0], None)
+        for counter in chain.epochs:
+            counter.restart(point.facts.passes[0], None)
         return 0
 
     def _seeded_items(self) -> int:

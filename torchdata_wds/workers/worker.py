@@ -49,11 +49,13 @@ class Order(NamedTuple):
         turn: Its number, which stands on the notice board as long as the order holds.
         seeds: The seed that all workers share, and the one that this set of workers derives its own from.
         point: Where the stream goes on; None begins it.
+        epoch: The number of the epoch, counted from 0.
     """
 
     turn: int
     seeds: Seeds
     point: Point | None = None
+    epoch: int = 0
 
 
 class WorkerGraph:
@@ -78,13 +80,13 @@ class WorkerGraph:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
-    def items(self, seeds: Seeds, worker: int, workers: int, point: Point | None = None) -> Generator[Any, None, None]:
+    def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:
         """Yields the items of one worker; an exception ends them, and is the last of them."""
         try:
             if self._stream is None:
                 apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
                 self._stream = Stream(self.datapipe, self.seed_graph)
-            yield from self._stream.items(seeds, worker, point)
+            yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
         except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
             yield Failure(error, _where())
 
@@ -127,7 +129,7 @@ def run_worker(
             order: Order = connection.recv()
             board.answer(worker, order.turn)
             _set_worker_info(graph, order.seeds, worker, workers)
-            with closing(graph.items(order.seeds, worker, workers, order.point)) as items:
+            with closing(graph.items(order, worker, workers)) as items:
                 _answer(order, items, sender, board)
 
 

@@ -119,7 +119,7 @@ class Chain(NamedTuple):
             elif isinstance(stage, SampleShufflerIterDataPipe):
                 wanted = stage.restart(wanted, _length(self.stages[number + 1 :], facts.lengths.get(passing), share))
             elif isinstance(stage, EpochCounterIterDataPipe):
-                # The epoch's last batch may be smaller: the samples that it would have more are those of the next epoch.
+                # The epoch's last batch may be smaller: what a whole one would have more is of the next epoch.
                 wanted = Wanted([item for item in wanted.early if item < share], min(wanted.first, share))
                 begun = facts.pass_of(wanted)
                 if begun is None:

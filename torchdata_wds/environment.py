@@ -9,6 +9,7 @@
 | ``USE_AIS_FOR`` | schemes that are read and written through AIStore, as ``gs:s3`` |
 | ``AIS_AUTHN_TOKEN`` | the token that AIStore's gateway is shown |
 | ``WDS_VERBOSE_CACHE`` | ``1``: ``cache_shards`` tells of each hit, download and eviction |
+| ``AWS_ENDPOINT_URL``, ... | (see `store_variables`) where a store is, which the names of copies in a cache tell |
 | ``RANK``, ``WORLD_SIZE`` | the place of this process, as torchrun sets it, until torch.distributed is initialised |
 
 A dataset file may name others as ``$NAME`` in its paths, which `load_dataset` puts in.
@@ -22,12 +23,23 @@ __all__ = [
     "ais_endpoint",
     "ais_schemes",
     "ais_token",
+    "aws_config",
     "pattern_variable",
     "rewriting_variables",
     "is_secure",
     "launched_place",
     "reports_caching",
+    "store_variables",
 ]
+
+#: What the libraries of stores read to find them, by protocol; the first that is set decides.
+_PLACES_OF_STORES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("s3", "s3a"), ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
+    **dict.fromkeys(("gs", "gcs"), ("STORAGE_EMULATOR_HOST",)),
+    "hf": ("HF_ENDPOINT",),
+    "oss": ("OSS_ENDPOINT",),
+    **dict.fromkeys(("abfs", "abfss", "az"), ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME")),
+}
 
 
 def is_secure() -> bool:
@@ -75,3 +87,20 @@ def ais_schemes() -> tuple[str, ...]:
 def ais_token() -> str:
     """The token for AIStore; "" where ``AIS_AUTHN_TOKEN`` is not set."""
     return os.environ.get("AIS_AUTHN_TOKEN", "").strip()
+
+
+def store_variables(protocol: str) -> list[tuple[str, str]]:
+    """The variable that tells the library of a store where the store is, with its value; empty where none is set."""
+    names = () if protocol in ("s3", "s3a") and _ignores_endpoints() else _PLACES_OF_STORES.get(protocol, ())
+    return [(name, text.rstrip("/")) for name in names if (text := os.environ.get(name))][:1]
+
+
+def aws_config() -> tuple[str, str]:
+    """The profile that is chosen for AWS, and the path of the file that describes it, or ""."""
+    profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
+    path = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
+    return profile, "" if _ignores_endpoints() else path
+
+
+def _ignores_endpoints() -> bool:
+    return os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"

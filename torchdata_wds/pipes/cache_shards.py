@@ -192,7 +192,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         url = item.url if part is not None else item
         if not isinstance(url, (str, os.PathLike)) or not isinstance(text := os.fspath(url), str):
             raise ShardListError(
-                f"cache_shards got {type(item).__name__} {str(item)[:80]!r}; it takes URLs (str or Path) and "
+                f"cache_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path) and "
                 "ShardSlice, for it belongs before load_wds_shards, behind list_shards, shuffle and sharding_filter"
             )
         scheme = scheme_of(rewritten(text, self.storage_options.rewrite))

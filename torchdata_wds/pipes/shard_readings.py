@@ -88,8 +88,8 @@ def as_source(item: Any) -> ShardSource:
     if is_opened(item) and isinstance(item[0], (str, os.PathLike)):
         return ShardSource(ShardSlice(os.fspath(item[0])), item[1])
     raise ShardListError(
-        f"load_wds_shards got {type(item).__name__} {str(item)[:80]!r}; it takes URLs (str or Path), ShardSlice, "
-        "CachedShard or pairs (url, stream). Lists of patterns go through .list_shards() first."
+        f"load_wds_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path), "
+        "ShardSlice, CachedShard or pairs (url, stream). Lists of patterns go through .list_shards() first."
     )
 
 

@@ -279,8 +279,8 @@ def _as_url(item: Any) -> str:
     if isinstance(item, (str, os.PathLike)):
         return os.fspath(item)
     raise ShardListError(
-        f"split_shards got {type(item).__name__} {str(item)[:80]!r}; it takes URLs (str or Path). Lists of patterns go "
-        "through .list_shards() first, streams can only be divided by .sharding_filter()"
+        f"split_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path). Lists of "
+        "patterns go through .list_shards() first, streams can only be divided by .sharding_filter()"
     )
 
 

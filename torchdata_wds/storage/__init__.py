@@ -14,7 +14,7 @@ from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.rewriting import RewriteRules
 from torchdata_wds.storage.streams import ByteStream, is_decompressed, wrap_stream
 from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target
-from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.urls import mask_item, mask_url
 from torchdata_wds.storage.writing import Unique
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "kill_commands",
     "list_targets",
     "list_urls",
+    "mask_item",
     "mask_url",
     "open_compressor",
     "open_shard",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.urls import mask_url, masked_cause
 
 __all__ = ["expand_braces", "expand_clear_braces"]
 
@@ -36,7 +36,7 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
     try:
         yield from braceexpand.braceexpand(pattern, escape=False)
     except ValueError as error:
-        raise _complaint(within or pattern, "its braces are unbalanced") from error
+        raise _complaint(within or pattern, "its braces are unbalanced") from masked_cause(error)
 
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:

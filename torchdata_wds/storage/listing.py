@@ -17,7 +17,7 @@ from torchdata_wds.storage.elsewhere import naming
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.rewriting import RewriteRules, rewritten
 from torchdata_wds.storage.searching import is_pattern, search_local, search_remote
-from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import STDIN, local_path, mask_item, mask_text, mask_url, scheme_of
 
 __all__ = ["list_urls"]
 
@@ -75,7 +75,8 @@ def _flatten(pattern: object) -> Iterator[str]:
         yield path
     else:
         raise ShardListError(
-            f"a shard pattern must be a str, a path, or a list of them, not {type(pattern).__name__}: {pattern!r:.80}"
+            f"a shard pattern must be a str, a path, or a list of them, not {type(pattern).__name__}: "
+            f"{mask_item(pattern)}"
         )
 
 
@@ -212,5 +213,5 @@ def _separates(left: str, right: str) -> bool:
 
 def _part(part: str, text: str) -> str:
     if not part:
-        raise ShardListError(f"one of the patterns that '::' separates in {text!r} is empty")
+        raise ShardListError(f"one of the patterns that '::' separates in {mask_text(text)!r} is empty")
     return part

@@ -11,7 +11,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import wrap_source
-from torchdata_wds.storage.urls import local_path, mask_url
+from torchdata_wds.storage.urls import local_path, mask_url, masked_cause
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -77,15 +77,17 @@ def _open(path: str, shard: str) -> LocalFile:
     try:
         return LocalFile(path, shard)
     except FileNotFoundError as error:
-        raise ShardOpenError(f"cannot open shard {shard}: it does not exist{_cure(path)}", shard=shard) from error
+        raise ShardOpenError(
+            f"cannot open shard {shard}: it does not exist{_cure(path)}", shard=shard
+        ) from masked_cause(error)
     except IsADirectoryError as error:
         raise ShardOpenError(
             f"cannot open shard {shard}: it is a folder; put .list_shards() before the loader to read its shards",
             shard=shard,
-        ) from error
+        ) from masked_cause(error)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard) from error
+        raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard) from masked_cause(error)
 
 
 def _cure(path: str) -> str:

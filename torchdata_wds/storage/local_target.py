@@ -193,11 +193,11 @@ def list_local(url: str) -> list[str]:
 def _check_folder(folder: Path, shard: str) -> None:
     status = _status(folder, shard)
     if status is None:
-        raise cannot_write(shard, f"its folder {folder} does not exist; make it first")
+        raise cannot_write(shard, f"its folder {mask_url(folder)} does not exist; make it first")
     if not stat.S_ISDIR(status.st_mode):
-        raise cannot_write(shard, f"{folder} is no folder")
+        raise cannot_write(shard, f"{mask_url(folder)} is no folder")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise cannot_write(shard, f"no permission to write in the folder {folder}")
+        raise cannot_write(shard, f"no permission to write in the folder {mask_url(folder)}")
 
 
 def _check_name(path: Path, shard: str) -> None:

@@ -140,7 +140,7 @@ def test_cache_shards_copies_where_urls_are_looked_for_when_they_are_rewritten(t
     (tmp_path / "0.tar").write_bytes(SHARDS[0])
     pipe = IterableWrapper(["s3://b/0.tar"]).cache_shards(tmp_path / "cache", rewrite={"s3://b": base})
     assert keys_of(samples_of(pipe)) == KEYS[:4]
-    assert (tmp_path / "cache" / copy_name("s3://b/0.tar")).read_bytes() == SHARDS[0]
+    assert (tmp_path / "cache" / copy_name(urls[0])).read_bytes() == SHARDS[0]
     assert list(IterableWrapper(urls[:1]).cache_shards(tmp_path, rewrite={base: str(tmp_path)})) == urls[:1]
 
 
@@ -184,6 +184,37 @@ def test_cache_shards_refuses_options_when_they_are_wrong(folder: Any, options: 
     """In the constructor."""
     with pytest.raises(error, match=match):
         IterableWrapper([]).cache_shards(folder, **options)
+
+
+def test_cache_shards_keeps_places_apart_when_one_url_means_several_shards(
+    tmp_path: Path, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a rule of the pipe or of the environment, in one folder; samples keep the name that was given."""
+    base = urls[0].removesuffix("/0.tar")
+    given = IterableWrapper(["s3://b/x.tar"])
+    for number in (0, 1, 0, 2):
+        pipe = given.cache_shards(tmp_path, rewrite={"s3://b/x": f"{base}/{number}"})
+        assert keys_of(samples_of(pipe)) == [f"s{number}-{sample:05d}" for sample in range(SIZES[number])]
+        assert {sample["__url__"] for sample in samples_of(pipe)} == {"s3://b/x.tar"}
+    monkeypatch.setenv("WDS_REWRITE", f"s3://b/x={base}/3")
+    assert keys_of(samples_of(given.cache_shards(tmp_path))) == ["s3-00000"]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["basename", "path", lambda url: "x.tar"])
+def test_cache_shards_raises_when_the_copy_of_a_name_is_from_another_place(
+    tmp_path: Path, urls: list[str], name: Any
+) -> None:
+    """Also in another program, where the file system keeps the mark of the place."""
+    base = urls[0].removesuffix("/0.tar")
+    pipes = [
+        IterableWrapper(["s3://b/x.tar"]).cache_shards(tmp_path, name=name, rewrite={"s3://b/x": f"{base}/{number}"})
+        for number in range(2)
+    ]
+    assert keys_of(samples_of(pipes[0])) == KEYS[:4]
+    with pytest.raises(CacheError, match="or as itself at another place"):
+        samples_of(pipes[1])
+    assert keys_of(samples_of(pipes[0])) == KEYS[:4]
 
 
 # ---------------------------------------------------------------------------------------------------- names and folders

@@ -47,7 +47,8 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
     has ended the stream at an error (which a handler that is none of this package's may have done), or that was empty.
     While another process writes the same file, samples pass through.
 
-    The file knows nothing of the stages above: when they change, or the shards, delete it, and give each pipeline its
+    The file knows nothing of the stages above: when they change, or the shards or where these
+    come from (rewriting rules, endpoints), delete it, and give each pipeline its
     own. What they do at random is frozen, and so is their order: shuffle and augment behind this stage. All passes that
     write have one and the same order, whatever the seed, so that an epoch can be resumed although its file was lost,
     and files of several consumers fit together although different passes wrote them. An endless stream needs

@@ -21,6 +21,7 @@ from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.mapping import map_items
 from torchdata_wds.storage.cache_names import Naming, check_naming, copy_name, digest_of, names_a_tar, unsigned
 from torchdata_wds.storage.local import open_local
+from torchdata_wds.storage.origins import origin_of
 from torchdata_wds.storage.rewriting import rewritten
 from torchdata_wds.storage.shard_cache import ShardCache
 from torchdata_wds.storage.urls import STDIN, scheme_of
@@ -104,9 +105,12 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
             What is being downloaded comes on top. A shard that is larger is not kept. Only copies that this package has
             made count and are removed; by other names than the default it knows them only where the file system keeps
             extended attributes. None is no limit.
-        name: What a copy is called: None for the shard's own name and a digest of the whole URL or command;
-            ``"unsigned"`` for the same without query parameters that sign a URL; ``"basename"``; ``"path"`` for host
-            and path; or a ``callable(url) -> path`` inside the folder.
+        name: What a copy is called: None for the shard's own name and a digest of where it comes from, which is the
+            whole URL or command, or what rewriting rules, ``AIS_ENDPOINT`` and the endpoint or account of its store
+            make of that, without credentials; ``"unsigned"`` for the same without query parameters that sign a URL;
+            ``"basename"``; ``"path"`` for host and path; or a ``callable(url) -> path`` inside the folder. By the last
+            three, a copy from another place is an error where the file system keeps extended attributes, and elsewhere
+            yours to keep out of the folder.
         verify: Whether to keep only what is whole: a tar archive's end marker, and the checksums of compression. The
             length is always checked.
         while_reading: Whether to read from the first byte on, while the shard is downloaded; False downloads first.
@@ -114,7 +118,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         verbose: Whether to log each hit, download and eviction, with a progress bar where tqdm is installed;
             ``WDS_VERBOSE_CACHE=1`` does the same.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for downloading.
-        rewrite: Where URLs are looked for instead, as in ``list_shards``; names are those of the URLs as they come.
+        rewrite: Where URLs are looked for instead, as in ``list_shards``; samples keep the URLs as they come.
         handler: Asked about each item that is no shard, or has no name. What cannot be downloaded is found out by
             ``load_wds_shards``, and goes to its handler.
 
@@ -198,9 +202,10 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         scheme = scheme_of(rewritten(text, self.storage_options.rewrite))
         if scheme == STDIN or (scheme in ("", "file") and not self.cache_local):
             return item
-        name = copy_name(text, self.name)
+        origin = origin_of(text, self.storage_options)
+        name = copy_name(text, self.name, origin)
         if not cache.is_named_by_digest:
-            _check_unshared(name, text, taken)
+            _check_unshared(name, text, origin, taken)
         return CachedShard(text, os.path.join(cache.folder, name), part, cache)  # noqa: PTH118 - a str
 
     def __len__(self) -> int:
@@ -209,8 +214,8 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         return len(self.source_datapipe)
 
 
-def _check_unshared(name: str, url: str, taken: dict[str, str]) -> None:
-    digest = digest_of(unsigned(url))
+def _check_unshared(name: str, url: str, origin: str, taken: dict[str, str]) -> None:
+    digest = digest_of(unsigned(origin))
     if taken.setdefault(name, digest) != digest:
         shard = storage.mask_url(url)
         raise CacheError(

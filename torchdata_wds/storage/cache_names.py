@@ -1,7 +1,7 @@
 """What the copy of a shard is called in a cache's folder.
 
-By default a name is made of the shard's own and a digest of its whole URL or command, so that no two of them share a
-file. The other ways are for folders that somebody else has filled, or fills.
+By default a name is made of the shard's own and a digest of where it comes from: its whole URL or command, or what that
+leads to, so that no two of them share a file. The other ways are for folders that somebody else has filled, or fills.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ def check_naming(name: Naming) -> Naming:
         ValueError: if it is a word that means nothing.
         TypeError: if it is neither a word nor a function.
     """
-    if name is None or callable(name) or (isinstance(name, str) and name in _WAYS):
+    if name is None or callable(name) or (isinstance(name, str) and name in ("unsigned", *_WAYS)):
         return name
-    valid = f"None, {', '.join(map(repr, _WAYS))} or a function from URL to path"
+    valid = f"None, 'unsigned', {', '.join(map(repr, _WAYS))} or a function from URL to path"
     raise (ValueError if isinstance(name, str) else TypeError)(f"name must be {valid}, not {name!r}")
 
 
-def copy_name(url: str, name: Naming = None) -> str:
+def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
     """Names the copy of a shard, as a path inside the cache's folder.
 
     Args:
         url: The shard's URL or ``pipe:`` command.
-        name: None for the shard's own name and a digest of the whole URL; ``"unsigned"`` for the same without the query
-            parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a function of the URL.
+        name: None for the shard's own name and a digest of where it comes from; ``"unsigned"`` for the same without the
+            query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a function of the URL.
+        origin: Where it comes from, as `origin_of` gives it; None is the URL itself.
 
     Raises:
         CacheError: if the URL has no such name, or it does not stay inside the folder.
@@ -70,7 +71,10 @@ def copy_name(url: str, name: Naming = None) -> str:
         >>> copy_name(url, "basename"), copy_name(url, "path")
         ('train-000.tar.gz', 'bucket/data/train-000.tar.gz')
     """
-    made = _WAYS[name](url) if isinstance(name, str) else _by_digest(url, url) if name is None else name(url)
+    if name is None or name == "unsigned":
+        identity = url if origin is None else origin
+        return _by_digest(url, unsigned(identity) if name else identity)
+    made = _WAYS[name](url) if isinstance(name, str) else name(url)
     path = made if isinstance(made, str) else os.fspath(made) if isinstance(made, os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
         raise _no_name(url, f"its name= gave {made!r}, and not a path inside the cache's folder")
@@ -83,7 +87,7 @@ def copy_name(url: str, name: Naming = None) -> str:
 
 
 def digest_of(url: str) -> str:
-    """A digest of a URL: 128 bits in hexadecimal digits; a local path counts as that of today's folder."""
+    """A digest of a URL or an origin: 128 bits in hexadecimal digits; a local path counts as that of today's folder."""
     text = url if scheme_of(url) not in ("", "file") else os.path.abspath(local_path(url))  # noqa: PTH100 - a str
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -115,13 +119,14 @@ def unsigned(url: str) -> str:
     base, mark, query = url.partition("?")
     if not mark or scheme_of(url) == "pipe":
         return url
+    query, newline, store = query.partition("\n")  # see origin_of
     pairs = [(unquote(pair.partition("=")[0]).lower(), pair) for pair in query.split("&")]
     names = {name for name, _ in pairs}
     left_out = {name for name in names if _SIGNING.fullmatch(name)}
     left_out |= _AZURE if "sig" in names else set()
     left_out |= {"expires"} if "signature" in names else set()
     kept = "&".join(pair for name, pair in pairs if name not in left_out)
-    return base + mark + kept if kept else base
+    return (base + mark + kept if kept else base) + newline + store
 
 
 def _by_digest(url: str, identity: str) -> str:
@@ -174,7 +179,6 @@ def _no_name(url: str, reason: str) -> CacheError:
 
 
 _WAYS: dict[str, Callable[[str], str]] = {
-    "unsigned": lambda url: _by_digest(url, unsigned(url)),
     "basename": _basename,
     "path": _host_and_path,
 }

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import WdsError
 from torchdata_wds.storage.cache_files import CopyLock, LockedFile, make_room, mark_as_ours, seal
-from torchdata_wds.storage.cache_names import digest_of, unsigned
 from torchdata_wds.storage.cache_reports import download_bar, report
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.streams import BUFFER_SIZE, Source, stored_bytes
@@ -97,7 +96,7 @@ class Download:
         except BaseException:
             lock.release()
             raise
-        mark_as_ours(self._file.fileno(), digest_of(unsigned(url)))
+        mark_as_ours(self._file.fileno(), cache.mark_for(url))
         _remember(self)
 
     def open_file(self) -> LockedFile:
@@ -239,7 +238,7 @@ class Download:
         try:
             if self._cache.check is not None:
                 self._cache.check(self.part, self.url)
-            mark_as_ours(self._file.fileno(), digest_of(unsigned(self.url)), self.position)
+            mark_as_ours(self._file.fileno(), self._cache.mark_for(self.url), self.position)
             os.fsync(self._file.fileno())
             self._check_size()
         except WdsError as error:

@@ -20,6 +20,7 @@ from torchdata_wds.storage.downloading import Download
 from torchdata_wds.storage.following import FollowedShard, find_origin
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.origins import origin_of
 from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
 from torchdata_wds.storage.urls import mask_url
 from torchdata_wds.storage.waiting import Waiting
@@ -43,7 +44,7 @@ class ShardCache:
     Attributes:
         folder: The absolute path of the folder.
         max_bytes: How large all copies may be together; None is no limit.
-        is_named_by_digest: Whether names tell all URLs apart, so that a copy can only be that of its URL.
+        is_named_by_digest: Whether names tell all shards apart, so that a copy can only be that of its own.
         check: Tells whether a download is a whole shard; None keeps whatever has the length that was announced.
         while_reading: Whether a shard is read while it is downloaded.
         verbose: Whether to tell of hits, downloads and evictions.
@@ -97,6 +98,10 @@ class ShardCache:
             raise self._not_kept(url, reason)
         self.check_mark(url, path, path)
         return Path(path)
+
+    def mark_for(self, url: str) -> str:
+        """What marks the copy of a shard as that of the place where it comes from."""
+        return digest_of(unsigned(origin_of(url, self.storage_options)))
 
     def too_large(self, size: int) -> str | None:
         """Says why a shard of so many bytes cannot be kept; None if it can."""
@@ -179,7 +184,7 @@ class ShardCache:
         return not file.is_at(path)
 
     def check_mark(self, url: str, path: str, file: int | str) -> None:
-        """Makes sure that a copy whose name may be that of several URLs is not that of another one.
+        """Makes sure that a copy whose name may be that of several shards is not that of another one.
 
         Raises:
             CacheError: if it is.
@@ -187,11 +192,12 @@ class ShardCache:
         if self.is_named_by_digest:
             return
         mark = mark_of(file)
-        if mark is not None and mark != digest_of(unsigned(url)):
+        if mark is not None and mark != self.mark_for(url):
             shard = mask_url(url)
             raise CacheError(
-                f"shard {shard} has the same name in the cache folder as another URL, whose copy is {path}. Leave "
-                "name= out, or pass one that tells them apart; if it is the same shard by a new URL, remove the copy",
+                f"shard {shard} has the same name in the cache folder as another URL, or as itself at another place "
+                f"(by a rewriting rule, or the endpoint of a store), whose copy is {path}. Leave name= out, or pass "
+                "one that tells them apart; if it is the same shard by a new URL, remove the copy",
                 shard=shard,
             )
 

@@ -136,8 +136,8 @@ def mask_commands(text: str, *, users_only: bool = False) -> str:
         users_only: Whether only the passwords of ``user:password`` are meant.
 
     Example:
-        >>> mask_commands("cat x | sshpass -p secret ssh host 'curl -sH \\"X-Key: a b\\" h'")
-        'cat x | sshpass -p *** ssh host \\'curl -sH "X-Key: ***" h\\''
+        >>> mask_commands("cat x | sshpass -p secret ssh host 'curl -sH \"X-Key: a b\" h'")
+        'cat x | sshpass -p *** ssh host \'curl -sH "X-Key: ***" h\''
     """
     if not users_only and _FROM_STANDARD_INPUT.search(text):
         text = _WRITTEN.sub(lambda found: f"{found[1] or found[2]} {MASK} ", text)

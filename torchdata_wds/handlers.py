@@ -138,10 +138,29 @@ class Asked:
 def warn_rarely(outcome: str, exception: Exception) -> None:
     """Logs a warning: the first ten of an outcome and exception type, then the hundredth, the thousandth and so on."""
     kind = type(exception).__name__
+    count = _warn_count(outcome, kind)
+    if count is not None:
+        logger.warning("%s (%s, number %d of its kind): %s", outcome, kind, count, exception)
+
+
+def warn_seldom(kind: str, message: str) -> None:
+    """Logs a warning about data that no handler is called for: the first ten of a kind, the hundredth and so on.
+
+    Args:
+        kind: What is counted together.
+        message: What happened, where, and what to do about it.
+    """
+    count = _warn_count(kind, "")
+    if count is not None:
+        number = f" (number {count:,} of its kind; not all are shown)" if count >= _WARNED_IN_FULL else ""
+        logger.warning("%s%s", message, number)
+
+
+def _warn_count(outcome: str, kind: str) -> int | None:
+    """Counts a warning; gives the count where it is to be shown."""
     _warned[outcome, kind] += 1
     count = _warned[outcome, kind]
-    if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1):
-        logger.warning("%s (%s, number %d of its kind): %s", outcome, kind, count, exception)
+    return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else None
 
 
 def _count(handler: str, exception: Exception) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from torchdata_wds.format.drafts import Draft, KeyedRun
-from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Single, Unit, singles
+from torchdata_wds.format.members import FailedMember, Mark, MemberRun, PassedMember, ShardMember, Single, Unit, singles
 from torchdata_wds.format.names import KeyRule, SplitName, skip_reason, split_names
 from torchdata_wds.format.rules import GroupingRules, OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.format.samples import check_new, make_sample, make_samples
+from torchdata_wds.handlers import warn_seldom
 
 __all__ = ["WITHOUT_FIELDS", "group_members", "release_whole_samples"]
 
@@ -135,7 +136,7 @@ def _group(
 ) -> Generator[dict[str, Any], None, None]:
     seen: set[int] = set()
     reading: tuple[str, int] | None = None
-    for found in _drafts(members, rules.split, on_error, skipped):
+    for found in _drafts(members, rules.split, on_error, skipped, shown):
         if (found.url, found.visit) != reading:
             reading = (found.url, found.visit)
             seen.clear()
@@ -157,17 +158,27 @@ def _group(
 
 
 def _drafts(
-    members: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool], skipped: Counter[str]
+    members: Iterable[Unit],
+    split: SplitName,
+    on_error: Callable[[Exception], bool],
+    skipped: Counter[str],
+    shown: Callable[[str], str],
 ) -> Iterator[Draft | KeyedRun]:
     """Gives whole samples: one at a time, or those in the middle of a run together."""
     draft: Draft | None = None
+    outside: ShardMember | FailedMember | None = None  # the first member of a shard that has had no sample yet
+    has_samples = False
     closed = False  # whether the end of the open draft has been seen
     for item, parts in _with_parts(members, split, on_error):
         if isinstance(item, KeyedRun):
             whole, draft = _finish(draft, item)
             closed = False
+            has_samples = True
             yield from whole
         elif isinstance(item, Mark):
+            if outside is not None and not has_samples and item is Mark.END:
+                _warn_of_no_sample(outside, shown)
+            outside, has_samples = None, False
             if draft is not None and (closed or item is Mark.END):
                 yield draft
             elif draft is not None:
@@ -177,7 +188,9 @@ def _drafts(
             closed = closed or (draft is not None and parts is not None and parts[0] != draft.key)
         elif parts is None:
             skipped[skip_reason(item.name)] += 1
+            outside = outside or item
         else:
+            has_samples = True
             url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
             key, field = parts
             if draft is None or key != draft.key or visit != draft.visit or url != draft.url:
@@ -188,6 +201,14 @@ def _drafts(
             draft.parts.append((field, name, data))
     if draft is not None:
         yield draft
+
+
+def _warn_of_no_sample(member: ShardMember | FailedMember, shown: Callable[[str], str]) -> None:
+    warn_seldom(
+        "shards without samples",
+        f"shard {shown(member.url)} gives no sample: no member has a name of the form key.field; the first is "
+        f"{member.name} ({skip_reason(member.name)}). keys= changes how names are read.",
+    )
 
 
 def _finish(draft: Draft | None, run: KeyedRun) -> tuple[list[Draft | KeyedRun], Draft]:

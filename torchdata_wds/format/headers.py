@@ -21,11 +21,13 @@ __all__ = [
     "PAX",
     "PAX_HEADER",
     "SPARSE",
+    "VOLUME_LABEL",
     "Header",
     "HeaderError",
     "byte_sum",
     "full_name",
     "has_payload",
+    "is_file",
     "padding",
     "parse_header",
     "parse_number",
@@ -43,6 +45,8 @@ DIRECTORY = ord("5")
 HARD_LINK = ord("1")
 SPARSE = ord("S")
 MULTI_VOLUME = ord("M")
+VOLUME_LABEL = ord("V")
+_FILES = REGULAR | {HARD_LINK, SPARSE}
 LONG_NAME = ord("L")
 LONG_LINK = ord("K")
 GLOBAL_PAX = ord("g")
@@ -86,6 +90,11 @@ class Header(NamedTuple):
 def padding(size: int) -> int:
     """The number of bytes that fill a payload up to a whole block."""
     return -size % BLOCK
+
+
+def is_file(kind: int) -> bool:
+    """Returns whether entries of a type have content that could be a field: hard links and sparse files too."""
+    return kind in _FILES
 
 
 def has_payload(kind: int) -> bool:

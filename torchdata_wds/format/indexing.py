@@ -5,21 +5,22 @@ from __future__ import annotations
 import io
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.entries import TarEntries, TarEntry
 from torchdata_wds.format.grouping import group_members
-from torchdata_wds.format.headers import HARD_LINK, REGULAR, SPARSE, has_payload, padding
+from torchdata_wds.format.headers import HARD_LINK, has_payload, is_file, padding
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.members import Mark, ShardMember, Unit
+from torchdata_wds.format.skipped_entries import SkippedEntries
 from torchdata_wds.storage import ByteStream, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import local_path, scheme_of, url_text
 
 __all__ = ["index_shard"]
 
-_FILES = REGULAR | {HARD_LINK, SPARSE}
 # What lies closer is in the buffer, or soon will be.
 _SEEK_OVER = 64 << 10
 
@@ -111,26 +112,35 @@ class HeaderScan(TarEntries):
 def _members(entries: TarEntries, url: str) -> Iterator[Unit]:
     """Gives the members with their places as content."""
     places: dict[str, _Extent] = {}
-    for entry in entries:
-        if entry is None:
-            yield Mark.END
-            continue
-        content = entries.offset
-        entries.skip(entry)
-        if entry.kind not in _FILES:
-            continue
-        extent = _Extent(entry.name, entry.offset, entries.offset, content, entry.size)
-        if entry.sparse_size is not None:
-            extent = extent._replace(offset=None, size=None)
-        elif entry.kind == HARD_LINK:
-            target = places.get(posixpath.normpath(entry.link))
-            if target is None:
-                raise _dangling(entry, entries.shard)
-            extent = extent._replace(offset=target.offset, size=target.size)
-        places[posixpath.normpath(entry.name)] = extent
-        # grouping never looks into the content of a member
-        yield ShardMember(url, entry.name, cast("bytes", extent))
+    skips = SkippedEntries(entries.shard, Counter())
+    with skips.reported():
+        for entry in entries:
+            if entry is None:
+                yield Mark.END
+                continue
+            content = entries.offset
+            entries.skip(entry)
+            if not is_file(entry.kind):
+                skips.add(entry, entry.name)
+                continue
+            skips.has_files = True
+            extent = _extent_of(entry, content, entries, places)
+            places[posixpath.normpath(entry.name)] = extent
+            # grouping never looks into the content of a member
+            yield ShardMember(url, entry.name, cast("bytes", extent))
     yield Mark.END
+
+
+def _extent_of(entry: TarEntry, content: int, entries: TarEntries, places: Mapping[str, _Extent]) -> _Extent:
+    extent = _Extent(entry.name, entry.offset, entries.offset, content, entry.size)
+    if entry.sparse_size is not None:
+        return extent._replace(offset=None, size=None)
+    if entry.kind != HARD_LINK:
+        return extent
+    target = places.get(posixpath.normpath(entry.link))
+    if target is None:
+        raise _dangling(entry, entries.shard)
+    return extent._replace(offset=target.offset, size=target.size)
 
 
 def _dangling(entry: TarEntry, shard: str) -> ShardFormatError:

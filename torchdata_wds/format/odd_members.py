@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchdata_wds.format.entries import TarEntry
-from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE, full_name
+from torchdata_wds.format.headers import HEADER_WORDS, full_name, is_file
 from torchdata_wds.format.names import skip_reason, split_name
 
-__all__ = ["is_file", "odd_kind", "odd_name"]
+__all__ = ["odd_kind", "odd_name"]
 
 _DIRECTORY = "directory"
 _REASONS = {
@@ -20,11 +20,6 @@ _REASONS = {
 }
 
 
-def is_file(entry: TarEntry) -> bool:
-    """Tells whether an entry has content that could be a field: hard links and sparse files too."""
-    return entry.kind in REGULAR or entry.kind in (HARD_LINK, SPARSE)
-
-
 def odd_kind(entry: TarEntry) -> tuple[str, str] | None:
     """Says what an entry is that is no file; folders are nothing odd.
 
@@ -32,7 +27,7 @@ def odd_kind(entry: TarEntry) -> tuple[str, str] | None:
         A word for it and a message, or None.
     """
     word = HEADER_WORDS.get(entry.kind)
-    if is_file(entry) or word == _DIRECTORY:
+    if is_file(entry.kind) or word == _DIRECTORY:
         return None
     if word is None:
         return "unknown-entry", f"member {entry.name} is of the unknown type {chr(entry.kind)!r} and is passed over"

@@ -21,11 +21,11 @@ from torchdata_wds.errors import (
 from torchdata_wds.format.drafts import Draft
 from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.findings import FieldSets, Finding, Level
-from torchdata_wds.format.headers import HARD_LINK
+from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.index_checks import IndexCheck
 from torchdata_wds.format.links import HardLinks
 from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, is_metadata
-from torchdata_wds.format.odd_members import is_file, odd_kind, odd_name
+from torchdata_wds.format.odd_members import odd_kind, odd_name
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.format.samples import check_new, make_sample
 from torchdata_wds.format.sparse import read_payload
@@ -174,7 +174,7 @@ class ShardValidation:
                 continue
             if links.met:
                 links.note(entry)
-            if not is_file(entry):
+            if not is_file(entry.kind):
                 if (odd := odd_kind(entry)) is not None:
                     yield self._about(entry, "warning", *odd)
                 archive.skip(entry)

@@ -10,16 +10,16 @@ from typing import cast
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.entries import TarEntry
-from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
+from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.indexing import HeaderScan
 from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
+from torchdata_wds.format.skipped_entries import SkippedEntries
 from torchdata_wds.format.tar import ReadOptions, read_marked_members
 from torchdata_wds.storage import ByteStream, can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import scheme_of
 
 __all__ = ["read_for_sizes", "read_sizes"]
 
-_FILES = REGULAR | {HARD_LINK, SPARSE}
 _LARGE = 64 << 10  # what is smaller has been read before one could seek over it
 _LOOKED_AT = 24
 
@@ -65,23 +65,25 @@ def read_sizes(
     entries.require_end_marker = require_end_marker
     entries.concatenated = concatenated
     sizes: dict[str, int] = {}
-    for entry in entries:
-        if entry is None:
-            yield Mark.END
-        elif entry.kind not in _FILES:
-            entries.skip(entry)
-            if skipped is not None:
-                skipped[HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")] += 1
-        else:
-            try:
+    skips = SkippedEntries(entries.shard, Counter() if skipped is None else skipped)
+    with skips.reported():
+        for entry in entries:
+            if entry is None:
+                yield Mark.END
+            elif not is_file(entry.kind):
                 entries.skip(entry)
-                size = _size(entry, sizes, entries.shard)
-            except Exception:
-                yield PassedMember(entry.name)  # where it begins another sample, the one before it is whole
-                raise
-            sizes[posixpath.normpath(entry.name)] = size
-            # grouping never looks into the content of a member
-            yield ShardMember(url, entry.name, cast("bytes", size), visit)
+                skips.add(entry, entry.name)
+            else:
+                skips.has_files = True
+                try:
+                    entries.skip(entry)
+                    size = _size(entry, sizes, entries.shard)
+                except Exception:
+                    yield PassedMember(entry.name)  # where it begins another sample, the one before it is whole
+                    raise
+                sizes[posixpath.normpath(entry.name)] = size
+                # grouping never looks into the content of a member
+                yield ShardMember(url, entry.name, cast("bytes", size), visit)
     yield Mark.END
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
-from torchdata_wds.format.headers import HARD_LINK, HEADER_WORDS, REGULAR, SPARSE
+from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.links import HardLinks, Reopen
 from torchdata_wds.format.lookahead import LookAhead
 from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Unit, singles
+from torchdata_wds.format.skipped_entries import SkippedEntries
 from torchdata_wds.format.sparse import read_payload
 from torchdata_wds.storage import mask_url
 
@@ -38,7 +39,7 @@ def read_members(
     """Reads the regular members of a tar archive, in their order, one at a time in memory.
 
     ustar, GNU, PAX and V7 archives are read forward only. Hard links give the bytes of the member they stand for.
-    Folders, symbolic links, devices and FIFOs are skipped and counted.
+    Folders, symbolic links, devices and FIFOs are skipped and counted, with a warning where they have names of fields.
 
     Args:
         stream: The decompressed archive.
@@ -118,36 +119,50 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
         concatenated=concatenated,
         max_member_bytes=largest,
     )
-    for entry in _walk(entries, source, links):
-        if isinstance(entry, (MemberRun, ShardMember)):
-            if rename is None and wanted is None:
-                yield entry
+    skips = SkippedEntries(shard, skipped, is_whole=not offset)
+    with skips.reported():
+        for entry in _walk(entries, source, links):
+            if entry is None:
+                yield Mark.END
+                continue
+            if not isinstance(entry, TarEntry):
+                skips.has_files = True
+                if rename is None and wanted is None:
+                    yield entry
+                else:
+                    yield from _choose(entry, rename, wanted)
+                continue
+            name = entry.name if rename is None else _renamed(rename, entry.name)
+            if is_file(entry.kind):
+                skips.has_files = True
+                links.note(entry)
+                yield from _read_file(entry, ShardMember(url, name, b"", visit), wanted, entries, links)
             else:
-                yield from _choose(entry, rename, wanted)
-            continue
-        if entry is None:
-            yield Mark.END
-            continue
-        links.note(entry)
-        name = entry.name if rename is None else _renamed(rename, entry.name)
-        data: bytes | None = None
-        try:
-            if not _is_file(entry):
-                skipped[HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")] += 1
+                skips.add(entry, name)
                 entries.skip(entry)
-            elif wanted is not None and not wanted(name):
-                entries.skip(entry)
-            else:
-                data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
-        except Exception:
-            if _is_file(entry):
-                yield PassedMember(name)
-            raise
-        if data is not None:
-            yield ShardMember(url, name, data, visit)
-        elif _is_file(entry):
-            yield PassedMember(name)
     yield Mark.END  # an archive without end marker, where that is allowed
+
+
+def _read_file(
+    entry: TarEntry,
+    member: ShardMember,
+    wanted: Callable[[str], bool] | None,
+    entries: TarEntries,
+    links: HardLinks,
+) -> Iterator[ShardMember | PassedMember]:
+    """Gives a member with its content, or what stands for it where it is not wanted or cannot be read."""
+    passed = PassedMember(member.name)
+    try:
+        if wanted is not None and not wanted(member.name):
+            entries.skip(entry)
+            found: ShardMember | PassedMember = passed
+        else:
+            data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+            found = member._replace(data=data)
+    except Exception:
+        yield passed
+        raise
+    yield found
 
 
 def _walk(
@@ -182,10 +197,6 @@ def _renamed(rename: Callable[[str], str], name: str) -> str:
             f"rename= returned {new!r} for member {name!r}; it must return a str. select= leaves members out"
         )
     return new
-
-
-def _is_file(entry: TarEntry) -> bool:
-    return entry.kind in REGULAR or entry.kind in (HARD_LINK, SPARSE)
 
 
 def name_filter(select: Select) -> Callable[[str], bool]:

@@ -27,6 +27,7 @@ _WORDS = {
     "Raise max_member_bytes if you want it; otherwise leave the member out with select=": "Raise --max-member-bytes",
     "Leave it out with select=, or set max_member_bytes to what one member may take": "Try where there is more memory",
     "max_member_bytes=": "--max-member-bytes=",
+    "keys= changes how names are read": "--keys changes how names are read",
     "handler=warn_and_continue": "--errors skip",
     "on_reappearing='allow'": "--on-reappearing allow",
     "on_duplicate='first' or 'last'": "--on-duplicate first or last",

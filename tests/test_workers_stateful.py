@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -71,25 +72,18 @@ def loader_of(pipe: Any, workers: int = 0, *, seed: int = SEED, **options: Any) 
             loader._iterator._shutdown_workers()
 
 
-def begin(loader: Any, epoch: int) -> Iterator[Any]:
-    """Begins an epoch, whose number workers that end with it must be told."""
-    if loader.num_workers and not loader.persistent_workers:
-        loader.dataset.set_epoch(epoch)
-    return iter(loader)
-
-
 def run(pipe: Any, epochs: int, workers: int = 0, **options: Any) -> list[list[Any]]:
     """The items of the first epochs of a run that is never stopped."""
     with loader_of(pipe, workers, **options) as loader:
-        return [list(begin(loader, epoch)) for epoch in range(epochs)]
+        return [list(loader) for _ in range(epochs)]
 
 
 def stopped(pipe: Any, epoch: int, cut: Cut, workers: int = 0, **options: Any) -> Any:
     """The state of a run that is stopped after `cut` items of an epoch, as a file would keep it."""
     with loader_of(pipe, workers, **options) as loader:
-        for before in range(epoch):
-            list(begin(loader, before))
-        iterator = begin(loader, epoch)
+        for _ in range(epoch):
+            list(loader)
+        iterator = iter(loader)
         if cut == "between":
             list(iterator)
         else:
@@ -102,7 +96,7 @@ def resumed(pipe: Any, state: Any, epochs: range, workers: int = 0, **options: A
     """What a new loader gives that goes on from a state."""
     with loader_of(pipe, workers, **options) as loader:
         loader.load_state_dict(state)
-        return [list(begin(loader, epoch)) for epoch in epochs]
+        return [list(loader) for _ in epochs]
 
 
 def check(graph: Graph, urls: list[str], epoch: int, cut: Cut, workers: int = 0, **options: Any) -> None:
@@ -158,7 +152,7 @@ def test_stateful_pipeline_is_exact_when_workers_live_on(graph: Graph, snapshot:
 def test_stateful_pipeline_is_exact_when_workers_end_with_the_epoch(
     graph: Graph, snapshot: int, urls: list[str]
 ) -> None:
-    """They are told the number of each epoch, also of the one that goes on."""
+    """Epochs are counted over all of them, also from one that goes on."""
     for cut in (5, "between"):
         check(graph, urls, 1, cut, 2, snapshot_every_n_steps=snapshot)
 
@@ -214,6 +208,85 @@ def test_stateful_pipeline_skips_when_items_can_be_counted(urls: list[str], capl
 
 
 # ------------------------------------------------------------------------------------------------------------- epochs
+
+
+@pytest.mark.parametrize(
+    ("persistent", "context"),
+    [
+        (False, None),
+        *(
+            pytest.param(persistent, context, marks=pytest.mark.slow)
+            for persistent, context in [(True, None), (False, "spawn"), (False, "forkserver"), (True, "spawn")]
+        ),
+    ],
+)
+def test_stateful_pipeline_has_the_same_epochs_when_workers_end_or_live_on(
+    persistent: bool, context: str | None, urls: list[str]
+) -> None:
+    """Nobody sets the epoch, and a program that seeds torch alike before each changes nothing."""
+    whole = run(plain(urls), 3, 1)
+    with loader_of(plain(urls), 1, persistent_workers=persistent, multiprocessing_context=context) as loader:
+        found = []
+        for _ in range(3):
+            torch.manual_seed(0)
+            found.append(list(loader))
+    assert found == whole
+    assert len({str(epoch) for epoch in found}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("workers", [2, 5])
+def test_stateful_pipeline_counts_alike_in_all_workers_when_epochs_are_left_early(
+    loader_class: Any, workers: int, urls: list[str]
+) -> None:
+    """An iterator that was only begun is an epoch too; all workers of one epoch agree on its number."""
+    with loader_of(plain(urls), workers, persistent_workers=True) as loader:
+        whole = [list(loader) for _ in range(4)]
+    loader = loader_class(
+        StatefulPipeline(plain(urls), seed=SEED), batch_size=None, num_workers=workers, collate_fn=as_it_is
+    )
+    first = iter(loader)
+    assert next(first) == whole[0][0]
+    second = iter(loader)
+    assert [list(second), list(first), list(loader)] == [whole[1], whole[0][1:], whole[2]]
+    torch.manual_seed(1)
+    assert list(loader) == whole[3]
+
+
+@pytest.mark.slow
+def test_stateful_pipeline_counts_on_when_workers_end_after_an_epoch_was_set(urls: list[str]) -> None:
+    """A set number holds once, and those behind it count on; a state that is loaded sets it back."""
+    with loader_of(plain(urls), 2, persistent_workers=True) as loader:
+        whole = [list(loader) for _ in range(5)]
+    with loader_of(plain(urls), 2) as loader:
+        loader.dataset.set_epoch(2)
+        assert [list(loader), list(loader)] == whole[2:4]
+        loader.dataset.set_epoch(0)
+        iterator = iter(loader)
+        begun = [next(iterator) for _ in range(3)]
+        state = loader.state_dict()
+        assert begun + list(iterator) == whole[0]
+        assert list(loader) == whole[1]
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader), list(loader)] == [whole[0][3:], whole[1], whole[2]]
+
+
+def test_stateful_pipeline_counts_by_itself_when_it_is_copied(urls: list[str]) -> None:
+    """A copy begins at its first epoch, or at the one that was set."""
+    whole = run(plain(urls), 3, 1)
+    with loader_of(plain(urls), 1) as loader:
+        list(loader)
+        copies = [pickle.loads(pickle.dumps(loader.dataset)) for _ in range(2)]
+    copies[1].set_epoch(2)
+    found = [list(DataLoader(copy, batch_size=None, num_workers=1, collate_fn=as_it_is)) for copy in copies]
+    assert found == [whole[0], whole[2]]
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**31, 1.5, None])
+def test_stateful_pipeline_refuses_when_an_epoch_is_no_number(epoch: Any, urls: list[str]) -> None:
+    with pytest.raises((TypeError, ValueError), match="epoch must be"):
+        StatefulPipeline(plain(urls)).set_epoch(epoch)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
@@ -16,6 +15,7 @@ from torchdata_wds.pipes.passes import above_filters
 from torchdata_wds.pipes.place import Place, mix, rank_place
 from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import pack_streams, unpack_streams
+from torchdata_wds.workers.epoch_numbers import EpochNumbers, iteration_key
 from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
 from torchdata_wds.workers.states import Streams
@@ -33,9 +33,10 @@ class StatefulPipeline(IterableDataset[Any]):
     divides the work among workers and ranks where ``.sharding_filter()`` or ``.split_shards()`` says, and seeds
     everything: the loader's own generator and shuffling have no part in it.
 
-    Every epoch has another order, which follows from the seed, the epoch's number and the place. Epochs are counted
-    where iterations are counted; workers that end with the epoch (without ``persistent_workers=True``) cannot count:
-    call `set_epoch` before each epoch.
+    Every epoch has another order, which follows from the seed, the epoch's number and the place. Epochs are counted for
+    each copy of this object, over all workers that are forked or spawned with it: whether they live on from epoch to
+    epoch (``persistent_workers=True``) or end with it, the orders are the same. After a state was loaded, they count on
+    from there.
 
     Args:
         pipe: The last pipe of the graph.
@@ -63,8 +64,7 @@ class StatefulPipeline(IterableDataset[Any]):
             raise TypeError(f"seed must be a whole number, not {seed!r}")
         self.pipe = pipe
         self.seed = seed
-        # In shared memory: workers that live on see what the main process sets. The second counts how often it did.
-        self._set: torch.Tensor = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._numbers = EpochNumbers()
         self._seen = 0
         self._restored: dict[str, Any] | None = None
         self._forget()
@@ -81,12 +81,11 @@ class StatefulPipeline(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         copy = StatefulPipeline(self.pipe, seed=self.seed)  # which begins at the beginning
-        return {**vars(copy), "_set": self._set, "_restored": self._restored}
+        return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the coming epoch; those after it count on."""
-        self._set[0] = epoch
-        self._set[1] += 1
+        self._numbers.set(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the state is asked for before the first item is.
@@ -97,25 +96,40 @@ class StatefulPipeline(IterableDataset[Any]):
             self._forget()
         is_new = self._run is None
         run = self._run or self._start(place)
-        epoch, times = self._set.tolist()
-        is_set, self._seen = times != self._seen, times
         self._packed.clear()
         if restored is not None:
             check_signature(restored["signature"], self._signature)
-            self._epoch, self._stream_epoch = restored["epoch"], restored["stream_epoch"]
-            self._is_over = restored["is_over"]
+            self._epoch = self._count(is_new, restored["epoch"])
+            self._stream_epoch, self._is_over = restored["stream_epoch"], restored["is_over"]
             stream_seeds = self._seeds(self._stream_epoch)
             run.streams = unpack_streams(self.pipe, restored["streams"], stream_seeds, self._epoch + 1)
             if self._is_over:
                 return iter(())
         else:
-            self._epoch = epoch if is_set else self._epoch + 1
+            self._epoch = self._count(is_new)
             self._stream_epoch = self._epoch if is_new else self._stream_epoch
             run.streams = run.streams if self._is_over else run.streams.next_epoch()
         self._is_over = False
         run.streams.epoch = self._epoch
         run.begin(self._seeds(self._epoch), run.streams)
         return self._items(run)
+
+    def _count(self, is_new: bool, epoch: int | None = None) -> int:
+        """Returns the number of the epoch that begins, and notes it for workers to come.
+
+        Args:
+            is_new: Whether this process has not run the graph before.
+            epoch: Its number, where a state tells it.
+        """
+        seen, self._seen = self._seen, self._numbers.times
+        worker = get_worker_info()
+        if epoch is None and is_new and worker is not None:
+            return self._numbers.begin(iteration_key())
+        if epoch is None:
+            epoch = self._numbers.given if self._seen != seen else self._epoch + 1
+        if worker is not None:
+            self._numbers.note(iteration_key(), epoch)
+        return epoch
 
     def _items(self, run: LocalIterDataPipe) -> Iterator[Any]:
         yield from run

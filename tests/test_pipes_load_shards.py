@@ -426,3 +426,34 @@ def test_wds_shuffle_goes_on_when_the_graph_cannot_be_traversed(tmp_path: Path) 
     source = IterableWrapper([(str(path), path.open("rb"))], deepcopy=False)
     samples = source.load_wds_shards().group_by_key().wds_shuffle(3)
     assert sorted(sample["__key__"] for sample in samples) == KEYS
+
+
+LETTER_TRAPS: list[Any] = [
+    lambda source: source.load_wds_shards(),
+    lambda source: source.load_wds_shards(read_ahead=2).group_by_key(),
+    lambda source: source.sharding_filter().load_wds_shards().group_by_key(),
+    lambda source: source.resample_shards(1).load_wds_shards(),
+    lambda source: source.split_shards().load_wds_shards(),
+    lambda source: source.split_shards({"x.tar": 3}).load_wds_shards(),
+    lambda source: source.split_shards(index=True).load_wds_shards(),
+    lambda source: source.cache_shards("cache", cache_local=True).load_wds_shards(),
+    lambda source: source.load_cbor_shards(),
+    lambda source: source.load_msgpack_shards(),
+]
+
+
+@pytest.mark.parametrize("graph", LETTER_TRAPS)
+def test_shards_are_refused_when_they_are_letters(graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A str in place of a list of shards: the error says what to write, whichever stage gets the letters."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(torchdata_wds.ShardListError, match=r"Write IterableWrapper\(\["):
+        list(graph(IterableWrapper("x.tar")))
+
+
+def test_load_wds_shards_opens_a_shard_when_its_name_is_a_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of that name is there."""
+    monkeypatch.chdir(tmp_path)
+    Path("x").write_bytes(GOOD)
+    assert len(list(IterableWrapper(["x"]).load_wds_shards())) == len(MEMBERS)

@@ -315,3 +315,9 @@ def test_service_prints_no_banner_when_workers_start(context: str) -> None:
         context,
     )
     assert (done.stdout, done.stderr) == ("[0, 1, 2, 3]\n", "")
+
+
+def test_service_says_how_to_pass_it_when_it_is_taken_for_an_adapter() -> None:
+    """DataLoader2's second argument by position is another."""
+    with pytest.raises(TypeError, match=r"reading_service=WorkersReadingService\(num_workers\)"):
+        DataLoader2(uneven_pipe(), WorkersReadingService(2))

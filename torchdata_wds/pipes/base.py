@@ -179,7 +179,7 @@ class WdsPipe(IterDataPipe[T_co]):
             self,
             *others: IterDataPipe[Any],
             weights: Sequence[float] | None = None,
-            stop: Literal["first", "all", "cycle"],
+            stop: Literal["first", "all", "cycle"] | None = None,
         ) -> WdsPipe[Any]: ...
 
         def wds_encode(

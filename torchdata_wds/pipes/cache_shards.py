@@ -24,7 +24,7 @@ from torchdata_wds.storage.local import open_local
 from torchdata_wds.storage.origins import origin_of
 from torchdata_wds.storage.rewriting import rewritten
 from torchdata_wds.storage.shard_cache import ShardCache
-from torchdata_wds.storage.urls import STDIN, scheme_of
+from torchdata_wds.storage.urls import STDIN, check_letter, scheme_of
 
 __all__ = ["CachedShard", "ShardCacherIterDataPipe", "check_copy"]
 
@@ -199,6 +199,8 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
                 f"cache_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path) and "
                 "ShardSlice, for it belongs before load_wds_shards, behind list_shards, shuffle and sharding_filter"
             )
+        if isinstance(url, str):
+            check_letter(text, "cache_shards got the shard")
         scheme = scheme_of(rewritten(text, self.storage_options.rewrite))
         if scheme == STDIN or (scheme in ("", "file") and not self.cache_local):
             return item

@@ -18,7 +18,7 @@ from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_e
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
-from torchdata_wds.storage.urls import mask_text
+from torchdata_wds.storage.urls import check_letter, mask_text
 
 __all__ = ["CborShardLoaderIterDataPipe", "MsgpackShardLoaderIterDataPipe"]
 
@@ -75,6 +75,8 @@ class RecordLoader(WdsPipe[Any]):
     def _open(self, item: Any) -> tuple[str, storage.ByteStream]:
         if isinstance(item, CachedShard) and item.part is None:
             return item.url, item.open()
+        if isinstance(item, str):
+            check_letter(item, f"load_{self.record_format}_shards got the shard")
         if isinstance(item, (str, os.PathLike)):
             url = os.fspath(item)
             return url, storage.open_shard(url, storage_options=self.storage_options)

@@ -23,6 +23,11 @@ __all__ = ["SampleMixerIterDataPipe"]
 T = TypeVar("T")
 Stop = Literal["first", "all", "cycle"]
 
+_STOPS = (
+    "'first' ends when the source whose turn it is has ended, 'all' yields every item of every source once, 'cycle' "
+    "begins sources that have ended again until each has been seen whole"
+)
+
 _END: Any = object()
 
 
@@ -80,10 +85,12 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
         source_datapipe: IterDataPipe[Any],
         *others: IterDataPipe[Any],
         weights: Sequence[float] | None = None,
-        stop: Stop,
+        stop: Stop | None = None,
     ) -> None:
+        if stop is None:
+            raise TypeError(f"wds_mix needs stop=: {_STOPS}")
         if stop not in get_args(Stop):
-            raise ValueError(f"stop must be {', '.join(map(repr, get_args(Stop)))}, one of them, not {stop!r}")
+            raise ValueError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, not {stop!r}: {_STOPS}")
         _check_sources((source_datapipe, *others))
         self.source_datapipe = source_datapipe
         self.others = others

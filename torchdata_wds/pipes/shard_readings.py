@@ -17,6 +17,7 @@ from torchdata_wds.format.slicing import ShardSlice, check_size, find_index, pla
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.storage.read_ahead import ReadAhead, close_all
+from torchdata_wds.storage.urls import check_letter
 
 __all__ = [
     "Ahead",
@@ -83,6 +84,8 @@ def as_source(item: Any) -> ShardSource:
         return ShardSource(part, cached=item, strict=item.part is not None)
     if isinstance(item, ShardSlice):
         return ShardSource(_checked(item), strict=True)
+    if isinstance(item, str):
+        check_letter(item, "load_wds_shards got the shard")
     if isinstance(item, (str, os.PathLike)):
         return ShardSource(ShardSlice(os.fspath(item)))
     if is_opened(item) and isinstance(item[0], (str, os.PathLike)):

@@ -22,7 +22,7 @@ from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.grid import ranks_of_filter
 from torchdata_wds.pipes.place import Place, Seed, find_sharder, warn_once
 from torchdata_wds.pipes.shard_counts import Index, shard_counts
-from torchdata_wds.storage.urls import local_path, scheme_of
+from torchdata_wds.storage.urls import check_letter, local_path, scheme_of
 
 __all__ = ["ShardSplitterIterDataPipe"]
 
@@ -128,7 +128,12 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
             if 0 < len(urls) < place.consumers:
                 _warn_about_strides(urls, place.consumers)
             return whole_shards(urls, place)
-        counts = self.index.of(urls, self.storage_options)
+        try:
+            counts = self.index.of(urls, self.storage_options)
+        except (ShardListError, OSError):
+            for url in urls:
+                check_letter(url, "split_shards got the shard")
+            raise
         total = sum(counts)
         for rank, members in enumerate(ranks_of_filter(self.source_datapipe)):
             # That all of them raise it, and not only the ranks without data, keeps the others from waiting for them.

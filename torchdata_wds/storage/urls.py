@@ -7,11 +7,21 @@ import re
 from functools import lru_cache
 from urllib.parse import unquote
 
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage.chaining import is_chaining
 from torchdata_wds.storage.masking import mask_text, masked_cause
 
-__all__ = ["STDIN", "local_path", "mask_item", "mask_url", "mask_text", "masked_cause", "scheme_of", "url_text"]
+__all__ = [
+    "STDIN",
+    "check_letter",
+    "local_path",
+    "mask_item",
+    "mask_url",
+    "mask_text",
+    "masked_cause",
+    "scheme_of",
+    "url_text",
+]
 
 STDIN = "-"
 
@@ -31,6 +41,24 @@ def url_text(url: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a shard is a str or a path, not {type(url).__name__}")
     return text
+
+
+def check_letter(text: str, what: str) -> None:
+    """Refuses a single character where a shard is expected: it is a letter of a str that stands for a list.
+
+    Args:
+        text: The shard.
+        what: What it is refused as, and by whom.
+
+    Raises:
+        ShardListError: if it is one, and neither standard input nor a file of that name.
+    """
+    if len(text) > 1 or text == STDIN or os.path.exists(text):  # noqa: PTH110 - a str
+        return
+    raise ShardListError(
+        f"{what} {text!r}: did a str stand where a list belongs? Write "
+        'IterableWrapper(["train-000000.tar"]), not IterableWrapper("train-000000.tar")'
+    )
 
 
 def scheme_of(url: str) -> str:

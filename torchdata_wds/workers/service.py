@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -148,6 +148,13 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
         self._group: Any = None
+
+    def __call__(self, *_: Any) -> NoReturn:
+        """Refuses to be used as an adapter, the second argument of DataLoader2 by position."""
+        raise TypeError(
+            "WorkersReadingService was given as the datapipe_adapter_fn of DataLoader2, its second argument; pass it "
+            "by name: DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))"
+        )
 
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""

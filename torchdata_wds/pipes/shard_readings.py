@@ -104,7 +104,10 @@ def _checked(part: ShardSlice) -> ShardSlice:
             f"{part!r} is no slice of a shard: start and stop must be whole numbers from 0 (stop may be None), and "
             "step one from 1"
         )
-    return part if isinstance(url, str) else part._replace(url=os.fspath(url))
+    if not isinstance(url, str):
+        return part._replace(url=os.fspath(url))
+    check_letter(url, "load_wds_shards got the shard")
+    return part
 
 
 class ShardOpener:

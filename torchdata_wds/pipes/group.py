@@ -105,7 +105,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         source, watch = self.source_datapipe, self._watch
         restart, self._restart = self._restart, None
-        if not isinstance(source, ShardLoaderIterDataPipe):
+        if type(source) is not ShardLoaderIterDataPipe:  # a subclass may read in another way
             self._compare_keys()
             yield from self._noting_fields(self._group(self._members(), Asked(self.handler, self.skipped)))
         elif restart is not None:
@@ -123,8 +123,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             TypeError: if it is not known.
         """
         loader = self.source_datapipe
-        splitter = loader.source_datapipe if isinstance(loader, ShardLoaderIterDataPipe) else None
-        if not isinstance(loader, ShardLoaderIterDataPipe) or not isinstance(splitter, ShardSplitterIterDataPipe):
+        splitter = loader.source_datapipe if type(loader) is ShardLoaderIterDataPipe else None
+        if type(loader) is not ShardLoaderIterDataPipe or type(splitter) is not ShardSplitterIterDataPipe:
             raise TypeError(
                 "group_by_key has a length only directly behind .split_shards(index).load_wds_shards(): nothing else "
                 "tells how many samples there will be"

@@ -15,17 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import (
-    Batcher,
-    Collator,
-    Concater,
-    FileLister,
-    Filter,
-    IterableWrapper,
-    Mapper,
-    ShardingFilter,
-    Shuffler,
-)
+from torch.utils.data.datapipes.iter import Batcher, IterableWrapper
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 
 from torchdata_wds.pipes.base import Held
@@ -35,24 +25,10 @@ from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.progress import Facts, Wanted
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
+from torchdata_wds.workers.known_stages import gives_shards_again, is_one_to_one, is_torchdata
+from torchdata_wds.workers.stage_names import short_name
 
-__all__ = ["Chain", "find_chain", "has_functions", "is_one_to_one", "short_name"]
-
-#: Stages of torch and torchdata that pass items on as they are, by the names of their classes.
-_PASSING = {"JoinWorkersIterDataPipe", "_MarkedEndIterDataPipe", "LengthSetterIterDataPipe"}
-
-#: Sources and stages that may stand before the loader: they give URLs, and cost nothing when they give them again.
-_CHEAP = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper, SampleShufflerIterDataPipe)
-_CHEAP_BY_NAME = {
-    "HeaderIterDataPipe",
-    "LengthSetterIterDataPipe",
-    "RepeaterIterDataPipe",
-    "ShardCacherIterDataPipe",
-    "ShardListerIterDataPipe",
-    "SpecShardsIterDataPipe",
-    "ShardResamplerIterDataPipe",
-    "ShardSplitterIterDataPipe",
-}
+__all__ = ["Chain", "find_chain", "has_functions"]
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
@@ -156,12 +132,12 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     pipes = list(_all_pipes(graph))
     epochs = [pipe for pipe in pipes if isinstance(pipe, EpochCounterIterDataPipe)]
     # In later passes of a native cycle, nobody has seeded the native shuffle: it draws from torch's global generator.
-    draws = any(_is_foreign(pipe) or has_functions(pipe) or short_name(pipe) == "Cycler" for pipe in pipes)
+    draws = any(_is_foreign(pipe) or has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
     private = [short_name(pipe) for pipe in pipes if _has_generator(pipe)]
     stages: list[Any] = []
     shuffle: Any = None
     ((pipe, sources),) = graph.values()
-    while not isinstance(pipe, KeyGrouperIterDataPipe):
+    while type(pipe) is not KeyGrouperIterDataPipe:
         obstacle = _obstacle(pipe, sources, shuffle)
         if obstacle is not None:
             return Chain(stages, None, epochs, obstacle, draws, private)
@@ -178,22 +154,15 @@ def _obstacle(pipe: DataPipe, sources: DataPipeGraph, shuffle: DataPipe | None) 
         return f"{name} joins several streams"
     if not sources:
         return f"the stream begins with {name}, which has no shards that could be left out"
-    if isinstance(pipe, SampleShufflerIterDataPipe):
+    if type(pipe) is SampleShufflerIterDataPipe:
         return None if pipe.can_restart else f"{name} has max_bytes=, so that its order depends on the items"
-    if isinstance(pipe, EpochCounterIterDataPipe) or type(pipe) is Batcher:
+    if type(pipe) in (EpochCounterIterDataPipe, Batcher):
         return None
     if not is_one_to_one(pipe):
         return f"{name} may give more or fewer items than it takes, or others"
     if shuffle is not None and has_functions(pipe):
         return f"a function in {name}, which may draw random numbers, stands before {short_name(shuffle)}"
     return None
-
-
-def is_one_to_one(pipe: DataPipe) -> bool:
-    """Tells whether a pipe gives one item for each that it takes, unless it counts what it leaves out."""
-    if isinstance(pipe, ItemMapper):
-        return type(pipe).__module__.startswith("torchdata_wds.")
-    return type(pipe) in (Mapper, Collator) or type(pipe).__name__ in _PASSING
 
 
 def _obstacle_above(grouper: KeyGrouperIterDataPipe, sources: DataPipeGraph) -> str | None:
@@ -205,7 +174,7 @@ def _obstacle_above(grouper: KeyGrouperIterDataPipe, sources: DataPipeGraph) -> 
         if has_functions(stage):
             return f"a function in {short_name(stage)} may draw random numbers"
     for pipe in _all_pipes(above):
-        if not isinstance(pipe, _CHEAP) and type(pipe).__name__ not in _CHEAP_BY_NAME | {"_AgreedIterDataPipe"}:
+        if not gives_shards_again(pipe):
             return f"{short_name(pipe)} stands before load_wds_shards"
         if has_functions(pipe):
             return f"a function in {short_name(pipe)} may draw random numbers"
@@ -218,17 +187,6 @@ def _all_pipes(graph: DataPipeGraph) -> Iterator[DataPipe]:
     for pipe, sources in graph.values():
         yield pipe
         yield from _all_pipes(sources)
-
-
-def short_name(pipe: DataPipe) -> str:
-    """The name of a pipe's class as people know it.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> short_name(IterableWrapper([1]).shuffle())
-        'Shuffler'
-    """
-    return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
 
 
 def _is_foreign(pipe: DataPipe) -> bool:

@@ -14,8 +14,10 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe
 from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.place import warn_once
-from torchdata_wds.workers.chains import Chain, find_chain, has_functions, is_one_to_one, short_name
+from torchdata_wds.workers.chains import Chain, find_chain, has_functions
+from torchdata_wds.workers.known_stages import is_one_to_one, is_torchdata
 from torchdata_wds.workers.signatures import Signature
+from torchdata_wds.workers.stage_names import short_name
 from torchdata_wds.workers.states import Streams, pack_facts, unpack_facts
 from torchdata_wds.workers.streams import Seeds
 
@@ -184,7 +186,7 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
 def _holds_nothing(pipe: DataPipe) -> bool:
     if isinstance(pipe, ItemMapper) and pipe.skipped:
         return False
-    return is_one_to_one(pipe) or type(pipe).__name__ == "FullSyncIterDataPipe"
+    return is_one_to_one(pipe) or is_torchdata(pipe, "FullSync")
 
 
 def has_epoch(pipe: DataPipe, front: DataPipe) -> bool:

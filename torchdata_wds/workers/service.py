@@ -22,6 +22,7 @@ from torchdata_wds.workers.branches import find_branches
 from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_streams, taken_by, unpack_streams
 from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.known_stages import is_torchdata
 from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.options import checked_context, checked_int, checked_timeout
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
@@ -301,7 +302,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         for branch in self._branches:
             apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
         last = self._end
-        while type(last).__name__ == "FullSyncIterDataPipe":
+        while is_torchdata(last, "FullSync"):
             last = last.datapipe
         front = LocalIterDataPipe(last, self._seed_here)
         self._put(front, last)
@@ -322,7 +323,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     def _move_to_workers(self, branch: DataPipe) -> None:
         pipes = get_all_graph_pipes(traverse_dps(self._end))
-        if any(type(pipe).__name__ == "ShardingRoundRobinDispatcherIterDataPipe" for pipe in pipes):
+        if any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in pipes):
             raise ValueError(
                 "sharding_round_robin_dispatch has no process of its own under WorkersReadingService: use "
                 ".sharding_filter(), or num_workers=0"

@@ -20,7 +20,7 @@ from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.place import upstream
-from torchdata_wds.workers.chains import short_name
+from torchdata_wds.workers.stage_names import full_name, short_name
 
 __all__ = ["Signature", "check_signature", "graph_signature", "shards_digest"]
 
@@ -49,7 +49,8 @@ def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
     """
     described = []
     for pipe in _in_order(traverse_dps(datapipe)):
-        text = repr([(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())])
+        arguments = [(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())]
+        text = f"{full_name(pipe)} {arguments!r}"
         described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
     return described
 
@@ -90,7 +91,8 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
         for inside in (value.func, value.args, value.keywords):
             yield from _describe(inside, depth - 1)
     else:  # functions by their names; of other objects no more than their class is known to stay
-        yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        module = str(getattr(value, "__module__", "")).replace("__mp_main__", "__main__")  # in spawned workers
+        yield f"{module}.{getattr(value, '__qualname__', '')}"
 
 
 def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
@@ -107,7 +109,7 @@ def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
     digests = []
     listed: set[int] = set()
     for pipe in {id(found): found for found in upstream(datapipe)}.values():
-        if isinstance(pipe, ShardListerIterDataPipe):
+        if type(pipe) is ShardListerIterDataPipe:
             above = [found for found in upstream(pipe.source_datapipe) if type(found) not in _ORDER_ONLY]
             if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
                 listed.update(map(id, above))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import webdataset.autodecode
 import zstandard
 
-from torchdata_wds.codecs import Decoder, handle_extension
+from torchdata_wds.codecs import Decoder, handle_extension, suffixes
 from torchdata_wds.errors import DecodingError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -132,3 +133,49 @@ def test_decoder_raises_when_max_bytes_is_no_int(max_bytes: Any) -> None:
     """A limit of another type is a TypeError."""
     with pytest.raises(TypeError, match="max_bytes"):
         Decoder(max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_suffix_reads_all_streams_when_they_have_every_size(suffix: str) -> None:
+    """Streams end anywhere in the pieces that a decompressor gets."""
+    sizes = random.Random(5)
+    parts = [sizes.randbytes(sizes.choice((0, 1, 30, 700, 5000, 70_000))) for _ in range(40)]
+    packed = b"".join(COMPRESS[suffix](part) for part in parts)
+    assert decode(suffix, packed) == b"".join(parts)
+    with pytest.raises(DecodingError, match="cut off"):
+        decode(suffix, packed[:-1])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_suffix_copies_no_byte_often_when_streams_are_tiny(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decompressor copies what it does not use: given all the rest, a thousand streams would take quadratic time."""
+    handed = 0
+    compression = suffixes.SUFFIXES[suffix]
+
+    class Counted:
+        def __init__(self, machine: Any) -> None:
+            self.machine = machine
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.machine, name)
+
+        def decompress(self, data: bytes, limit: int) -> Any:
+            nonlocal handed
+            handed += len(data)
+            return self.machine.decompress(data, limit)
+
+    def prepare() -> Callable[[], Any]:
+        new = compression.prepare()
+        return lambda: Counted(new())
+
+    monkeypatch.setitem(suffixes.SUFFIXES, suffix, compression._replace(prepare=prepare))
+    data = COMPRESS[suffix](b"x") * 1000
+    assert decode(suffix, data) == b"x" * 1000
+    assert handed <= 1000 * 512 + 2 * len(data)
+
+
+def test_xz_field_raises_when_its_dictionary_is_huge() -> None:
+    """A field of 100 bytes may ask for 1.5 GiB of memory."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 300 << 20}]
+    with pytest.raises(DecodingError, match="Memory usage limit"):
+        decode("xz", lzma.compress(b"x", filters=filters))

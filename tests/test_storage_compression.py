@@ -22,6 +22,7 @@ import zstandard
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard, wrap_stream
+from torchdata_wds.storage.compression import CompressedInput
 
 Pack = Callable[[bytes], bytes]
 
@@ -245,3 +246,64 @@ def test_open_shard_reads_past_when_compressed(pack: Pack, tmp_path: Path) -> No
     for offset in (0, 1, 512, len(DATA)):
         with open_shard(path, offset=offset) as stream:
             assert stream.read(len(DATA) + 1) == DATA[offset:]
+
+
+def test_decoders_read_all_parts_when_they_have_every_size(pack: Pack) -> None:
+    """Streams end anywhere in the pieces that a decoder gets, and what it has not used belongs to the next one."""
+    sizes = random.Random(5)
+    parts = [sizes.randbytes(sizes.choice((0, 1, 30, 700, 5000, 70_000))) for _ in range(40)]
+    packed = b"".join(map(pack, parts))
+    assert unpack(packed, 65536) == (b"".join(parts), None)
+    got, error = unpack(packed[:-1], 65536)
+    assert isinstance(error, ShardFormatError)
+    assert b"".join(parts).startswith(got)
+
+
+def test_decoders_get_no_byte_often_when_streams_are_tiny(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decoder copies what it does not use: in large pieces a thousand streams would take quadratic time."""
+    handed = 0
+    chunk = CompressedInput.chunk
+
+    def counted(self: CompressedInput) -> bytes:
+        nonlocal handed
+        data = chunk(self)
+        handed += len(data)
+        return data
+
+    monkeypatch.setattr(CompressedInput, "chunk", counted)
+    one = pack(b"x")
+    assert unpack(one * 1000, 65536) == (b"x" * 1000, None)
+    assert handed <= 1000 * 2 * (512 + len(one))
+
+
+def test_xz_says_what_to_do_when_its_dictionary_is_huge() -> None:
+    """A file of 100 bytes may ask for 1.5 GiB of memory."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 300 << 20}]
+    got, error = unpack(lzma.compress(b"x", filters=filters))
+    assert got == b""
+    assert isinstance(error, ShardFormatError)
+    assert "takes more than 256 MiB of memory to decompress" in str(error)
+
+
+def test_zstd_raises_when_its_window_is_huge() -> None:
+    """A frame may ask for 2 GiB; the command zstd refuses it, too, unless it is told not to."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    packed = packer.compress(b"x" * 1000) + packer.flush()
+    got, error = unpack(packed)
+    assert got == b""
+    assert isinstance(error, ShardFormatError)
+    assert "memory" in str(error)
+
+
+def test_a_stream_raises_again_when_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of the shard, and what comes after it is no end."""
+
+    def exhausted(self: CompressedInput) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(CompressedInput, "chunk", exhausted)
+    with wrap_stream(io.BytesIO(gzip.compress(DATA)), "x.tar") as stream:
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                stream.read(1)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torchdata_wds.codecs.optional import MissingPackageError, import_optional
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.storage import open_compressor
+from torchdata_wds.storage.compression import XZ_MEMORY_LIMIT
 
 __all__ = ["SUFFIXES", "Compression", "compress", "decompress", "is_compressed"]
 
 # A zstd block of a few bytes can hold 128 KiB, and zstandard has no limit on what one call gives: small pieces do.
 _ZSTD_PIECE = 4096
+_FIRST_PIECE = 512
+_ZSTD_WINDOW = 128 << 20
+_NOT_ZERO = re.compile(rb"[^\0]|\Z")
 
 
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
@@ -36,12 +43,19 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
         >>> decompress("gz", gzip.compress(b"7"), max_bytes=100)
         b'7'
     """
+    compression = SUFFIXES[suffix]
+    new = compression.prepare()
     parts: list[bytes] = []
-    rest, total = data, 0
-    while rest or not parts:
-        part, rest = SUFFIXES[suffix].read(rest, max_bytes - total)
-        total += len(part)
+    position, left = 0, max_bytes
+    while position < len(data) or not parts:
+        try:
+            part, position = _read_stream(new(), data, position, left, compression.largest_piece)
+        except _TooLargeError as error:
+            raise _TooLargeError(f"it decompresses to more than max_bytes={max_bytes:,} bytes") from error
+        left -= len(part)
         parts.append(part)
+        if compression.may_be_padded:
+            position = _NOT_ZERO.search(data, position).start()  # type: ignore[union-attr]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -87,7 +101,7 @@ def is_compressed(suffix: str, data: bytes) -> bool:
         return False
     try:
         decompress(suffix, data, DEFAULT_MAX_BYTES)
-    except (MissingPackageError, _TooLargeError):
+    except (MissingPackageError, _TooLargeError, MemoryError):
         raise
     except Exception:  # noqa: BLE001 - each library has its own for damage
         return False
@@ -98,55 +112,68 @@ class _TooLargeError(ValueError):
     """Data decompresses to more than the limit."""
 
 
-def _too_large(limit: int) -> ValueError:
-    return _TooLargeError(f"it decompresses to more than the {limit:,} bytes that max_bytes leaves")
+def _read_stream(machine: Any, data: bytes, begin: int, limit: int, largest_piece: int) -> tuple[bytes, int]:
+    """Reads one stream; gives its content and where it ends.
+
+    The first stream, mostly the only one, is read in large pieces. For those after it they begin small, and grow with
+    the stream: the machine copies what follows the stream in a piece, and so all streams together take linear time.
+    """
+    size = min(largest_piece, len(data) if begin == 0 else _FIRST_PIECE)
+    parts: list[bytes] = []
+    end = begin
+    while not machine.eof:
+        if end == len(data):
+            raise ValueError("the compressed data is cut off before its end")
+        part = machine.decompress(data[end : end + size], limit + 1)
+        end = min(end + size, len(data))
+        limit -= len(part)
+        if limit < 0:
+            raise _TooLargeError
+        parts.append(part)
+        size = min(2 * size, largest_piece)
+    return parts[0] if len(parts) == 1 else b"".join(parts), end - len(machine.unused_data)
 
 
-def _cut() -> ValueError:
-    return ValueError("the compressed data is cut off before its end")
+def _gzip() -> Callable[[], Any]:
+    return partial(zlib.decompressobj, zlib.MAX_WBITS | 16)
 
 
-def _finish(machine: Any, part: bytes, limit: int) -> tuple[bytes, bytes]:
-    """Checks that one stream came to its end within the limit; gives its content and what follows it."""
-    if len(part) > limit:
-        raise _too_large(limit)
-    if not machine.eof:
-        raise _cut()
-    # gzip and xz allow zero bytes as padding behind a stream
-    return part, machine.unused_data.lstrip(b"\0")
-
-
-def _read_gzip(data: bytes, limit: int) -> tuple[bytes, bytes]:
-    machine = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    return _finish(machine, machine.decompress(data, limit + 1), limit)
-
-
-def _read_bzip2(data: bytes, limit: int) -> tuple[bytes, bytes]:
+def _bzip2() -> Callable[[], Any]:
     import bz2
 
-    machine = bz2.BZ2Decompressor()
-    return _finish(machine, machine.decompress(data, limit + 1), limit)
+    return bz2.BZ2Decompressor
 
 
-def _read_xz(data: bytes, limit: int) -> tuple[bytes, bytes]:
+def _xz() -> Callable[[], Any]:
     import lzma
 
-    machine = lzma.LZMADecompressor(format=lzma.FORMAT_XZ)
-    return _finish(machine, machine.decompress(data, limit + 1), limit)
+    return partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
 
 
-def _read_zstd(data: bytes, limit: int) -> tuple[bytes, bytes]:
-    machine = _zstandard().ZstdDecompressor().decompressobj()
-    out = bytearray()
-    used = 0
-    while used < len(data) and not machine.eof:
-        out += machine.decompress(data[used : used + _ZSTD_PIECE])
-        used += _ZSTD_PIECE
-        if len(out) > limit:
-            raise _too_large(limit)
-    if not machine.eof:
-        raise _cut()
-    return bytes(out), machine.unused_data + data[used:]
+def _zstd() -> Callable[[], Any]:
+    decompressor = _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    return lambda: _ZstdMachine(decompressor.decompressobj())
+
+
+class _ZstdMachine:
+    """zstandard's decompressor with the interface of the others; what one call gives is limited by its input only."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+
+    @property
+    def eof(self) -> bool:
+        done: bool = self._machine.eof
+        return done
+
+    @property
+    def unused_data(self) -> bytes:
+        data: bytes = self._machine.unused_data
+        return data
+
+    def decompress(self, data: bytes, limit: int) -> bytes:  # noqa: ARG002
+        content: bytes = self._machine.decompress(data)
+        return content
 
 
 def _zstandard() -> Any:
@@ -158,17 +185,21 @@ class Compression(NamedTuple):
 
     Attributes:
         magic: What a stream begins with.
-        read: A function of (data, limit) that reads one stream and gives (content, what follows).
+        prepare: Gives a function that makes a new decompressor, with ``decompress(data, limit)``.
+        may_be_padded: Whether zero bytes may follow a stream.
+        largest_piece: The most compressed bytes that a decompressor gets at a time.
     """
 
     magic: bytes
-    read: Callable[[bytes, int], tuple[bytes, bytes]]
+    prepare: Callable[[], Callable[[], Any]]
+    may_be_padded: bool = True
+    largest_piece: int = sys.maxsize
 
 
 #: Suffix -> its compression.
 SUFFIXES: dict[str, Compression] = {
-    "gz": Compression(b"\x1f\x8b", _read_gzip),
-    "bz2": Compression(b"BZh", _read_bzip2),
-    "xz": Compression(b"\xfd7zXZ\0", _read_xz),
-    "zst": Compression(b"\x28\xb5\x2f\xfd", _read_zstd),
+    "gz": Compression(b"\x1f\x8b", _gzip),
+    "bz2": Compression(b"BZh", _bzip2),
+    "xz": Compression(b"\xfd7zXZ\0", _xz),
+    "zst": Compression(b"\x28\xb5\x2f\xfd", _zstd, may_be_padded=False, largest_piece=_ZSTD_PIECE),
 }

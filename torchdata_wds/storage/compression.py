@@ -11,17 +11,19 @@ import lzma
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.storage.deflate import decode_gzip
 from torchdata_wds.storage.feeding import CompressedInput
 from torchdata_wds.storage.zstandard_frames import ZSTD_MAGICS, decode_zstd
 
-__all__ = ["HEAD_SIZE", "CompressedInput", "find_decoder", "is_compressed"]
+__all__ = ["HEAD_SIZE", "XZ_MEMORY_LIMIT", "CompressedInput", "find_decoder", "is_compressed"]
 
 Decoder = Callable[[CompressedInput], Iterator[bytes]]
 
 #: Output per step. Python drops the output of the step that meets an error, so it is small.
 _STEP = 4096
-_XZ_MEMORY_LIMIT = 1 << 30
+#: What a stream may ask for, in bytes: four times what ``xz -9`` does. A small file can ask for 4 GiB.
+XZ_MEMORY_LIMIT = 256 << 20
 
 _XZ = b"\xfd7zXZ\x00"
 
@@ -45,7 +47,7 @@ def decode_bzip2(data: CompressedInput) -> Iterator[bytes]:
 def decode_xz(data: CompressedInput) -> Iterator[bytes]:
     """Decompresses xz, several streams too."""
     data.format = "xz"
-    return _decode(data, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_LIMIT), _XZ)
+    return _decode(data, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT), _XZ)
 
 
 def _decode(data: CompressedInput, new: Callable[[], _Decompressor], magic: bytes) -> Iterator[bytes]:
@@ -57,11 +59,22 @@ def _decode(data: CompressedInput, new: Callable[[], _Decompressor], magic: byte
             try:
                 piece = decompressor.decompress(chunk, _STEP)
             except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
-                raise data.damaged(error) from error
+                raise _too_large(data, error) or data.damaged(error) from error
             if piece:
                 yield piece
         data.give_back(decompressor.unused_data)
         another = data.has_another(lambda head: head.startswith(magic) or magic.startswith(head))
+
+
+def _too_large(data: CompressedInput, error: Exception) -> ShardFormatError | None:
+    """Makes the error for xz data that is whole, and made with a larger dictionary than is accepted."""
+    if "Memory usage limit" not in str(error):
+        return None
+    return ShardFormatError(
+        f"shard {data.shard} takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is "
+        "larger. Compress it again with a preset of xz, or read it through 'pipe:xz -dc PATH'.",
+        shard=data.shard,
+    )
 
 
 # A shard whose first member is called "BZh9.jpg" is no bzip2: the magic of the first block belongs to it.

@@ -11,6 +11,8 @@ __all__ = ["CompressedInput"]
 
 # zlib copies the rest of its input at each step, so the pieces are small.
 _CHUNK = 32 * 1024
+# After a stream's end the pieces are small again: what a decoder does not use of one, it copies.
+_FIRST_CHUNK = 512
 
 
 class CompressedInput:
@@ -31,6 +33,7 @@ class CompressedInput:
         self._held = b""
         self._taken = 0  # how much of _held: slicing it at each step would copy it again and again
         self._fetched = 0
+        self._size = _CHUNK  # of the next piece
 
     @property
     def position(self) -> int:
@@ -39,6 +42,15 @@ class CompressedInput:
 
     def chunk(self) -> bytes:
         """Takes some bytes; none only at the end."""
+        if self._taken == len(self._held):
+            self._held, self._taken = self._fetch(), 0
+        data = self._held[self._taken : self._taken + self._size]
+        self._taken += len(data)
+        self._size = min(2 * self._size, _CHUNK)
+        return data
+
+    def rest(self) -> bytes:
+        """Takes all bytes that were fetched, or some if there are none; what follows is read from the source."""
         data = self._held[self._taken :]
         self._held, self._taken = b"", 0
         return data or self._fetch()
@@ -55,8 +67,12 @@ class CompressedInput:
         return data
 
     def give_back(self, data: bytes) -> None:
-        """Puts bytes back that belong to what follows."""
-        self._held, self._taken = data + self._held[self._taken :], 0
+        """Puts bytes back, the last ones that were taken, which belong to what follows."""
+        if len(data) <= self._taken:
+            self._taken -= len(data)
+        else:
+            self._held, self._taken = data + self._held[self._taken :], 0
+        self._size = _FIRST_CHUNK
 
     def peek(self, size: int) -> bytes:
         """Shows the next bytes, fewer only at the end."""
@@ -117,7 +133,7 @@ class CompressedInput:
         )
 
     def _hold(self, size: int) -> None:
-        self.give_back(b"")
+        self._held, self._taken = self._held[self._taken :], 0
         while len(self._held) < size and (data := self._fetch()):
             self._held += data
 

@@ -161,7 +161,7 @@ class ShardSource(Source):
         data = CompressedInput(self._source, self._shard)
         decoder = find_decoder(data)
         if decoder is None:
-            self._piece = memoryview(data.chunk())
+            self._piece = memoryview(data.rest())
         else:
             self._pieces = decoder(data)
 

@@ -18,6 +18,8 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
 #: What a frame begins with, an ordinary one or a skippable one.
 ZSTD_MAGICS = (_MAGIC, *_SKIPPABLE)
+#: The memory that a frame may ask for, in bytes; the command zstd has the same limit, unless told otherwise.
+_LARGEST_WINDOW = 128 << 20
 _RAW, _RLE, _COMPRESSED, _RESERVED = range(4)
 
 
@@ -29,18 +31,19 @@ def decode_zstd(data: CompressedInput) -> Iterator[bytes]:
     """
     data.format = "zstd"
     zstandard = _zstandard(data)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     another = True
     while another:
         if data.peek(4) in _SKIPPABLE:
             data.exactly(4)
             _skip(data, int.from_bytes(data.exactly(4), "little"))
         else:
-            yield from _decode_frame(data, zstandard)
+            yield from _decode_frame(data, decompressor, zstandard.ZstdError)
         another = data.has_another(_may_be_frame)
 
 
-def _decode_frame(data: CompressedInput, zstandard: Any) -> Iterator[bytes]:
-    decompress = zstandard.ZstdDecompressor().decompressobj().decompress
+def _decode_frame(data: CompressedInput, decompressor: Any, errors: Any) -> Iterator[bytes]:
+    decompress = decompressor.decompressobj().decompress
     header = _read_header(data)
     has_checksum = header[4] & 4
     last = False
@@ -52,7 +55,7 @@ def _decode_frame(data: CompressedInput, zstandard: Any) -> Iterator[bytes]:
                 yield piece
         if has_checksum and (piece := decompress(data.exactly(4))):
             yield piece
-    except zstandard.ZstdError as error:
+    except errors as error:
         raise data.damaged(error) from error
 
 

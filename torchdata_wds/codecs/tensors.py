@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from typing import Any
 
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.codecs.torch_claims import check_claims
 from torchdata_wds.codecs.torch_values import compact_views, is_plain
 
 __all__ = ["decode_torch", "encode_torch"]
@@ -16,12 +16,12 @@ def decode_torch(data: bytes, options: DecodeOptions) -> Any:
     """Loads what ``torch.save`` wrote, on the CPU and with ``weights_only=True`` always.
 
     Raises:
-        ValueError: if it is damaged, unpacks to more than the limit, or holds objects that ``weights_only`` refuses.
+        ValueError: if it is damaged, unpacks to more than the limit, claims much more memory than it has bytes, or
+            holds objects that ``weights_only`` refuses.
     """
     import torch
 
-    _check_size(data, options.max_bytes)
-
+    check_claims(data, options.max_bytes)
     try:
         return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as cause:
@@ -30,16 +30,6 @@ def decode_torch(data: bytes, options: DecodeOptions) -> Any:
             "torch.load(weights_only=True) refused it as damaged, or as holding more than tensors and plain "
             f"containers ({_first_sentence(cause)})"
         ) from cause
-
-
-def _check_size(data: bytes, max_bytes: int) -> None:
-    """Refuses a zip archive, which is what ``torch.save`` writes, that somebody has compressed into a bomb."""
-    if not zipfile.is_zipfile(io.BytesIO(data)):
-        return
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > max(max_bytes, len(data)):
-        raise ValueError(f"it unpacks to {size:,} bytes, more than max_bytes={max_bytes:,}")
 
 
 def _first_sentence(cause: Exception) -> str:

@@ -26,7 +26,6 @@ _LARGEST_RECORD = 20 * BLOCK
 _NO_TAR = "Is it a page that a server sent instead, or another file format?"
 _FILES = REGULAR | {headers.SPARSE}
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
-_EXTENSIONS = frozenset({headers.LONG_NAME, headers.LONG_LINK, headers.GLOBAL_PAX, *headers.PAX})
 
 
 class ByteSource(Protocol):
@@ -110,7 +109,7 @@ class TarEntries:
             header = self._parse(block)
             if self.keeps_raw:
                 self.raw.append(block)
-            if header.kind in _EXTENSIONS:
+            if header.kind in headers.EXTENSIONS:
                 self._extend(header)
                 continue
             yield self._entry(header, block)

@@ -14,6 +14,7 @@ __all__ = [
     "REGULAR",
     "HARD_LINK",
     "DIRECTORY",
+    "EXTENSIONS",
     "GLOBAL_PAX",
     "LONG_LINK",
     "LONG_NAME",
@@ -52,6 +53,8 @@ LONG_LINK = ord("K")
 GLOBAL_PAX = ord("g")
 PAX_HEADER = b"x"
 PAX = frozenset(b"xX")
+#: Types of headers that describe the entry after them, or all entries after them.
+EXTENSIONS = PAX | {LONG_NAME, LONG_LINK, GLOBAL_PAX}
 
 # Some programs write the size of a link's target, or of a folder's list, where nothing follows: all readers know it.
 _NEVER_SIZED = frozenset({HARD_LINK, DIRECTORY})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torchdata_wds.format.headers import HeaderError
 
 __all__ = [
     "begins_elsewhere",
     "describes_payload",
+    "each_record",
     "is_sparse",
     "parse_records",
     "record_number",
@@ -40,23 +43,33 @@ def parse_records(data: bytes) -> dict[str, bytes]:
     """
     records: dict[str, bytes] = {}
     pairs: list[bytes] = []
+    for keyword, value, _ in each_record(data):
+        records[keyword] = value
+        if keyword in _PAIR:
+            if keyword != _PAIR[len(pairs) % 2] or b"," in value:
+                raise HeaderError(f"the sparse map has a {keyword} without its partner")
+            pairs.append(value)
+    if pairs:
+        records["GNU.sparse.map"] = b",".join(pairs)
+    return records
+
+
+def each_record(data: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Yields keyword, value and end of each record of an extended header, as `parse_records` takes it.
+
+    Raises:
+        HeaderError: if a record is malformed.
+    """
     position = 0
     while position < len(data) and data[position]:
         digits, blank, _ = data[position : position + 20].partition(b" ")
         end = position + int(digits) if blank and digits.isdigit() else 0
         keyword, equals, value = data[position + len(digits) + 1 : end].partition(b"=")
-        if not equals or not keyword or keyword[:1].isspace() or end > len(data) or data[end - 1 : end] != b"\n":
+        is_sound = equals and keyword and not keyword[:1].isspace()
+        if not is_sound or end > len(data) or data[end - 1 : end] != b"\n":
             raise HeaderError(f"malformed PAX record {data[position : position + 40]!r}")
-        name = keyword.decode("utf-8", "backslashreplace")
-        records[name] = value[:-1]
-        if name in _PAIR:
-            if name != _PAIR[len(pairs) % 2] or b"," in value:
-                raise HeaderError(f"the sparse map has a {name} without its partner")
-            pairs.append(value[:-1])
+        yield keyword.decode("utf-8", "backslashreplace"), value[:-1], end
         position = end
-    if pairs:
-        records["GNU.sparse.map"] = b",".join(pairs)
-    return records
 
 
 def relevant(records: dict[str, bytes]) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ the place of each is known. Damage of the archive ends a shard here as it does t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import (
@@ -25,10 +26,12 @@ from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.index_checks import IndexCheck
 from torchdata_wds.format.links import HardLinks
 from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, is_metadata
+from torchdata_wds.format.odd_headers import odd_headers, odd_pieces
 from torchdata_wds.format.odd_members import odd_kind, odd_name
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.format.samples import check_new, make_sample
 from torchdata_wds.format.sparse import read_payload
+from torchdata_wds.format.sparse_maps import Segments
 from torchdata_wds.storage import ByteStream, StorageOptions, can_reopen, mask_url, open_shard
 from torchdata_wds.storage.urls import url_text
 
@@ -145,6 +148,7 @@ class ShardValidation:
         self._index = IndexCheck(self.url, rules.keys, self._options)
         self._seen: set[int] = set()
         self._run: list[_Part] = []  # the members so far of the sample that is open
+        self._has_globals = False
         self._entered: str | None = None  # the member whose content is being read
 
     def __iter__(self) -> Iterator[Finding | CheckedSample]:
@@ -174,6 +178,7 @@ class ShardValidation:
                 continue
             if links.met:
                 links.note(entry)
+            yield from self._odd(entry, archive)
             if not is_file(entry.kind):
                 if (odd := odd_kind(entry)) is not None:
                     yield self._about(entry, "warning", *odd)
@@ -189,8 +194,11 @@ class ShardValidation:
                 for kind, message in odd_name(entry.name, parts is not None, archive.raw):
                     yield self._about(entry, "warning", kind, message)
             self._entered = entry.name
-            data = _content(entry, archive, links)
+            maps: list[tuple[Segments, int]] = []
+            data = _content(entry, archive, links, maps)
             self._entered = None
+            for kind, message in chain.from_iterable(starmap(odd_pieces, maps)):
+                yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
             if isinstance(data, Exception):
                 yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
             if parts is None:
@@ -199,6 +207,15 @@ class ShardValidation:
                 yield from self._close_run()
             self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
         yield from self._close_run()
+
+    def _odd(self, entry: TarEntry, archive: _Archive) -> Iterator[Finding]:
+        """Tells of headers that other programs read in another way."""
+        for kind, message in odd_headers(entry, archive.raw):
+            yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
+        if archive.has_globals and not self._has_globals:
+            self._has_globals = True
+            what = f"member {entry.name}, and all after it, have a name or a size from a global header"
+            yield self._about(entry, "warning", "global-header", what)
 
     def _close_run(self) -> Iterator[Finding | CheckedSample]:
         run, self._run = self._run, []
@@ -315,10 +332,12 @@ class ShardValidation:
         return Finding(level, kind, message, self.shard, part.name, part.key, part.field, part.start)
 
 
-def _content(entry: TarEntry, archive: TarEntries, links: HardLinks) -> bytes | ShardFormatError:
-    """Reads a member, or gives the reason why what a hard link stands for is not there."""
+def _content(
+    entry: TarEntry, archive: TarEntries, links: HardLinks, maps: list[tuple[Segments, int]]
+) -> bytes | ShardFormatError:
+    """Reads a member, or gives the reason why what a hard link stands for is not there; keeps a sparse member's map."""
     if entry.kind != HARD_LINK:
-        return read_payload(archive, entry)
+        return read_payload(archive, entry, look=lambda segments, size: maps.append((segments, size)))
     try:
         return links.resolve(entry)
     except ShardFormatError as error:

@@ -52,7 +52,7 @@ def test_page_has_keys_fields_and_pictures_when_written() -> None:
     page = page_of(SampleSummary("a", "x.tar", fields), SampleSummary("b", "y.tar", fields[1:]))
     names = [tag for tag, _ in page.tags]
     assert (names.count("section"), names.count("img"), names.count("tr")) == (2, 1, 3)
-    assert {"title", "a", "b", "x.tar", "y.tar", "jpg", "1,234", "JPEG image", "7"} <= set(page.texts)
+    assert {"title", "a", "b", "x.tar", "y.tar", "jpg", "1,234 B", "JPEG image", "7"} <= set(page.texts)
     (image,) = (attributes for tag, attributes in page.tags if tag == "img")
     assert (image["width"], image["height"], image["alt"]) == ("8", "6", "a.jpg")
 

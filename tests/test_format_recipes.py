@@ -158,9 +158,9 @@ def test_recipe_without_lines_is_an_error(text: str) -> None:
 
 
 def test_recipe_runs_no_command_when_it_is_not_trusted() -> None:
-    """One that came from another machine; the message names the cure."""
+    """The message names the cure."""
     (problem,) = problems_of("a.txt pipe:echo\n", trusted=False)
-    assert "may run no command; keep a copy of the recipe here" in problem
+    assert "pipe:echo runs a command, which no recipe may do unasked. Pass allow_pipe=True" in problem
 
 
 def test_recipe_runs_no_command_under_wds_secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import tarfile
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from tests.tool_kit import Result, read_samples, run_wds, write_example_folder
@@ -167,12 +168,12 @@ def test_create_does_not_replace_a_file_without_force() -> None:
 
 def test_create_leaves_nothing_whole_when_a_command_fails_in_the_middle(folder: Path) -> None:
     """The samples before are in an unfinished file at most."""
-    done = create("-o", "x.tar", stdin="a.txt text:1\nb.txt pipe:exit 3\n")
+    done = create("--allow-pipe", "-o", "x.tar", stdin="a.txt text:1\nb.txt pipe:exit 3\n")
     assert done.status == 1
     assert "recipe on standard input, line 2: field 'txt' of sample 'b': " in done.err
     assert "exit status 3" in done.err
     assert not Path("x.tar").exists()
-    done = create(stdin="a.txt text:1\nb.txt pipe:exit 3\n")
+    done = create("--allow-pipe", stdin="a.txt text:1\nb.txt pipe:exit 3\n")
     assert b"a.txt" in done.out
     assert not done.out.endswith(bytes(1024))  # no end marker: a reader sees that it is cut
 
@@ -188,7 +189,7 @@ def test_create_leaves_nothing_whole_when_a_command_fails_in_the_middle(folder: 
 def test_create_leaves_out_what_is_missing_when_asked(missing: str, message: str, keys: list[str]) -> None:
     """Each is named, and counted at the end."""
     recipe = "a.txt text:1\na.jpg gone.jpg\nb.jpg pipe:exit 3\nc.txt text:2\n"
-    done = create("--missing", missing, "-o", "x.tar", stdin=recipe)
+    done = create("--allow-pipe", "--missing", missing, "-o", "x.tar", stdin=recipe)
     assert done.status == 0
     told = done.err.splitlines()
     assert told[0] == "wds: recipe on standard input, line 2: field 'jpg' of sample 'a': there is no file 'gone.jpg'"
@@ -213,10 +214,29 @@ def test_create_is_an_error_when_nothing_is_left() -> None:
     assert Path("x.tar").read_text() == "precious"
 
 
+@pytest.mark.parametrize("place", ["recipe.txt", "-", "memory://create-tool/recipe.txt"])
+@pytest.mark.parametrize("policy", ["error", "skip-file", "empty"])
+def test_create_runs_commands_of_a_recipe_only_when_allowed(place: str, policy: str, folder: Path) -> None:
+    """Wherever it is from, as with other lists: it may be a stranger's. The message names the option."""
+    recipe = "a.cls text:1\na.txt pipe:touch ran; echo x\n"
+    Path("recipe.txt").write_text(recipe)
+    with fsspec.open("memory://create-tool/recipe.txt", "w") as file:
+        file.write(recipe)
+    refused = create(place, "--missing", policy, "-o", "x.tar", stdin=recipe)
+    assert refused.status == 1
+    assert "line 2: member 'a.txt': pipe:touch ran; echo x runs a command" in refused.err
+    assert "--allow-pipe" in refused.err
+    assert not Path("ran").exists()
+    assert not Path("x.tar").exists()
+    allowed = create(place, "--missing", policy, "-o", "x.tar", "--allow-pipe", stdin=recipe)
+    assert (allowed.status, allowed.err) == (0, "")
+    assert read_samples("x.tar") == [{"__key__": "a", "cls": b"1", "txt": b"x\n"}]
+
+
 def test_create_runs_no_command_under_wds_secure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Status 1, and nothing is run."""
     monkeypatch.setenv("WDS_SECURE", "1")
-    done = create("-o", "x.tar", "--missing", "empty", stdin="a.txt pipe:touch ran\n")
+    done = create("-o", "x.tar", "--allow-pipe", "--missing", "empty", stdin="a.txt pipe:touch ran\n")
     assert done.status == 1
     assert "WDS_SECURE=1 forbids" in done.err
     assert not Path("ran").exists()
@@ -225,6 +245,7 @@ def test_create_runs_no_command_under_wds_secure(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["plan.tsv", "--allow-pipe"], "--allow-pipe is for a recipe"),
         (["images", "--sort"], "--sort is for a recipe, and images is a folder"),
         (["plan.tsv", "--sort"], "--sort is for a recipe"),
         (["recipe.txt", "--delimiter", ";"], "--delimiter is for a plan"),

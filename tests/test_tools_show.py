@@ -47,10 +47,10 @@ def test_show_prints_samples_with_their_fields_when_run(tmp_path: Path) -> None:
     done = run_wds("show", path)
     size = f"{len(jpeg_bytes(1)):,}"
     assert done.text == (
-        f"a  {path}\n  cls    1  3\n  json  13  "
+        f"a  {path}\n  cls    1 B  3\n  json  13 B  "
         '{"x": [1, 2]}'
-        f"\n  txt    9  two\\nlines\n\n"
-        f"b  {path}\n  jpg  {size}  {_described(jpeg_bytes(1))}\n"
+        f"\n  txt    9 B  two\\nlines\n\n"
+        f"b  {path}\n  jpg  {size} B  {_described(jpeg_bytes(1))}\n"
     )
     assert (done.status, done.err) == (0, "")
 
@@ -91,7 +91,7 @@ def test_show_reads_no_further_than_one_sample_when_the_rest_has_no_such_field(t
 def test_show_cuts_and_chooses_when_asked(tmp_path: Path) -> None:
     """Long values at the width, and only the fields that were named."""
     path = write_tar(tmp_path / "x.tar", sample_members("a", txt=b"x" * 500, cls=b"1"))
-    assert run_wds("show", "-f", "txt", "-w", "20", path).text == f"a  {path}\n  txt  500  {'x' * 17}...\n"
+    assert run_wds("show", "-f", "txt", "-w", "20", path).text == f"a  {path}\n  txt  500 B  {'x' * 17}...\n"
 
 
 def test_show_runs_nothing_when_a_field_is_a_pickle(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def _figure(field: FieldSummary, key: str) -> str:
 
 def _row(field: FieldSummary) -> str:
     kind = "value damaged" if field.is_damaged else "value"
-    name, size = _text(field.field), f"{field.size:,}"
+    name, size = _text(field.field), f"{field.size:,} B"
     return f'<tr><th>{name}</th><td class="size">{size}</td><td class="{kind}">{_text(field.text)}</td></tr>\n'
 
 

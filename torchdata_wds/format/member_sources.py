@@ -131,8 +131,8 @@ def _check_harmless(url: str) -> None:
         _STRANGER.check_url(url)
     except UnsafeDataError as error:
         raise SampleError(
-            f"{mask_url(url)} renders templates, which could send secrets of this machine anywhere. A recipe of your "
-            "own may name it, unless WDS_SECURE=1"
+            f"{mask_url(url)} renders templates, which could send secrets of this machine anywhere. A recipe may name "
+            "it with allow_pipe=True, unless WDS_SECURE=1"
         ) from error
 
 

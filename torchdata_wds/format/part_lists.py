@@ -13,14 +13,13 @@ from torchdata_wds.format.printing import printable
 from torchdata_wds.format.recipes import Recipe
 from torchdata_wds.format.spec_places import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
+from torchdata_wds.storage.urls import local_path, scheme_of
 
 __all__ = ["SourceKind", "kind_of", "open_part_list"]
 
 SourceKind = Literal["folder", "recipe", "plan"]
 
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
-_OWN = ("", "file", "pipe", STDIN)
 
 
 def kind_of(source: str) -> SourceKind:
@@ -39,7 +38,13 @@ def kind_of(source: str) -> SourceKind:
 
 
 def open_part_list(
-    source: str, kind: SourceKind | None = None, *, folder: str | None = None, sort: bool = False, **options: Any
+    source: str,
+    kind: SourceKind | None = None,
+    *,
+    folder: str | None = None,
+    sort: bool = False,
+    allow_pipe: bool = False,
+    **options: Any,
 ) -> PartList:
     """Opens a folder, or reads a recipe or plan.
 
@@ -49,6 +54,7 @@ def open_part_list(
         folder: What relative paths in a list are relative to; None is the folder of the list, and
             the working directory for one that is no regular file.
         sort: Whether a recipe is sorted by key.
+        allow_pipe: Whether a recipe may run commands (``pipe:``), wherever it is from.
         options: Those of `Plan`; its delimiter goes by the suffix.
 
     Raises:
@@ -70,7 +76,7 @@ def open_part_list(
     data = _read(source, kind)
     base = _folder_of(source) if folder is None else local_path(folder)
     if kind == "recipe":
-        return Recipe(data, source, base, sort=sort, trusted=scheme_of(source) in _OWN)
+        return Recipe(data, source, base, sort=sort, trusted=allow_pipe)
     options.setdefault("delimiter", _DELIMITERS.get(_suffix(source), "\t"))
     return Plan(data, source, base, **options)
 

@@ -101,8 +101,8 @@ class Recipe:
             raise SampleError(f"member {short(name)}: {error}") from error
         if source.kind == "pipe" and not self._trusted:
             raise SampleError(
-                f"member {short(name)}: a recipe from another machine may run no command; "
-                "keep a copy of the recipe here if you trust whoever wrote it"
+                f"member {short(name)}: {mask_url(source.value)} runs a command, which no recipe may do unasked. Pass "
+                "allow_pipe=True if you trust the recipe's author"
             )
         return Part(*names, source, number)
 

@@ -27,7 +27,8 @@ _SOURCES = """\
 a folder  its files, sorted by key. Links to files are followed; links to
           folders, and hidden folders, are passed over
 a recipe  a line for each member: name, blanks, source. The source is a path,
-          file:PATH, text:WORDS, base64:DIGITS, pipe:COMMAND or a URL
+          file:PATH, text:WORDS, base64:DIGITS, a URL, or with --allow-pipe
+          pipe:COMMAND
 a plan    (.tsv, .csv) a row for each sample. The first line names the fields;
           below '@jpg' are paths or URLs of files, below '__key__' keys
 Fields are written in lower case. All names, and that all files are there, are
@@ -36,6 +37,7 @@ are read."""
 #: Arguments that only one kind of source has, with what they are when they are not given.
 _ONLY = {
     "sort": ("recipe", False),
+    "allow_pipe": ("recipe", False),
     "delimiter": ("plan", None),
     "key_format": ("plan", KEY_FORMAT),
     "no_escapes": ("plan", False),
@@ -62,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="without a file: write nothing, leave it out, leave its sample out, or take it as empty (default: error)",
     )
+    parser.add_argument("--allow-pipe", action="store_true", help="let a recipe run commands (pipe:COMMAND)")
     parser.add_argument("--sort", action="store_true", help="sort a recipe by key; otherwise it keeps its order")
     parser.add_argument_group("sources", _SOURCES)
     plan = parser.add_argument_group("plans")
@@ -150,7 +153,14 @@ def _open(arguments: argparse.Namespace, kind: SourceKind) -> PartList:
         if arguments.delimiter is not None:
             options["delimiter"] = "\t" if arguments.delimiter in _TAB_NAMES else arguments.delimiter
     try:
-        return open_part_list(arguments.source, kind, folder=arguments.directory, sort=arguments.sort, **options)
+        return open_part_list(
+            arguments.source,
+            kind,
+            folder=arguments.directory,
+            sort=arguments.sort,
+            allow_pipe=arguments.allow_pipe,
+            **options,
+        )
     except WdsError:
         raise
     except ValueError as error:

@@ -154,7 +154,7 @@ class Columns:
         self._key = max(self._key, min(len(key), _WIDEST_KEY))
         parts = [f"{key:<{self._key}}"]
         for field, size in _sizes(sample).items():
-            text = str(size)
+            text = f"{size:,} B"  # a bare number would read as the label
             width = self._fields[field] = max(self._fields.get(field, 0), len(text))
             parts.append(f"{printable(field)} {text:>{width}}")
         return "  ".join(parts)

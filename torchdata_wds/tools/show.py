@@ -157,7 +157,7 @@ def _print(samples: Iterator[SampleSummary]) -> None:
         widest = max(map(len, names), default=0)
         digits = max((len(f"{field.size:,}") for field in sample.fields), default=0)
         for name, field in zip(names, sample.fields, strict=True):
-            write_line(f"  {name:<{widest}}  {field.size:>{digits},}  {field.text}".rstrip())
+            write_line(f"  {name:<{widest}}  {field.size:>{digits},} B  {field.text}".rstrip())
 
 
 def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:

@@ -116,3 +116,67 @@ def test_sheet_is_refused_when_there_is_nothing_or_too_much() -> None:
         draw_sheet([])
     with pytest.raises(ValueError, match=r"is too large: draw fewer or smaller"):
         draw_sheet([tile()] * 3, size=20_000)
+
+
+# -------------------------------------------------------------------------------------------------------------- labels
+
+
+def labelled(*labels: str) -> Tile:
+    return tile()._replace(labels=labels)
+
+
+def inked_rows(sheet: Image.Image, below: int) -> int:
+    """How many lines of a tile are written below its image, key and field."""
+    rows = (np.asarray(sheet.convert("L"))[below + 8 + 2 + 2 * 17 :] < 128).any(axis=1)
+    return sum(rows[start : start + 17].any() for start in range(0, len(rows), 17))
+
+
+def test_labels_stand_below_the_key_when_drawn() -> None:
+    """Exactly as the font writes them, a line each; the tiles of a sheet are equally high."""
+    plain, sheet = (
+        draw_sheet([tile(), tile()], size=128),
+        draw_sheet([labelled("cls: 7", "txt: a cat"), tile()], size=128),
+    )
+    assert sheet.size == (plain.width, plain.height + 2 * 17)
+    for number, text in enumerate(("cls: 7", "txt: a cat")):
+        expected = Image.new("RGB", (128, 17), (255, 255, 255))
+        ImageDraw.Draw(expected).text((0, 0), text, fill=(20, 20, 20), font=ImageFont.load_default(13))
+        top = 8 + 128 + 2 + (2 + number) * 17
+        assert np.array_equal(np.asarray(sheet.crop((8, top, 136, top + 17))), np.asarray(expected))
+    assert sheet.crop((144, 0, 272, plain.height - 8)) == plain.crop((144, 0, 272, plain.height - 8))
+
+
+@pytest.mark.parametrize("word", ["word ", "x", "\n", "猫", "قطة ", "🐈"], ids=ascii)
+def test_long_labels_are_cut_after_three_lines(word: str) -> None:
+    """Words or none, whatever the script is: they stay in their tile, and the line after them is another field's."""
+    sheet = draw_sheet([labelled(word * 100, "cls: 7"), labelled("b"), labelled("c")], size=112)
+    assert sheet.height == draw_sheet([tile()], size=112).height + 4 * 17
+    assert inked_rows(sheet.crop((8, 0, 8 + 112, sheet.height)), 112) == 4
+    assert (np.asarray(sheet.crop((120, 8, 127, sheet.height))) == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [("", 0), ("  ", 0), ("a", 1), ("a " * 50, 3), ("\ud800\x00", 1), ("\ud800\x00\u202e", 2)]
+)
+def test_labels_take_as_many_lines_as_they_need(text: str, lines: int) -> None:
+    """None where there is nothing to read; what is no character of its own is escaped."""
+    sheet = draw_sheet([labelled(text)], size=112)
+    assert (sheet.height - draw_sheet([tile()], size=112).height) / 17 == lines
+
+
+def test_labels_are_cut_after_ten_lines_together() -> None:
+    """A sample of a hundred fields leaves room for the others."""
+    sheet = draw_sheet([labelled(*(f"field{number}: value" for number in range(100)))], size=112)
+    assert sheet.height == draw_sheet([tile()], size=112).height + 10 * 17
+    assert inked_rows(sheet, 112) == 10
+
+
+def test_wrapped_lines_have_all_of_a_text_when_there_is_room() -> None:
+    """In order, and none wider than it may be; a character that is wider than the line still has one."""
+    font = ImageFont.load_default(13)
+    assert isinstance(font, ImageFont.FreeTypeFont)
+    text = "some words of different lengths, andonethatistoolongforaline, and an end"
+    lines = contact_sheets._wrap(text, font, 90, 100)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert max(map(font.getlength, lines)) <= 90
+    assert contact_sheets._wrap("WW", font, 3, 9) == ["W", "W"]

@@ -158,6 +158,17 @@ def test_sheet_shows_each_image_field_when_samples_have_several(tmp_path: Path) 
             assert sheet.width == count * 168 + 8
 
 
+def test_sheet_has_the_fields_that_were_chosen_by_name(shard: str, tmp_path: Path) -> None:
+    """Below their images; without --fields, images alone. A page has them as well."""
+    plain, chosen = tmp_path / "plain.png", tmp_path / "chosen.png"
+    assert run_wds("show", "--out", plain, shard).status == 0
+    assert run_wds("show", "-f", "jpg cls", "--out", chosen, shard).status == 0
+    with Image.open(plain) as before, Image.open(chosen) as after:
+        assert (after.width, after.height) == (before.width, before.height + 17 * (before.height // 170))
+    assert run_wds("show", "-f", "jpg cls", "--out", tmp_path / "x.html", shard).status == 0
+    assert "<th>cls</th>" in (tmp_path / "x.html").read_text()
+
+
 def test_sheet_says_so_when_an_image_is_damaged(tmp_path: Path) -> None:
     """A tile in place of the image, and status 1; the sheet is there."""
     path = write_tar(tmp_path / "x.tar", [("a.jpg", jpeg_bytes(0)), ("b.jpg", jpeg_bytes(1)[:-40])])

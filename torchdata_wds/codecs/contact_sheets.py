@@ -1,14 +1,15 @@
-"""Contact sheets: many thumbnails in one picture, with their keys below."""
+"""Contact sheets: many thumbnails in one picture, with their keys and other fields below."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from torchdata_wds.codecs.pixels import fitting_size
 from torchdata_wds.codecs.thumbnails import on_checkerboard
-from torchdata_wds.format.printing import printable, shorten_middle
+from torchdata_wds.format.printing import printable, shorten, shorten_middle
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,6 +22,7 @@ _GAP = 8
 _FONT_SIZE = 13
 _LINE = 17
 _NARROWEST = 112  # so that there is room for keys
+_FIELD_LINES, _MOST_LINES = 3, 10  # of one field, and of all fields below an image
 _LARGEST = 250_000_000
 _LONGEST = 65_500
 _PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
@@ -38,12 +40,15 @@ class Tile(NamedTuple):
         note: What else stands below, such as the field.
         picture: A thumbnail; None for an image that does not decode.
         failure: Then the reason.
+        labels: Other fields of the sample, as they are to be read. Long ones are cut after three lines, all of them
+            together after ten.
     """
 
     key: str
     note: str
     picture: Image | None
     failure: str = ""
+    labels: Sequence[str] = ()
 
 
 def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image:
@@ -71,22 +76,26 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
     if not tiles:
         raise ValueError("a contact sheet needs at least one image")
     columns = min(columns, len(tiles))
-    width, height = _room(size)
-    sheet = Image.new("RGB", sheet_size(len(tiles), columns=columns, size=size), _PAPER)
+    labels = [_label_lines(tile.labels, _room(size)[0] - _GAP) for tile in tiles]
+    lines = max(map(len, labels))
+    width, height = _room(size, lines)
+    sheet = Image.new("RGB", sheet_size(len(tiles), columns=columns, size=size, lines=lines), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    for number, tile in enumerate(tiles):
+    for number, (tile, label) in enumerate(zip(tiles, labels, strict=True)):
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
         _draw_tile(sheet, draw, tile, (left, top), (width - _GAP, size))
+        _draw_lines(draw, label, (left, top + size + 2 + 2 * _LINE), _INK)
     return sheet
 
 
-def sheet_size(count: int, *, columns: int = 8, size: int = 160) -> tuple[int, int]:
-    """Tells how large a sheet of so many images is.
+def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0) -> tuple[int, int]:
+    """Returns how large a sheet is.
 
     Args:
         count: How many images.
         columns: As in `draw_sheet`.
         size: As in `draw_sheet`.
+        lines: How many lines of labels the tiles have.
 
     Returns:
         Width and height in pixels.
@@ -99,16 +108,16 @@ def sheet_size(count: int, *, columns: int = 8, size: int = 160) -> tuple[int, i
         (368, 158)
     """
     columns = min(columns, count)
-    width, height = _room(size)
+    width, height = _room(size, lines)
     area = columns * width + _GAP, -(-count // columns) * height + _GAP
     if area[0] * area[1] > _LARGEST or max(area) > _LONGEST:
         raise ValueError(f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images")
     return area
 
 
-def _room(size: int) -> tuple[int, int]:
+def _room(size: int, lines: int = 0) -> tuple[int, int]:
     """Width and height of a tile, with what keeps it from the next."""
-    return max(size, _NARROWEST) + _GAP, size + 2 * _LINE + 2 * _GAP
+    return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
 
 
 def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: tuple[int, int], room: tuple[int, int]) -> None:
@@ -145,23 +154,50 @@ def _draw_line(draw: ImageDraw, text: str, corner: tuple[int, int], width: int, 
 
 def _draw_failure(draw: ImageDraw, text: str, corner: tuple[int, int], room: tuple[int, int]) -> None:
     """Writes the reason into the tile, as much of it as there is room for."""
-    left, top = corner[0] + 4, corner[1] + 4
     shown, font = _with_font(printable(text))
-    for line in _wrap(shown, font, room[0] - 8)[: (room[1] - 8) // _LINE]:
-        draw.text((left, top), line, fill=_DAMAGED_INK, font=font)
-        top += _LINE
+    lines = _wrap(shown, font, room[0] - 8, (room[1] - 8) // _LINE)
+    _draw_lines(draw, [(line, font) for line in lines], (corner[0] + 4, corner[1] + 4), _DAMAGED_INK)
 
 
-def _wrap(text: str, font: FreeTypeFont, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-        lines[-1] = fit_text(lines[-1], font, width)
+def _label_lines(labels: Sequence[str], width: int) -> list[tuple[str, FreeTypeFont]]:
+    """Breaks labels into lines, each with the font that has its letters."""
+    lines: list[tuple[str, FreeTypeFont]] = []
+    for label in labels:
+        shown, font = _with_font(printable(label))
+        lines += zip(_wrap(shown, font, width, _FIELD_LINES), itertools.repeat(font))
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None))]
+
+
+def _draw_lines(
+    draw: ImageDraw, lines: Sequence[tuple[str, FreeTypeFont]], corner: tuple[int, int], ink: tuple[int, int, int]
+) -> None:
+    for number, (line, font) in enumerate(lines):
+        draw.text((corner[0], corner[1] + number * _LINE), line, fill=ink, font=font)
+
+
+def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
+    """Breaks a text into lines, at blanks where there are any; what does not fit into the last is cut."""
+    lines: list[str] = []
+    rest = text.strip()
+    while rest and len(lines) < most:
+        fits = max(1, _most(len(rest), lambda count: font.getlength(rest[:count]) <= width))  # noqa: B023
+        if fits < len(rest) and len(lines) == most - 1:
+            lines.append(shorten(rest, _most(len(rest), lambda count: font.getlength(shorten(rest, count)) <= width)))  # noqa: B023
+            break
+        if fits < len(rest) and (blank := rest.rfind(" ", 1, fits + 1)) > 0:
+            fits = blank
+        lines.append(rest[:fits].rstrip())
+        rest = rest[fits:].lstrip()
     return lines
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """Finds the largest number up to a count that fits, if smaller ones do."""
+    low, high = 0, count + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
@@ -172,16 +208,7 @@ def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
         >>> fit_text("train/000/000123456789.jpg", ImageFont.load_default(13), 100)
         'train/0...789.jpg'
     """
-    if font.getlength(text) <= width:
-        return text
-    fits, fails = 0, len(text)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if font.getlength(shorten_middle(text, middle)) <= width:
-            fits = middle
-        else:
-            fails = middle
-    return shorten_middle(text, fits)
+    return shorten_middle(text, _most(len(text), lambda count: font.getlength(shorten_middle(text, count)) <= width))
 
 
 def _with_font(text: str) -> tuple[str, FreeTypeFont]:

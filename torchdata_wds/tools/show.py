@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import os
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="output",
         default=STDIN,
         metavar="FILE",
-        help="x.png or x.jpg: a contact sheet of the images; x.html: a page of all",
+        help="x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: a "
+        "page of all",
     )
     group.add_argument("--columns", type=positive_number, default=8, metavar="N", help="of the sheet (8)")
     group.add_argument(
@@ -163,30 +164,39 @@ def _print(samples: Iterator[SampleSummary]) -> None:
 def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:
     tiles, count = [], 0
     for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - it is told below
-        tiles += [_tile(sample.key, field) for field in sample.fields if field.is_image]
-        _check_size(max(1, len(tiles)), arguments)
+        # without --fields there may be anything, and only images are drawn
+        labels = [] if arguments.fields is None else [_label(field) for field in sample.fields if not field.is_image]
+        tiles += [_tile(sample.key, field, labels) for field in sample.fields if field.is_image]
+        with _size_checked():
+            sheet_size(max(1, len(tiles)), columns=arguments.columns, size=arguments.size)
     if not tiles:
         raise SampleError(f"no image in {count:,} samples: nothing to draw")
-    sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
+    with _size_checked():
+        sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
     out = io.BytesIO()
     sheet.save(out, form, quality=90, compress_level=2)
     yield out.getvalue()
 
 
-def _check_size(count: int, arguments: argparse.Namespace) -> None:
+@contextmanager
+def _size_checked() -> Iterator[None]:
     try:
-        sheet_size(count, columns=arguments.columns, size=arguments.size)
+        yield
     except ValueError as error:
         raise UsageError(f"{error}: see --count, --columns and --size") from error
 
 
-def _tile(key: str, field: FieldSummary) -> Tile:
+def _label(field: FieldSummary) -> str:
+    return f"{field.field}: {field.text}"
+
+
+def _tile(key: str, field: FieldSummary, labels: Sequence[str]) -> Tile:
     note = (
         field.field
         if field.picture is None
         else f"{field.field}  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
     )
-    return Tile(key, note, field.picture, field.text)
+    return Tile(key, note, field.picture, field.text, labels)
 
 
 COMMAND = Command(

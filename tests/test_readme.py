@@ -7,6 +7,7 @@ import copy
 import inspect
 import re
 import socket
+import subprocess
 import sys
 import tomllib
 import types
@@ -93,6 +94,17 @@ def test_python_block_runs(
     monkeypatch.chdir(folder)
     tree = ast.increment_lineno(ast.parse(source), line)
     exec(compile(tree, str(ROOT / "README.md"), "exec"), module.__dict__)
+
+
+@pytest.mark.slow
+def test_first_program_runs_where_there_are_no_shards(tmp_path: Path) -> None:
+    """Pasted into an empty folder, right after the installation."""
+    (tmp_path / "first.py").write_text(blocks("python")[0][1])
+    done = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("train-*.tar"))) == 8
 
 
 def test_blocks_do_what_the_text_says(folder: Path, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.shards import image_samples, sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds.format import split_name
-from torchdata_wds.tools import demo, main
+from torchdata_wds.tools import demo, demo_shards, main
 from torchdata_wds.tools.demo_shards import SIZES, write_shards
 from torchdata_wds.tools.scan import Contents, scan_shard
 
@@ -54,11 +54,89 @@ def test_demo_reports_every_sample_once_when_run_as_a_user_does() -> None:
     assert not folder.exists()
 
 
+@pytest.fixture
+def _few_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's own shards, but two and small."""
+    monkeypatch.setattr(demo_shards, "SIZES", (3, 2))
+    monkeypatch.setattr(demo, "SIZES", (3, 2))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_demo_runs_without_torchdata(
+    workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it has no wheels, torch's own loader reads, with the same check; it says so."""
+    urls = [write_tar(tmp_path / f"{number}.tar", image_samples(f"s{number}-", 40 * number)) for number in range(4)]
+    monkeypatch.setitem(sys.modules, "torchdata_wds.workers.service", None)
+    assert run("--workers", workers, "--shards", *urls) == 0
+    captured = capsys.readouterr()
+    assert "samples              240\n" in captured.out
+    assert captured.out.endswith(VERDICT)
+    assert "wds: torchdata cannot be imported (" in captured.err
+    assert "reading through torch.utils.data.DataLoader" in captured.err
+
+
+@pytest.mark.usefixtures("_few_shards")
+@pytest.mark.parametrize(
+    ("name", "expected"), [("trial", "trial-"), ("new/", "new/train-"), ("there", "there/train-"), ("a/b", "a/b-")]
+)
+def test_demo_keeps_its_shards_when_asked(
+    name: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a name, or in a folder that exists or is made; nothing else is left, and other commands read them."""
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    assert run("--workers", 0, "--keep", name) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith(VERDICT)
+    assert captured.err.startswith(f"wds: wrote 2 shards: {expected}{{000000..000001}}.tar\n")
+    assert sorted(str(path) for path in Path().rglob("*") if path.is_file()) == [
+        f"{expected}000000.tar",
+        f"{expected}000001.tar",
+    ]
+    assert main.main(["validate", "--strict", "--decode", f"{expected}{{000000..000001}}.tar"]) == 0
+
+
+@pytest.mark.usefixtures("_few_shards")
+def test_demo_replaces_shards_only_when_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one of them; what was there stays as it was."""
+    monkeypatch.chdir(tmp_path)
+    mine = Path("train-000001.tar")
+    mine.write_text("mine")
+    assert run("--workers", 0, "--keep", "train") == 1
+    assert "train-000001.tar already exists" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("train-000001.tar", "mine")]
+    assert run("--workers", 0, "--keep", "train", "--force") == 0
+    assert mine.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--keep", "s3://bucket/train"],
+        ["--keep", ""],
+        ["--keep", "train-{000..007}"],
+        ["--keep", "train", "--shards", "x.tar"],
+        ["--force"],
+    ],
+)
+def test_demo_refuses_arguments_that_do_not_fit(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    assert "--keep" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_demo_shards_hold_images_labels_and_json(tmp_path: Path) -> None:
     """They are what a user has: uneven shards whose fields belong together."""
     pattern = write_shards(tmp_path)
-    assert pattern.endswith("demo-{000..007}.tar")
+    assert pattern.endswith("/train-{000000..000007}.tar")
     names = [scan_shard(str(path)) for path in sorted(tmp_path.iterdir())]
     assert [len(members) // 3 for members in names] == list(SIZES)
     keys = [(split_name(name) or ("", ""))[0] for members in names for name, _ in members]

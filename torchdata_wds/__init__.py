@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torchdata_wds.interrupts  # noqa: F401 - before anything that takes time
 from torchdata_wds.codecs import handle_extension, image_decoder
 from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.errors import (

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
 from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.format.printing import printable
 from torchdata_wds.handlers import warn_and_continue
+from torchdata_wds.interrupts import armed
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.collate import wds_collate
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
-from torchdata_wds.tools.command import Command, whole_number
-from torchdata_wds.tools.demo_shards import SIZES, write_shards
+from torchdata_wds.tools.command import Command, UsageError, whole_number
+from torchdata_wds.tools.demo_shards import SIZES, keep_shards, write_shards
+from torchdata_wds.tools.messages import say
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.tools.scan import Contents, SampleId, scan_shard
 
@@ -59,15 +63,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="shards to read, with braces or globs; without it the demo writes its own to a temporary folder",
     )
+    parser.add_argument(
+        "--keep",
+        metavar="NAME",
+        help="keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for "
+        "folder/train-000000.tar; they have images, classes and json, to try things with",
+    )
+    parser.add_argument("--force", action="store_true", help="replace what exists")
     parser.add_argument("--workers", type=whole_number, default=2, metavar="N", help="worker processes (default: 2)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo, and returns 1 if a sample was lost or doubled."""
+    with armed(), contextlib.suppress(ImportError):  # compiled modules lose a KeyboardInterrupt while they are imported
+        import torchdata_wds.workers.service  # noqa: F401
+    if arguments.shards and arguments.keep is not None:
+        raise UsageError("--keep is for the shards that the demo writes itself, and --shards names others")
+    if arguments.force and arguments.keep is None:
+        raise UsageError("--force is for the shards that --keep leaves")
     if arguments.shards:
         return check_epoch(arguments.shards, arguments.workers)
+    if arguments.keep is not None:
+        pattern = keep_shards(arguments.keep, overwrite=arguments.force)
+        say(f"wrote {len(SIZES)} shards: {printable(pattern)}")
+        return check_epoch([pattern], arguments.workers)
     with tempfile.TemporaryDirectory(prefix="torchdata_wds-") as folder:
-        print(f"writing {len(SIZES)} shards to {folder}", file=sys.stderr)
+        say(f"writing {len(SIZES)} shards to {folder}")
         return check_epoch([write_shards(Path(folder))], arguments.workers)
 
 
@@ -75,7 +96,10 @@ COMMAND = Command(
     "read shards as a training loop does and check that every sample comes exactly once",
     add_arguments,
     run,
-    "wds demo --shards 'train-{000000..000003}.tar' --workers 2",
+    """
+    wds demo --shards 'train-{000000..000003}.tar' --workers 2
+    wds demo --keep trial
+    """,
 )
 
 
@@ -151,12 +175,10 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
 
 
 def read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> Epoch:
-    """Reads one epoch through DataLoader2."""
-    from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
-
+    """Reads one epoch through DataLoader2, or through torch's own DataLoader where there is no torchdata."""
     samples: Counter[SampleId] = Counter()
     first = 0.0
-    with DataLoader2(pipe, reading_service=WorkersReadingService(workers)) as loader, Progress("samples", total) as bar:
+    with _loader(pipe, workers) as loader, Progress("samples", total) as bar:
         start = time.perf_counter()
         for urls, keys, *_ in loader:
             first = first or time.perf_counter() - start
@@ -164,6 +186,19 @@ def read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> Epoch:
             bar.advance(len(keys))
         seconds = time.perf_counter() - start
     return Epoch(samples, seconds, first)
+
+
+@contextlib.contextmanager
+def _loader(pipe: WdsPipe[Any], workers: int) -> Iterator[Iterable[Any]]:
+    try:
+        from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
+    except ImportError as error:
+        say(f"torchdata cannot be imported ({error.__cause__ or error}): reading through torch.utils.data.DataLoader")
+        # batches are those that the graph makes in the workers
+        yield DataLoader(pipe, batch_size=None, num_workers=workers)
+        return
+    with DataLoader2(pipe, reading_service=WorkersReadingService(workers)) as loader:
+        yield loader
 
 
 def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:

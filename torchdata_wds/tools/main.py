@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from torchdata_wds import __version__
 from torchdata_wds.errors import WdsError
+from torchdata_wds.interrupts import INTERRUPTED, arm, disarm
 from torchdata_wds.tools import (
     cache,
     cat,
@@ -36,7 +37,6 @@ __all__ = ["COMMANDS", "main"]
 
 WRONG_USE = 2  # as argparse has it
 SIGNALLED = 128  # a shell reports so much more than the signal that has ended a process
-INTERRUPTED = SIGNALLED + signal.SIGINT
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 COMMANDS: dict[str, Command] = {
@@ -69,14 +69,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments are 2, by SystemExit where argparse sees them. A reader of the output that has gone away ends the
         command quietly, with 0.
     """
-    if arguments is None:
-        arguments = sys.argv[1:]
-        _fill_standard_files()
+    if arguments is not None:
+        return _run(arguments)
+    _fill_standard_files()
+    try:
+        return _run(sys.argv[1:])
+    finally:
+        arm()
+
+
+def _run(arguments: Sequence[str]) -> int:
     if sys.stdout is None:
         say("error: standard output is closed; send what is not wanted to /dev/null")
         return 1
     chosen = _parser(next((word for word in arguments if not word.startswith("-")), "")).parse_args(arguments)
     try:
+        disarm()
         with logged(), _ending_tidily():
             status = COMMANDS[chosen.command].run(chosen)
             sys.stdout.flush()

@@ -152,12 +152,12 @@ def test_open_target_raises_when_the_command_cannot_start(url: str) -> None:
 def test_open_target_leaves_no_command_when_its_guard_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no process left, the command that has just started is killed."""
 
-    def refuse(running: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(command_target, "Guard", refuse)
+    monkeypatch.setattr(command, "CommandGuard", refuse)
     before, files = children(unreaped=True), open_files()
-    with pytest.raises(ShardOpenError, match="no process can be started: Resource"):
+    with pytest.raises(ShardOpenError, match=r"cannot start the command.*Resource"):
         open_target("pipe:sleep 1000")
     assert (children(unreaped=True), open_files()) == (before, files)
 

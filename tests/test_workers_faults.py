@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,31 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: st
         time.sleep(0.3)  # for the pipe to fill
         main.kill()
     assert wait_until(lambda: not any(is_alive(pid) for pid in pids) and not running(sleep), 5)
+
+
+def reading(url: str) -> bytes:
+    with open_shard(url) as stream:
+        return bytes(stream.read(6))
+
+
+def test_commands_of_a_worker_end_when_it_is_killed(tmp_path: Path) -> None:
+    """The system kills workers when memory runs out; what they read from ends at once, while the main process lives."""
+    pids = tmp_path / "pids"
+    url = f"pipe:sleep 1000 & echo $$ $! > {pids}; wait"
+    with loader_of(IterableWrapper([url]).map(reading), 1) as loader:
+        items = iter(loader)
+
+        def wait_for_item() -> None:
+            with suppress(RuntimeError):  # that the worker has died
+                next(items)
+
+        waiting = threading.Thread(target=wait_for_item)
+        waiting.start()
+        assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        time.sleep(0.1)
+        os.kill(loader.reading_service._runs[0]._links[0]._process.pid, signal.SIGKILL)
+        assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
+        waiting.join(20)
 
 
 def test_service_refuses_when_a_forked_process_iterates_its_loader() -> None:

@@ -5,8 +5,9 @@ the failure of the shard, not its early end. Status 141 is taken as success: it 
 pipeline was stopped by SIGPIPE because a later one, which itself succeeded, had read enough (``... | head -c 1000``).
 Without bash, the shell is ``/bin/sh`` and the status is that of the last part alone.
 
-Each command is a process group of its own, so that all of it can be killed when the reader stops early. Starting,
-killing and reporting is shared with `command_target`, which writes shards to commands.
+Each command is a process group of its own, so that all of it can be killed when the reader stops early; a
+`CommandGuard` does so when this process is killed. Starting, killing and reporting is shared with `command_target`,
+which writes shards to commands.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import IO, TYPE_CHECKING
 
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
+from torchdata_wds.storage.command_guard import CommandGuard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import BUFFER_SIZE, Source, wrap_source
 from torchdata_wds.storage.urls import mask_text, mask_url
@@ -57,7 +59,13 @@ class ShellCommand:
         group: The id of its process group.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes], shard: str) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        complaints: IO[bytes],
+        shard: str,
+        guard: CommandGuard | None = None,
+    ) -> None:
         pipe = process.stdout or process.stdin
         assert pipe is not None
         self.shard = shard
@@ -65,6 +73,7 @@ class ShellCommand:
         self.group = process.pid
         self._process = process
         self._complaints = complaints
+        self._guard = guard
         self._owner = os.getpid()
         _running[process.pid] = self
 
@@ -89,7 +98,13 @@ class ShellCommand:
                 self.kill()
         status = self._process.wait()
         _running.pop(self._process.pid, None)
+        self.dismiss_guard()
         return status
+
+    def dismiss_guard(self) -> None:
+        """Lets the command go on, whatever happens to this process: it has ended, or its shard is whole."""
+        if self._guard is not None:
+            self._guard.close()
 
     def ends_within(self, seconds: float) -> bool:
         """Whether the command ends in time; it is not yet reaped, so that its group can still be killed."""
@@ -131,6 +146,7 @@ class ShellCommand:
                 self.kill()
                 self._process.wait()
                 _running.pop(self._process.pid, None)
+                self.dismiss_guard()
             else:
                 # A copy in a forked child: the command is the parent's.
                 self._process.returncode = 0
@@ -224,7 +240,13 @@ def _start(command: str, shard: str, writing: bool) -> ShellCommand:
     except BaseException:
         complaints.close()
         raise
-    started = ShellCommand(process, complaints, shard)
+    try:
+        # A command that is written to must not see the end of its input before it is killed.
+        guard = CommandGuard(process.pid, holding=[process.stdin.fileno()] if process.stdin else [])
+    except BaseException:
+        ShellCommand(process, complaints, shard).close()
+        raise
+    started = ShellCommand(process, complaints, shard, guard)
     _widen(started.pipe)
     return started
 

@@ -5,19 +5,17 @@ early. What it writes to its standard output is kept with its standard error, fo
 
 A command cannot tell the end of a whole shard from that of one whose writer has died. So an unfinished target kills it
 before its input is closed: at an abort, at an exception, at the end of the process. A process that is itself killed
-cannot do that, and a `Guard` does it in its place.
+cannot do that, and its `CommandGuard` does it in its place.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.command import ShellCommand, start_command, status_text
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.writing import ShardTarget, cannot_write
+from torchdata_wds.storage.writing import ShardTarget
 
 __all__ = ["open_command_target"]
 
@@ -25,54 +23,12 @@ __all__ = ["open_command_target"]
 GRACE_SECONDS = 5.0
 
 
-# The line ends without a word when this process dies; $1 is the group of the command.
-_GUARDING = 'read -r word; [ "$word" = whole ] || kill -s KILL -- "-$1"'
-
-
-class Guard:
-    """A process that holds a command's input open, and kills the command when this process ends before its shard."""
-
-    def __init__(self, command: ShellCommand) -> None:
-        reading, self._line = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARDING, "sh", str(command.group)],
-                stdin=reading,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(command.pipe.fileno(),),
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(self._line)
-            raise
-        finally:
-            os.close(reading)
-
-    def dismiss(self) -> None:
-        """Lets go of the command, whose shard is whole."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._line, b"whole\n")
-        self._process.wait()
-
-    def close(self, *, owned: bool) -> None:
-        """Ends the guard, whose command has ended; in a forked child, only closes."""
-        if owned:
-            # Not by its line: it would kill a group that may be another's by now.
-            self._process.kill()
-            self._process.wait()
-        else:
-            self._process.returncode = 0
-        os.close(self._line)
-
-
 class CommandTarget(ShardTarget):
     """A running command that is written to."""
 
-    def __init__(self, url: str, command: ShellCommand, guard: Guard) -> None:
+    def __init__(self, url: str, command: ShellCommand) -> None:
         super().__init__(url)
         self._command = command
-        self._guard = guard
 
     def _write(self, view: memoryview) -> None:
         file = self._command.pipe.fileno()
@@ -99,7 +55,7 @@ class CommandTarget(ShardTarget):
         )
 
     def _commit(self) -> None:
-        self._guard.dismiss()
+        self._command.dismiss_guard()  # which holds its input open as well
         self._command.pipe.close()
         # What it has left in the background, such as tee >(sha256sum), may still be writing what belongs to the shard.
         status = self._command.wait(spare_rest=True)
@@ -107,9 +63,8 @@ class CommandTarget(ShardTarget):
             raise self._command.report(f"failed with {status_text(status)}: the shard was not stored whole")
         self._command.log_complaints()
 
-    def _release(self, *, owned: bool) -> None:
+    def _release(self, *, owned: bool) -> None:  # noqa: ARG002  (the command knows its owner)
         self._command.close()
-        self._guard.close(owned=owned)
 
 
 def open_command_target(url: str, overwrite: bool, options: StorageOptions) -> CommandTarget:  # noqa: ARG001 - as all
@@ -119,12 +74,4 @@ def open_command_target(url: str, overwrite: bool, options: StorageOptions) -> C
         UnsafeDataError: under ``WDS_SECURE=1``.
         ShardOpenError: if the command cannot be started.
     """
-    command = start_command(url, writing=True)
-    try:
-        guard = Guard(command)
-    except BaseException as error:
-        command.close()
-        if not isinstance(error, OSError):
-            raise
-        raise cannot_write(command.shard, f"no process can be started: {error.strerror or error}") from error
-    return CommandTarget(url, command, guard)
+    return CommandTarget(url, start_command(url, writing=True))

@@ -9,10 +9,12 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
 from torchdata_wds.storage.command import status_text
+from torchdata_wds.storage.command_guard import CommandGuard
 from torchdata_wds.storage.urls import mask_text
 
 __all__ = ["HookCommand"]
@@ -54,7 +56,9 @@ class HookCommand:
         return "".join(shlex.quote(str(values[part])) if is_place else part for part, is_place in self._parts)
 
     def run(self, values: Mapping[str, object]) -> None:
-        """Runs the command, and waits for it. An exception meanwhile, as at Ctrl-C, kills it with all it has started.
+        """Runs the command, and waits for it.
+
+        An exception meanwhile, as at Ctrl-C, kills it with all it has started, as does the end of this process.
 
         Args:
             values: What the places stand for.
@@ -67,7 +71,8 @@ class HookCommand:
             ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
         )
         try:
-            status = process.wait()
+            with closing(CommandGuard(process.pid)):
+                status = process.wait()
         except BaseException:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -27,6 +27,7 @@ from torchdata_wds.format.sample_folders import read_folder, write_folder
 from torchdata_wds.format.writable import check_field
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.command import ShellCommand, status_text
+from torchdata_wds.storage.command_guard import CommandGuard
 
 __all__ = ["CommandResult", "SampleCommand"]
 
@@ -148,6 +149,7 @@ class SampleCommand:
         finally:
             running.stop()
             pool.shutdown(cancel_futures=True)
+            running.close()
 
     def _is_ready(self, pending: deque[Future[CommandResult]]) -> bool:
         return pending[0].done() if self._ordered else any(future.done() for future in pending)
@@ -261,8 +263,8 @@ class _Started:
 
     def close(self) -> None:
         """Kills the command if it still runs."""
-        self._running.forget(self)
         self.shell.close()
+        self._running.forget(self)
 
 
 @contextlib.contextmanager
@@ -283,6 +285,7 @@ class _Running:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._guard = CommandGuard()
         self._commands: set[_Started] = set()
         self._is_over = False
 
@@ -292,6 +295,7 @@ class _Running:
             if self._is_over:
                 raise RuntimeError("the commands were told to stop")
             started = _Started(_start(arguments, folder), self)
+            self._guard.add(started.shell.group)
             self._commands.add(started)
             return started
 
@@ -299,6 +303,7 @@ class _Running:
         """Takes a command out."""
         with self._lock:
             self._commands.discard(command)
+        self._guard.remove(command.shell.group)
 
     def stop(self) -> None:
         """Kills all commands, and lets no other start."""
@@ -306,6 +311,10 @@ class _Running:
             self._is_over = True
             for command in self._commands:
                 command.shell.kill()
+
+    def close(self) -> None:
+        """Ends the process that would kill the commands, all of which have ended."""
+        self._guard.close()
 
 
 def _start(arguments: list[str], folder: str) -> ShellCommand:

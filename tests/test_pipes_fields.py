@@ -194,7 +194,7 @@ def test_wds_map_dict_says_which_field_and_sample_when_a_function_raises() -> No
     """The function's own exception comes through, with a note of the place."""
     with pytest.raises(ValueError, match="invalid literal") as caught:
         list(IterableWrapper([{"__key__": "a", "cls": b"x"}]).wds_map_dict(cls=int))
-    assert caught.value.__notes__ == ["in wds_map_dict, field 'cls' of sample 'a'"]
+    assert caught.value.__notes__ == ["wds_map_dict(cls=int) failed at sample 'a'"]
 
 
 def test_wds_map_dict_skips_and_counts_when_a_function_raises() -> None:

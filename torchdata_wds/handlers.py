@@ -118,18 +118,23 @@ class Asked:
     Args:
         handler: The handler.
         skipped: The pipe's own count by exception type.
+        note: Notes on an exception where it came, before the handler is asked.
 
     Attributes:
         is_over: Whether the handler has ended the stream.
     """
 
-    def __init__(self, handler: Handler, skipped: Counter[str]) -> None:
+    def __init__(
+        self, handler: Handler, skipped: Counter[str], note: Callable[[Exception], object] = lambda _: None
+    ) -> None:
         self._handler = handler
         self._skipped = skipped
+        self._note = note
         self.is_over = False
 
     def __call__(self, exception: Exception) -> bool:
         """Asks the handler as `keep_going` does."""
+        self._note(exception)
         if not keep_going(self._handler, exception, self._skipped):
             self.is_over = True
         return not self.is_over
@@ -140,7 +145,7 @@ def warn_rarely(outcome: str, exception: Exception) -> None:
     kind = type(exception).__name__
     count = _warn_count(outcome, kind)
     if count is not None:
-        logger.warning("%s (%s, number %d of its kind): %s", outcome, kind, count, exception)
+        logger.warning("%s (%s, number %d of its kind): %s", outcome, kind, count, with_notes(exception))
 
 
 def warn_seldom(kind: str, message: str) -> None:
@@ -161,6 +166,18 @@ def _warn_count(outcome: str, kind: str) -> int | None:
     _warned[outcome, kind] += 1
     count = _warned[outcome, kind]
     return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else None
+
+
+def with_notes(exception: BaseException) -> str:
+    """The message of an exception and its notes, in which stages say where it came.
+
+    Example:
+        >>> error = ValueError("too small")
+        >>> error.add_note("wds_map(crop) failed at sample 'a'")
+        >>> with_notes(error)
+        "wds_map(crop) failed at sample 'a': too small"
+    """
+    return ": ".join([*reversed(getattr(exception, "__notes__", [])), str(exception)])
 
 
 def _count(handler: str, exception: Exception) -> None:

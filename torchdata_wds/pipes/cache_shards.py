@@ -189,7 +189,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
             storage_options=self.storage_options,
         )
         cached = partial(self._cached, cache, {})
-        yield from map_items(self.source_datapipe, cached, self.handler, self.skipped)
+        yield from map_items(self.source_datapipe, cached, self.handler, self.skipped, pipe=self)
 
     def _cached(self, cache: ShardCache, taken: dict[str, str], item: Any) -> Any:
         part = item if isinstance(item, ShardSlice) else None

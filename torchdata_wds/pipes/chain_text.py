@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.pipes.form_names import sources_of
 from torchdata_wds.storage.urls import mask_text
 
-__all__ = ["chain_text"]
+__all__ = ["chain_text", "form_name", "stage_text", "value_text"]
 
 _LONGEST = 60
 _MISSING = object()
@@ -34,7 +34,7 @@ class _Values(reprlib.Repr):
         if isinstance(x, str):
             return repr(_cut(mask_text(x)))
         if isinstance(x, IterDataPipe):
-            return f"<pipe .{_name(x)}()>"
+            return f"<pipe .{form_name(x)}()>"
         if isinstance(x, functools.partial):
             return f"partial({self.repr1(x.func, level)}, ...)"
         if callable(x) and hasattr(x, "__qualname__"):
@@ -71,14 +71,30 @@ def chain_text(pipe: IterDataPipe[Any]) -> str:
         while found is not None and id(found) not in seen:
             seen.add(id(found))
             sources = sources_of(found)
-            stages.append(f"{_name(found)}({', '.join(_arguments(found, sources[:1]))})")
+            stages.append(stage_text(found))
             found = sources[0] if sources else None
         return ".".join(reversed(stages))
     except Exception:  # noqa: BLE001  (a debugger may show a pipe whose constructor has not ended)
         return type(pipe).__qualname__
 
 
-def _name(pipe: IterDataPipe[Any]) -> str:
+def stage_text(pipe: IterDataPipe[Any], *, without: Collection[str] = ()) -> str:
+    """Writes a pipe as its stage in a chain, without some of its arguments.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> stage_text(IterableWrapper(["1"]).wds_map(int))
+        'wds_map(int)'
+    """
+    return f"{form_name(pipe)}({', '.join(_arguments(pipe, sources_of(pipe)[:1], without))})"
+
+
+def value_text(value: Any) -> str:
+    """Writes an argument on one line: cut where it is long, a function by its name, without secrets."""
+    return _values.repr(value)
+
+
+def form_name(pipe: IterDataPipe[Any]) -> str:
     """The functional name, or for a source and where there is none the short name of the class."""
     if sources_of(pipe):
         for name, form in IterDataPipe.functions.items():
@@ -87,11 +103,11 @@ def _name(pipe: IterDataPipe[Any]) -> str:
     return type(pipe).__name__.removesuffix("IterDataPipe")
 
 
-def _arguments(pipe: IterDataPipe[Any], above: list[IterDataPipe[Any]]) -> Iterator[str]:
+def _arguments(pipe: IterDataPipe[Any], above: list[IterDataPipe[Any]], without: Collection[str]) -> Iterator[str]:
     is_ours = type(pipe).__module__.startswith("torchdata_wds.")
     for name, parameter in inspect.signature(type(pipe)).parameters.items():
         value = vars(pipe).get(name, _MISSING)
-        if value is _MISSING or any(value is source for source in above):
+        if value is _MISSING or name in without or any(value is source for source in above):
             continue
         if not is_ours and name not in _NATIVE_ARGUMENTS and not isinstance(value, IterDataPipe):
             continue

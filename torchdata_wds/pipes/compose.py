@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata_wds.pipes.base import Held, WdsPipe, register
+from torchdata_wds.pipes.notes import note_source_failure
 
 __all__ = ["StageComposerIterDataPipe"]
 
@@ -57,7 +58,11 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
         result = self.fn(iter(self.source_datapipe), *args, **kwargs)
         if not isinstance(result, Iterable):
             raise TypeError(f"{self.fn!r} returned {type(result).__name__} to wds_compose instead of an iterable")
-        yield from result
+        try:
+            yield from result
+        except Exception as error:
+            note_source_failure(error, self)
+            raise
 
 
 def _holds_pipe(value: Any) -> bool:

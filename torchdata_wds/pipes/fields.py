@@ -11,6 +11,7 @@ from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.field_items import matches_glob
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
+from torchdata_wds.pipes.chain_text import value_text
 from torchdata_wds.pipes.field_specs import (
     Spec,
     alternatives,
@@ -20,6 +21,7 @@ from torchdata_wds.pipes.field_specs import (
     name_sample,
 )
 from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.notes import note_failure
 
 __all__ = ["FieldMapperIterDataPipe", "FieldRenamerIterDataPipe", "KeyRenamerIterDataPipe"]
 
@@ -133,7 +135,7 @@ class FieldMapperIterDataPipe(ItemMapper):
             try:
                 sample[field] = function(sample[field])
             except Exception as error:
-                error.add_note(f"in wds_map_dict, field {field!r} of sample {sample.get('__key__')!r}")
+                note_failure(error, self, sample, f"{field}={value_text(function)}")
                 raise
         return sample
 

@@ -19,6 +19,7 @@ from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rule
 from torchdata_wds.handlers import Asked, Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, in_order, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.place import upstream, warn_once
 from torchdata_wds.pipes.progress import ShardBegun, Wanted, Watch
 from torchdata_wds.pipes.shard_readings import Interleaver, in_sequence
@@ -107,7 +108,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         restart, self._restart = self._restart, None
         if type(source) is not ShardLoaderIterDataPipe:  # a subclass may read in another way
             self._compare_keys()
-            yield from self._noting_fields(self._group(self._members(), Asked(self.handler, self.skipped)))
+            yield from self._noting_fields(self._group(self._members(), Asked(self.handler, self.skipped, self._note)))
         elif restart is not None:
             yield from self._go_on(source, restart)
         elif watch is None:
@@ -163,7 +164,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         skips: Mapping[int, int] | None = None,
     ) -> Generator[dict[str, Any], None, None]:
         """Groups what the loader reads: shard after shard, or several of them in turn."""
-        loading, grouping = Asked(loader.handler, loader.skipped), Asked(self.handler, self.skipped)
+        loading = Asked(loader.handler, loader.skipped, loader._note)
+        grouping = Asked(self.handler, self.skipped, self._note)
         with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:
             if loader.interleave == 1:
                 yield from self._group_and_close(in_sequence(shards), grouping)
@@ -238,6 +240,9 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             number = watch.samples - 1
             if number >= wanted.first or number in early:
                 yield sample
+
+    def _note(self, error: Exception) -> None:
+        note_source_failure(error, self)
 
     def _members(self) -> Iterator[Unit]:
         """Takes the items of any source as members; one that is none goes to the handler."""

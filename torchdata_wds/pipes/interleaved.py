@@ -26,6 +26,7 @@ from torchdata_wds.format.interleaved import (
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.place import upstream
 from torchdata_wds.storage import mask_url
 
@@ -137,6 +138,7 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
                     raise found
                 document = self._assemble(found)
             except Exception as error:  # noqa: BLE001  (the handler decides)
+                note_source_failure(error)
                 if not keep_going(self.handler, error, self.skipped):
                     return
                 continue

@@ -18,6 +18,7 @@ from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_e
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
+from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.storage.urls import check_letter, mask_text
 
 __all__ = ["CborShardLoaderIterDataPipe", "MsgpackShardLoaderIterDataPipe"]
@@ -67,6 +68,7 @@ class RecordLoader(WdsPipe[Any]):
                     shard = storage.mask_url(url)
                     yield from read_records(stream, shard, self.record_format, max_bytes=self.max_bytes)
             except Exception as error:  # noqa: BLE001  (the handler decides)
+                note_source_failure(error)
                 if not keep_going(self.handler, error, self.skipped):
                     return
         if not got:

@@ -25,6 +25,7 @@ from torchdata_wds.handlers import Asked, Handler, check_handler, reraise_except
 from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order, register
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
+from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.progress import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.shard_readings import (
     Ahead,
@@ -162,7 +163,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.skipped: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[ShardMember]:
-        ask = Asked(self.handler, self.skipped)
+        ask = Asked(self.handler, self.skipped, self._note)
         split = key_splitter(self.keys)
         with closing(self.shards(ask)) as shards:
             if self.interleave == 1:
@@ -242,6 +243,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 yield Mark.BROKEN  # what is whole goes out before the handler may raise
                 ask(error)
+
+    def _note(self, error: Exception) -> None:
+        note_source_failure(error, self)
 
     def _read(self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule) -> Iterator[Unit]:
         """Reads what an item asks for, without so many of its samples at its beginning."""

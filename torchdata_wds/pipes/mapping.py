@@ -11,6 +11,7 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
 
 __all__ = ["ItemMapper", "WdsMapperIterDataPipe", "map_items"]
 
@@ -24,6 +25,7 @@ def map_items(
     handler: Handler,
     skipped: Counter[str],
     dropped: str = "None",
+    pipe: IterDataPipe[Any] | None = None,
 ) -> Iterator[T]:
     """Applies a function to each item; drops None, asks the handler about exceptions, counts both.
 
@@ -33,23 +35,30 @@ def map_items(
         handler: Asked about each item for which the function raises.
         skipped: Counts what is skipped by exception type, and what is dropped.
         dropped: The name that dropped items are counted by.
+        pipe: The stage that does so, for a note on exceptions.
 
     Example:
         >>> skipped = Counter()
         >>> list(map_items([1, 2], lambda item: None if item == 1 else item, reraise_exception, skipped)), skipped
         ([2], Counter({'None': 1}))
     """
-    for item in items:
-        try:
-            result = function(item)
-        except Exception as error:  # noqa: BLE001  (the handler decides)
-            if not keep_going(handler, error, skipped):
-                return
-            continue
-        if result is None:
-            skipped[dropped] += 1
-        else:
-            yield result
+    try:
+        for item in items:
+            try:
+                result = function(item)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                if pipe is not None:
+                    note_failure(error, pipe, item)
+                if not keep_going(handler, error, skipped):
+                    return
+                continue
+            if result is None:
+                skipped[dropped] += 1
+            else:
+                yield result
+    except Exception as error:
+        note_source_failure(error)
+        raise
 
 
 class ItemMapper(WdsPipe[Any]):
@@ -67,13 +76,14 @@ class ItemMapper(WdsPipe[Any]):
         self.source_datapipe = source_datapipe
         self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
+        self._latest = Latest()
 
     @abstractmethod
     def apply(self, item: Any) -> Any:
         """Turns one item into another; None drops it."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from map_items(self.source_datapipe, self.apply, self.handler, self.skipped, self.dropped)
+        yield from map_items(self.source_datapipe, self.apply, self.handler, self.skipped, self.dropped, self)
 
     def __len__(self) -> int:
         if self.handler is not reraise_exception:
@@ -124,6 +134,8 @@ class WdsMapperIterDataPipe(ItemMapper):
         result = self.fn(item)
         if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item and "__key__" not in result:
             return {"__key__": item["__key__"], **result}  # a copy: the function may give one dict for many samples
+        if not isinstance(result, dict) and isinstance(item, dict):
+            self._latest.sample = item
         return result
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe, register
 from torchdata_wds.pipes.field_specs import expect_sample
+from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.place import Place, place_among_ranks, place_of, process_place, rank_place, upstream
 from torchdata_wds.pipes.shard_writer import ShardWriter, StartShard
 from torchdata_wds.pipes.stock_workers import in_stock_worker
@@ -108,6 +109,7 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         try:
             packed = writer.pack(expect_sample(sample, "save_wds_shards"))
         except Exception as error:  # noqa: BLE001  (the handler decides)
+            note_failure(error, self, sample)
             return keep_going(self.handler, error, self.skipped)
         # finishes the shard before, if it is full, and calls post: what that raises is no fault of the sample
         shard = writer.shard_for(packed)

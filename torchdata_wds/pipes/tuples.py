@@ -81,6 +81,7 @@ class FieldTuplerIterDataPipe(ItemMapper):
             if field is None and self.missing == "skip":
                 return None
             values.append(None if field is None else sample[field])
+        self._latest.sample = sample
         return tuple(values)
 
     def __len__(self) -> int:
@@ -195,4 +196,5 @@ class KeyExtractorIterDataPipe(ItemMapper):
                     **place,
                 )
             values += [sample[field] for field in fields[:1]]
+        self._latest.sample = sample
         return tuple(values)

@@ -6,6 +6,8 @@ import pickle
 import traceback
 from typing import NoReturn
 
+from torchdata_wds.handlers import with_notes
+
 __all__ = ["Failure", "RemoteTraceback"]
 
 
@@ -28,7 +30,7 @@ class Failure:
 
     def __init__(self, error: BaseException, where: str) -> None:
         self.text = f'\n"""\nIn {where}:\n{"".join(traceback.format_exception(error))}"""'
-        self.summary = f"{type(error).__qualname__} in {where}: {error}"
+        self.summary = f"{type(error).__qualname__} in {where}: {with_notes(error)}"
         self.pickled = _pickled(error)
 
     def reraise(self) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import SeedGraph, Seeds, Stream
 
@@ -56,6 +57,9 @@ class LocalIterDataPipe(WdsPipe[Any]):
                     yield item
             except KeyboardInterrupt:
                 self.was_interrupted = True
+                raise
+            except Exception as error:
+                note_source_failure(error)
                 raise
         streams.turns.note_end(streams.taken, 0)
 

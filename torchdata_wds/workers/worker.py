@@ -24,6 +24,7 @@ from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.pipes.collate import stack_in
+from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.place import mix
 from torchdata_wds.pipes.progress import Fact
 from torchdata_wds.workers.board import NoticeBoard
@@ -88,6 +89,7 @@ class WorkerGraph:
                 self._stream = Stream(self.datapipe, self.seed_graph)
             yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
         except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
+            note_source_failure(error)
             yield Failure(error, _where())
 
     def facts(self) -> list[Fact]:

@@ -1,0 +1,112 @@
+"""Where an exception of a user's function happened: the stage, its functions and the sample, as a note on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.errors import WdsError
+from torchdata_wds.format.members import ShardMember
+from torchdata_wds.pipes.chain_text import form_name, stage_text
+from torchdata_wds.pipes.field_specs import name_sample
+from torchdata_wds.pipes.form_names import sources_of
+from torchdata_wds.storage import mask_url
+
+__all__ = ["Latest", "note_failure", "note_source_failure"]
+
+#: How many frames inside that of a pipe are searched for the sample that it was at.
+_NEAR = 4
+
+
+class Latest:
+    """Remembers the sample that a stage has made its last item of, where the item itself does not name it."""
+
+    __slots__ = ("sample",)
+
+    def __init__(self) -> None:
+        self.sample: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Latest, ()  # a copy of a pipe has made nothing yet
+
+    def __repr__(self) -> str:
+        return "Latest()"
+
+
+def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None, part: str | None = None) -> None:
+    """Notes on an exception in which stage and at which sample it came, unless it says so already.
+
+    Args:
+        error: What a function of the stage raised; the package's own exceptions name their sample themselves.
+        pipe: The stage.
+        item: What the stage was at.
+        part: Those of the stage's arguments that had to do with it; None shows all.
+    """
+    if isinstance(error, WdsError) and (error.key is not None or error.shard is not None):
+        return
+    with suppress(Exception):  # whatever the repr of somebody's object raises
+        form = form_name(pipe)
+        if any(note.startswith(form + "(") for note in getattr(error, "__notes__", [])):
+            return
+        stage = stage_text(pipe, without=("handler",)) if part is None else f"{form}({part})"
+        place = _place(item) or _place(_latest(pipe))
+        error.add_note(f"{stage} failed at {place}" if place else f"{stage} failed")
+
+
+def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = None) -> None:
+    """Notes where an exception came from that a native stage, or one of the user's, has let through.
+
+    The stages of this package have noted theirs. Others are found in the traceback: the innermost pipe that ran, and
+    the sample that it was at.
+
+    Args:
+        error: The exception.
+        pipe: The stage that caught it, where no other ran.
+    """
+    frames = list(_frames(error.__traceback__))
+    first = 0
+    for number, frame in enumerate(frames):
+        if isinstance(frame.f_locals.get("self"), IterDataPipe):
+            pipe, first = frame.f_locals["self"], number
+    if pipe is not None:
+        # A generator function of the user's, run by wds_compose, has the sample in its own frame.
+        note_failure(error, pipe, _named_value(frames[first : first + _NEAR]))
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _named_value(frames: Iterable[FrameType]) -> Any:
+    """The value that names a sample in the first of some frames that has one."""
+    values = [value for frame in frames for value in reversed(frame.f_locals.values())]
+    return next((value for value in values if _place(value)), None)
+
+
+def _latest(pipe: IterDataPipe[Any]) -> Any:
+    """The sample that an item was made of by a stage above, where all between give one item for one."""
+    while len(sources := sources_of(pipe)) == 1:
+        (pipe,) = sources
+        latest = vars(pipe).get("_latest")
+        if latest is None and type(pipe).__name__ != "MapperIterDataPipe":
+            return None
+        if latest is not None and latest.sample is not None:
+            return latest.sample
+    return None
+
+
+def _place(item: Any) -> str | None:
+    """Names what an item is; None where it does not say."""
+    if isinstance(item, dict) and "__key__" in item:
+        return name_sample(item)[0]
+    if isinstance(item, ShardMember):
+        return f"member {item.name!r} of shard {mask_url(item.url)}"
+    if isinstance(item, list) and item and all(isinstance(part, dict) and "__key__" in part for part in item):
+        return f"a batch of {len(item)} samples, {name_sample(item[0])[0]} to {name_sample(item[-1])[0]}"
+    return None

@@ -359,6 +359,9 @@ def test_image_decoder_raises_when_max_size_is_no_int(max_size: Any) -> None:
         ("torchrgb9", "torchrgb"),
         ("pilgb", "pilrgb"),
         ("tensor", "torch"),
+        ("rgbtorch", "torchrgb"),
+        ("rgb8torch", "torchrgb8"),
+        ("lpil", "pill"),
     ],
 )
 @pytest.mark.parametrize("make", [Decoder, image_decoder])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -196,3 +197,32 @@ def test_item_pipes_raise_when_the_handler_is_no_function(name: str) -> None:
     for handler in ("warn_and_continue", None, True):
         with pytest.raises(TypeError, match="handler must be a function"):
             getattr(SOURCE, name)(*positional.get(name, ()), handler=handler, **arguments.get(name, {}))
+
+
+def doubled(item: Any) -> Iterator[Any]:
+    yield item
+    yield item
+
+
+class Doubler:
+    def __call__(self, item: Any) -> Iterator[Any]:
+        yield item
+
+
+async def later(item: Any) -> Any:
+    return item
+
+
+@pytest.mark.parametrize("fn", [doubled, Doubler(), functools.partial(doubled), later])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda pipe, fn: pipe.wds_map(fn),
+        lambda pipe, fn: pipe.wds_map_tuple(None, fn),
+        lambda pipe, fn: pipe.wds_map_dict(cls=fn),
+    ],
+)
+def test_maps_refuse_when_a_function_is_a_generator_function(form: Any, fn: Any) -> None:
+    """Its result would be a generator in the place of each item; the message names what takes such functions."""
+    with pytest.raises(TypeError, match=r"\.wds_compose\(f\).*\.flatmap\(f\)|coroutine function"):
+        form(IterableWrapper([]), fn)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.processes import children, open_files
 from torchdata_wds import (
@@ -31,6 +32,7 @@ from torchdata_wds import (
     ShardFormatError,
     ShardIndex,
     ShardOpenError,
+    ShardWriter,
     TarWriter,
     UnsafeDataError,
     WebDataset,
@@ -547,3 +549,35 @@ def test_file_of_the_wrong_mode_is_an_error_that_says_so(mode: str, tmp_path: Pa
     (tmp_path / "x.tar").touch()
     with (tmp_path / "x.tar").open(mode) as file, pytest.raises(ShardOpenError, match="mode='wb'"):
         write(file)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("maxsize", "did you mean 'max_bytes'"),
+        ("maxcount", "did you mean 'max_count'"),
+        ("max_size", "did you mean 'max_bytes'"),
+        ("keep_meta", "not written"),
+        ("format", "USTAR"),
+        ("verbose", "INFO"),
+        ("compression", "compress="),
+        ("start", "did you mean 'start_shard'"),
+        ("encode", "did you mean 'encoder'"),
+    ],
+)
+def test_writers_say_what_was_meant_when_an_option_is_webdatasets_or_misspelled(
+    tmp_path: Path, option: str, told: str
+) -> None:
+    """ShardWriter and the form alike; TarWriter has no limits, and says that ShardWriter has."""
+    calls: list[Callable[..., Any]] = [
+        partial(ShardWriter, str(tmp_path / "x-%d.tar")),
+        partial(IterableWrapper([]).save_wds_shards, str(tmp_path / "x-%d.tar")),
+    ]
+    if "start" not in option:
+        calls.append(partial(TarWriter, tmp_path / "x.tar"))
+    for call in calls:
+        limits = call.func is TarWriter and "max" in option  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match="ShardWriter has limits" if limits else told) as caught:
+            call(**{option: 1})
+        assert f"unknown option {option!r}: " in str(caught.value)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ IMAGE_FIELDS = (
     *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff"),
     *("gif", "avif", "jp2", "j2k", "ico", "img", "image"),
 )
+
+_WORDS = re.compile("torch|pil|rgba|rgb|l|8")
 
 Container = Literal["numpy", "torch", "pil"]
 
@@ -59,5 +62,12 @@ def parse_image_spec(spec: str) -> ImageSpec:
         raise TypeError(f"an image spec is a str such as 'rgb8' or 'pil', not {spec!r}")
     if spec in IMAGE_SPECS:
         return IMAGE_SPECS[spec]
-    nearest = difflib.get_close_matches(spec.lower(), IMAGE_SPECS, n=1, cutoff=0.0)[0]
+    nearest = _turned(spec.lower()) or difflib.get_close_matches(spec.lower(), IMAGE_SPECS, n=1, cutoff=0.0)[0]
     raise ValueError(f"unknown image spec {spec!r}: did you mean {nearest!r}? The specs are {', '.join(IMAGE_SPECS)}")
+
+
+def _turned(spec: str) -> str | None:
+    """The spec of the same words in the right order: ``torchrgb8`` for ``rgb8torch``."""
+    words = _WORDS.findall(spec)
+    turned = "".join(sorted(words, key=("torch", "pil").__contains__, reverse=True))
+    return turned if "".join(words) == spec and turned in IMAGE_SPECS else None

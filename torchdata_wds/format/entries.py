@@ -8,6 +8,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format import headers, pax
+from torchdata_wds.format.file_kinds import describe_file
 from torchdata_wds.format.headers import BLOCK, DIRECTORY, HEADER_WORDS, REGULAR, Header, HeaderError, padding, text
 from torchdata_wds.format.sparse_maps import SparseSource, full_size
 
@@ -23,7 +24,6 @@ _LARGEST_EXTENDED_HEADERS = 32 << 20  # of one member, with their blocks
 _LONGEST_END = 256 << 20  # a compressed kilobyte can hold that many zeros
 _END_PIECE = 1 << 20
 _LARGEST_RECORD = 20 * BLOCK
-_NO_TAR = "Is it a page that a server sent instead, or another file format?"
 _FILES = REGULAR | {headers.SPARSE}
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
 
@@ -229,7 +229,8 @@ class TarEntries:
 
     def _cut(self, where: str, missing: int, *, member: str | None = None, starts: bytes = b"") -> NoReturn:
         if starts and self.offset - len(starts) == self._first:
-            raise self.damaged(f"is no tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},", _NO_TAR)
+            what = f"is no tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},"
+            raise self.damaged(what, describe_file(starts, self.shard))
         cure = "Download it again, or skip damaged shards with handler=warn_and_continue."
         if where.startswith("between"):
             cure = "Download it again; if its writer never ends archives, pass require_end_marker=False."
@@ -242,7 +243,7 @@ class TarEntries:
             at = self.offset - BLOCK
             if at == self._first:
                 what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
-                raise self.damaged(what, _NO_TAR, at=at) from None
+                raise self.damaged(what, describe_file(block, self.shard), at=at) from None
             what = f"has a damaged header: {error};"
             raise self.damaged(what, "Download it again, or skip damaged shards with a handler.", at=at) from None
 

@@ -11,6 +11,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.tar import Select
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags
@@ -46,6 +47,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     allow_pickle: bool = False,
     read_ahead: int = 0,
     interleave: int = 1,
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
     mode: str | None = None,
@@ -85,6 +87,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         allow_pickle: Whether `decoder` may decode pickles, as in ``wds_decode``.
         read_ahead: How many shards to open before their turn, as in ``load_wds_shards``.
         interleave: How many shards to take samples from in turn, as in ``load_wds_shards``.
+        max_member_bytes: The size of the largest member that is read, as in ``load_wds_shards``.
         storage_options: fsspec options by protocol, as ``{"s3": {"key": ...}}``, for listing, copying and reading.
         rewrite: Where shards are found instead, as in ``list_shards``.
         mode: ``"resampled"`` is ``resampled=True``.
@@ -144,6 +147,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         rename=either("rename", rename, "rename_files", rename_files),
         read_ahead=read_ahead,
         interleave=interleave,
+        max_member_bytes=max_member_bytes,
         storage_options=options,
         handler=handler,
     )

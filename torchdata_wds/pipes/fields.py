@@ -20,7 +20,7 @@ from torchdata_wds.pipes.field_specs import (
     missing_field,
     name_sample,
 )
-from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.mapping import ItemMapper, check_function
 from torchdata_wds.pipes.notes import note_failure
 
 __all__ = ["FieldMapperIterDataPipe", "FieldRenamerIterDataPipe", "KeyRenamerIterDataPipe"]
@@ -123,6 +123,7 @@ class FieldMapperIterDataPipe(ItemMapper):
         for field, function in fns.items():
             if not callable(function):
                 raise TypeError(f"wds_map_dict takes functions by field; {field}={function!r} is none")
+            check_function("wds_map_dict", function)
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_e
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
 
-__all__ = ["ItemMapper", "WdsMapperIterDataPipe", "map_items"]
+__all__ = ["ItemMapper", "WdsMapperIterDataPipe", "check_function", "map_items"]
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -61,6 +62,22 @@ def map_items(
         raise
 
 
+def check_function(form: str, function: Any) -> None:
+    """Checks that a function returns a value for each call, and not a generator or a coroutine.
+
+    Raises:
+        TypeError: if it is a generator function or a coroutine function.
+    """
+    call = getattr(type(function), "__call__", None)  # noqa: B004  (of a callable object, its method)
+    if any(map(inspect.isgeneratorfunction, (function, call))):
+        raise TypeError(
+            f"{form} takes a function that returns a value, and {function!r} is a generator function. If it goes over "
+            "the whole stream write .wds_compose(f), if it makes several items of one .flatmap(f)"
+        )
+    if any(map(inspect.iscoroutinefunction, (function, call))):
+        raise TypeError(f"{form} takes a function that returns a value, and {function!r} is a coroutine function")
+
+
 class ItemMapper(WdsPipe[Any]):
     """Base of the pipes that turn each item into one other: a subclass says how in `apply`.
 
@@ -96,7 +113,8 @@ class WdsMapperIterDataPipe(ItemMapper):
     """Maps items through a function (functional name: ``wds_map``).
 
     Unlike the native ``map`` it has a handler, and drops items for which the function returns None. Order is kept.
-    Where a sample (a dict with ``__key__``) becomes a dict without ``__key__``, that is put back.
+    Where a sample (a dict with ``__key__``) becomes a dict without ``__key__``, that is put back, so that later stages
+    and errors can name the sample; for batches that go to ``model(**batch)`` leave it out with ``.map(f)``.
 
     Args:
         source_datapipe: Yields samples, tuples or anything else.
@@ -108,7 +126,7 @@ class WdsMapperIterDataPipe(ItemMapper):
         What the function returns.
 
     Raises:
-        TypeError: if `fn` is not callable.
+        TypeError: if `fn` is not callable, or a generator function.
         Exception: through the handler, what the function raises.
 
     Example:
@@ -126,6 +144,7 @@ class WdsMapperIterDataPipe(ItemMapper):
     ) -> None:
         if not callable(fn):
             raise TypeError(f"wds_map takes a function, not {fn!r}")
+        check_function("wds_map", fn)
         super().__init__(source_datapipe, handler)
         self.fn = fn
 

@@ -6,7 +6,7 @@ import difflib
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Never, Self, TypedDict
 
 from torchdata_wds.codecs import Encoder, EncoderLike
 from torchdata_wds.errors import SampleError
@@ -34,6 +34,21 @@ class TarOptions(TypedDict, total=False):
     storage_options: Mapping[str, Mapping[str, Any]] | None
 
 
+#: Options of webdataset's writers, and what other programs call them.
+_ELSEWHERE = {
+    "compression": "write compress='gz', or let the shard's name end in .gz.",
+    "format": "headers are USTAR, and PAX where a name or size needs it.",
+    "keep_meta": "names like __x__ are the library's own and are not written.",
+    "max_samples": "did you mean 'max_count'?",
+    "max_size": "did you mean 'max_bytes'?",
+    "maxbytes": "did you mean 'max_bytes'?",
+    "maxcount": "did you mean 'max_count'?",
+    "maxsize": "did you mean 'max_bytes'?",
+    "maxshards": "did you mean 'max_shards'?",
+    "verbose": "each shard is logged at the level INFO by the logger torchdata_wds.",
+}
+
+
 def check_options(options: Mapping[str, Any], *others: str) -> None:
     """Checks that options are those of `TarWriter`, or others that are known.
 
@@ -44,8 +59,10 @@ def check_options(options: Mapping[str, Any], *others: str) -> None:
     for name in options:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise TypeError(f"unknown option {name!r}: {hint}The options are {', '.join(known)}")
+            hint = _ELSEWHERE.get(name, f"did you mean {nearest[0]!r}?" if nearest else "")
+            if "'max_" in hint and "max_bytes" not in known:
+                hint = "ShardWriter has limits, one archive has none."
+            raise TypeError(f"unknown option {name!r}: {hint}{' ' if hint else ''}The options are {', '.join(known)}")
 
 
 def sample_packer(
@@ -89,9 +106,10 @@ class TarWriter(Unique):
         png_compression: Effort for PNG fields, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
         overwrite: Whether what exists is replaced; otherwise it is an error.
+        **unknown: Nothing: another name is an error that says which was meant.
 
     Raises:
-        TypeError: if an argument has the wrong type.
+        TypeError: if an argument has the wrong type, or an unknown name.
         ValueError: if an argument is none of those that are valid.
         ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
 
@@ -122,7 +140,9 @@ class TarWriter(Unique):
         png_compression: int = 6,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
         overwrite: bool = True,
+        **unknown: Never,
     ) -> None:
+        check_options(unknown, "overwrite")
         check_flags(lowercase=lowercase, index=index, overwrite=overwrite)
         self._pack = sample_packer(
             encoder=encoder,

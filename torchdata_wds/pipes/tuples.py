@@ -19,7 +19,7 @@ from torchdata_wds.pipes.field_specs import (
     missing_field,
     name_sample,
 )
-from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.mapping import ItemMapper, check_function
 
 __all__ = ["FieldTuplerIterDataPipe", "KeyExtractorIterDataPipe", "TupleMapperIterDataPipe"]
 
@@ -122,6 +122,7 @@ class TupleMapperIterDataPipe(ItemMapper):
         for function in fns:
             if function is not None and not callable(function):
                 raise TypeError(f"wds_map_tuple takes functions or None, not {function!r}")
+            check_function("wds_map_tuple", function)
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 

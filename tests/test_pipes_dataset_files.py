@@ -232,6 +232,14 @@ def test_load_dataset_raises_when_two_fields_of_an_entry_get_one_name(mixed_fiel
         list(load_dataset(content))
 
 
+def test_load_dataset_notes_the_sample_when_the_function_raises(folder: Path) -> None:
+    """As every stage with a function does."""
+    with pytest.raises(ValueError, match="not this one") as caught:
+        list(load_dataset({"dataset": [{"shards": "a-0.tar"}]}, transforms=picky))
+    (note,) = caught.value.__notes__
+    assert "sample 'a0-00001' of shard a-0.tar" in note
+
+
 def takes_anything(sample: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {**sample, "keys": keys}
 

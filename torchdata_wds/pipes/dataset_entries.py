@@ -111,8 +111,8 @@ class EntryMapperIterDataPipe(ItemMapper):
         self.transforms = transforms
 
     def __iter__(self) -> Iterator[Any]:
-        chosen = map_items(self.source_datapipe, self._choose, self.handler, self.skipped, "MissingFieldError")
-        yield from map_items(chosen, self.apply, self.handler, self.skipped)
+        chosen = map_items(self.source_datapipe, self._choose, self.handler, self.skipped, "MissingFieldError", self)
+        yield from map_items(chosen, self.apply, self.handler, self.skipped, self.dropped, self)
 
     def _entry(self, sample: dict[str, Any]) -> SpecEntry:
         url: EntryUrl = sample["__url__"]

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
-from torchdata_wds import WebDataset, wds_collate
+import torchdata_wds
+from torchdata_wds import WebDataset, ignore_and_continue, wds_collate
 from torchdata_wds.pipes import form_names, place
 from torchdata_wds.pipes.base import functional_forms
 from torchdata_wds.pipes.form_names import TORCHDATA_FORMS, argument_hint
+from torchdata_wds.pipes.webdataset_names import ARGUMENTS, EXPORTS, METHODS
 from torchdata_wds.workers.native_forms import import_torchdata
 
 
@@ -74,8 +77,8 @@ def test_names_of_webdataset_are_all_answered() -> None:
 def test_hints_name_forms_that_exist() -> None:
     """What a hint tells to write is a functional name."""
     import_torchdata()
-    texts = [*form_names._WEBDATASET.values(), *form_names._WITHOUT_TORCHDATA.values()]
-    texts += [text for hints in form_names._ARGUMENTS.values() for text in hints.values()]
+    texts = [*METHODS.values(), *EXPORTS.values(), *form_names._WITHOUT_TORCHDATA.values()]
+    texts += [text for hints in ARGUMENTS.values() for text in hints.values()]
     texts += form_names._OTHER_MEANING.values()
     for text in texts:
         for name in re.findall(r"(?<![\w)])\.([a-z_]+)\(", text):
@@ -100,6 +103,16 @@ def test_names_of_webdataset_stay_attribute_errors_when_they_are_looked_up(numbe
     with pytest.raises(AttributeError, match=re.escape(form)) as caught:
         getattr(pipe, name)
     assert name in str(caught.value)
+
+
+def test_exports_of_webdataset_are_all_answered() -> None:
+    """`import torchdata_wds as wds` and a name of webdataset's package: the module says what to write."""
+    names = [name for name, value in vars(webdataset).items() if name[0] != "_" and not isinstance(value, ModuleType)]
+    assert len(names) > 60
+    for name in names:
+        if not hasattr(torchdata_wds, name):
+            with pytest.raises(AttributeError, match=f"no attribute {name!r}: .*(here|write)"):
+                getattr(torchdata_wds, name)
 
 
 @pytest.mark.parametrize("name", ["encode", "mix", "epoch", "wds_decod", "wds_to_tuples", "load_wds_shard"])
@@ -158,7 +171,12 @@ def test_shuffle_works_when_it_is_called_as_torchs() -> None:
     [
         (lambda pipe: pipe.map(len, handler=None), r"\.wds_map\(f, handler="),
         (lambda pipe: pipe.batch(4, partial=False), "drop_last=True"),
+        (lambda pipe: pipe.map(len, ignore_and_continue), r"\.wds_map\(f, handler="),
+        (lambda pipe: pipe.filter(len, handler=None), r"\.wds_map\(f, handler="),
+        (lambda pipe: pipe.batch(4).filter(len, ignore_and_continue), r"\.wds_map\(f, handler="),
         (lambda pipe: pipe.batch(4, collation_fn=list), r"\.collate\("),
+        (lambda pipe: pipe.batch(4, wds_collate), r"\.collate\("),
+        (lambda pipe: pipe.batch(4, collate_fn=wds_collate), r"\.collate\(f\)"),
         (lambda pipe: pipe.wds_to_tuple("jpg", missing_is_error=False), 'missing="none"'),
         (lambda pipe: pipe.wds_decode("pil", partial=True), "stay bytes"),
         (lambda pipe: pipe.wds_decode("pil", post=[len]), "put yours last"),

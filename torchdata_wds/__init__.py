@@ -38,6 +38,7 @@ from torchdata_wds.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
+from torchdata_wds.pipes import form_names as _form_names
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.cache_samples import SampleCacherIterDataPipe as SampleCacher
 from torchdata_wds.pipes.cache_shards import CachedShard
@@ -163,4 +164,5 @@ def __getattr__(name: str) -> Any:
         from torchdata_wds.workers.stateful import StatefulPipeline
 
         return StatefulPipeline
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "" if name.startswith("_") else _form_names.export_hint(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint and ': '}{hint}")

@@ -1,4 +1,4 @@
-"""Forms that nobody registered: WebDataset's names, which are others here, and torchdata's, which come with its import.
+"""Names of forms that are not registered: WebDataset's, which are others here, and torchdata's before its import.
 
 Attributes that no pipe has are looked up in ``IterDataPipe.__getattr__``, for native pipes too. `install` puts a lookup
 before torch's own. A name of WebDataset stays an AttributeError (``hasattr`` is False), with the form to write here. A
@@ -15,50 +15,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.place import warn_once
+from torchdata_wds.pipes.webdataset_names import ARGUMENTS, EXPORTS, METHODS, SHORTER
 
-__all__ = ["TORCHDATA_FORMS", "argument_hint", "install", "sources_of"]
-
-#: Names of WebDataset that are those of forms here without ``wds_``.
-_SHORTER = ("compose", "decode", "extract_keys", "map_dict", "map_tuple", "rename", "rename_keys", "to_tuple")
-
-#: What WebDataset, in its releases 0.1 to 1.0, calls something that has another name here.
-_WEBDATASET = {
-    "append": "a pipe never changes: chain a form instead, as pipe = pipe.wds_map(f)",
-    "associate": "write .wds_map(f), where f adds what belongs to the sample",
-    "batched": "write .batch(n).collate(wds_collate); partial=False is .batch(n, drop_last=True)",
-    "cache": "write .cache_shards(folder) before .load_wds_shards(), or .cache_samples(file)",
-    "cached": "write .in_memory_cache(), or .cache_samples(file)",
-    "close": "nothing is open outside an iteration; the workers end with loader.shutdown()",
-    "dbcache": "write .cache_samples(file, max_samples=n)",
-    "ddp_equalize": 'write .wds_epoch(n), or .split_shards(index=True, even="pad") in place of .sharding_filter()',
-    "detshuffle": "write .wds_shuffle(n), and give the loader a seed: WorkersReadingService(n, seed=s)",
-    "dict2tuple": 'write .wds_to_tuple("jpg;png", "cls")',
-    "getfirst": 'write .wds_to_tuple("jpg;png")',
-    "info": "write .wds_map(f), where f prints the sample and returns it",
-    "iterator": "write iter(pipe)",
-    "listed": "write .batch(n)",
-    "lmdb_cached": "write .cache_samples(file, max_samples=n)",
-    "log_keys": "write .wds_map(f), where f logs the key and returns the sample",
-    "mcached": "write .in_memory_cache(), or .cache_samples(file)",
-    "nbatches": "write .set_length(n)",
-    "parallel": "write DataLoader2(pipe, reading_service=WorkersReadingService(n)) around the pipe",
-    "pipe": "write .wds_compose(f, *args)",
-    "repeatedly": "write .wds_epoch(n) for epochs of n items, or .cycle(n) for n passes",
-    "resampled": "write .resample_shards() in place of .sharding_filter(), or WebDataset(urls, resampled=True)",
-    "rsample": "write .filter(f), where f draws a random number",
-    "select": "write .filter(f)",
-    "split_by_node": "write .sharding_filter(), and run it with WorkersReadingService(n, distributed=True)",
-    "split_by_worker": "write .sharding_filter()",
-    "stage": "write repr(pipe) to see the stages",
-    "tarfile_to_samples": "write .load_wds_shards().group_by_key()",
-    "then": "write .wds_compose(f, *args)",
-    "tuple2dict": "write .map(f), where f makes the dict",
-    "unbatched": "write .wds_unbatch()",
-    "unlisted": "write .unbatch()",
-    "with_epoch": "write .wds_epoch(n), which counts over all workers and ranks together",
-    "with_length": "write .set_length(n)",
-    "xdecode": 'write .wds_decode(handle_extension("left.png", f), only="left.png")',
-}
+__all__ = ["TORCHDATA_FORMS", "argument_hint", "export_hint", "install", "sources_of"]
 
 #: All functional names that torchdata 0.9 registers; a test compares.
 TORCHDATA_FORMS = frozenset(
@@ -90,32 +49,6 @@ _WITHOUT_TORCHDATA = {
     "repeat": ".wds_epoch(n) passes over its source again and again",
     "set_length": "len() is known after .split_shards(index=True).load_wds_shards().group_by_key()",
     "slice": ".wds_compose(itertools.islice, n) takes the first n items",
-}
-
-#: Arguments that WebDataset's methods take, by the form that has the method's name or place here.
-_ARGUMENTS = {
-    "batch": {
-        "batchsize": "write .batch(n)",
-        "collation_fn": "write .batch(n).collate(wds_collate), or a function of yours in its place",
-        "partial": "partial=False is drop_last=True",
-    },
-    "map": {"handler": "the form with a handler is .wds_map(f, handler=...)"},
-    "wds_decode": {
-        "partial": 'fields without a decoder stay bytes in any case; only="jpg cls" decodes some fields',
-        "pre": "decoders are tried in order, and a function that returns None passes: put yours first",
-        "post": "decoders are tried in order, and a function that returns None passes: put yours last",
-    },
-    "wds_epoch": {
-        "nbatches": "write .wds_epoch(n) after .batch()",
-        "nsamples": "write .wds_epoch(n) before .batch()",
-    },
-    "wds_shuffle": {
-        "bufsize": "write .wds_shuffle(n)",
-        "rng": "seeds come from the loader: WorkersReadingService(n, seed=s), or torch.manual_seed(s)",
-        "seed": "seeds come from the loader: WorkersReadingService(n, seed=s), or torch.manual_seed(s)",
-        "size": "write .wds_shuffle(n)",
-    },
-    "wds_to_tuple": {"missing_is_error": 'missing_is_error=False is missing="none"'},
 }
 
 #: Forms of torchdata that have WebDataset's name and do something else.
@@ -172,14 +105,26 @@ def _import(name: str, import_torchdata: Callable[[], object]) -> None:
 
 
 def _hint(name: str) -> str:
-    if name in _WEBDATASET:
-        return f".{name} is WebDataset's; here {_WEBDATASET[name]}"
+    if name in METHODS:
+        return f".{name} is WebDataset's; here {METHODS[name]}"
     if f"wds_{name}" in IterDataPipe.functions:
-        return f".{name}(...){' of WebDataset' if name in _SHORTER else ''} is .wds_{name}(...) here"
+        return f".{name}(...){' of WebDataset' if name in SHORTER else ''} is .wds_{name}(...) here"
     if name.startswith("wds_"):
         near = difflib.get_close_matches(name, IterDataPipe.functions, n=1, cutoff=0.8)
         return f"did you mean .{near[0]}(...)?" if near else ""
     return ""
+
+
+def export_hint(name: str) -> str:
+    """Says what to write for a name that WebDataset's package exports; "" where it does not.
+
+    Example:
+        >>> export_hint("MultiShardSample")
+        "it is WebDataset's; here write load_dataset(file)"
+    """
+    if name in EXPORTS:
+        return f"it is WebDataset's; here {EXPORTS[name]}"
+    return _hint(name) or (f"{name} is a form: write .{name}(...)" if name in IterDataPipe.functions else "")
 
 
 def argument_hint(form: str, names: Iterable[str]) -> str | None:
@@ -189,14 +134,18 @@ def argument_hint(form: str, names: Iterable[str]) -> str | None:
         >>> argument_hint("map", ["handler"])
         'the form with a handler is .wds_map(f, handler=...)'
     """
-    known = _ARGUMENTS.get(form, {})
+    known = ARGUMENTS.get(form, {})
     return next((known[name] for name in names if name in known), None)
 
 
 def _checked_arguments(name: str, _pipe: IterDataPipe[Any], form: Form) -> Form:
     @functools.wraps(form)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if hint := argument_hint(name, kwargs):
+        # WebDataset's second argument is a function: torch would take it for a flag or a column.
+        names = (
+            [*kwargs, "collation_fn" if name == "batch" else "handler"] if callable(args[1:2] and args[1]) else kwargs
+        )
+        if hint := argument_hint(name, names):
             raise TypeError(f"torch's .{name}() has no such argument: {hint}")
         return form(*args, **kwargs)
 
@@ -251,6 +200,7 @@ def sources_of(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
 
 _CHECKED: dict[str, Callable[[IterDataPipe[Any], Form], Form]] = {
     "batch": functools.partial(_checked_arguments, "batch"),
+    "filter": functools.partial(_checked_arguments, "filter"),
     "map": functools.partial(_checked_arguments, "map"),
     "repeat": functools.partial(_warned, "repeat"),
     "shuffle": _checked_shuffle,

@@ -7,6 +7,8 @@ import contextlib
 import io
 import logging
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -18,7 +20,7 @@ import pytest
 from tests.processes import in_child
 from tests.tool_kit import run_wds
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.tools import main, messages, progress
+from torchdata_wds.tools import foreign_options, main, messages, progress
 from torchdata_wds.tools.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
 
 
@@ -33,6 +35,61 @@ def test_main_exits_with_2_when_arguments_are_wrong(arguments: list[str]) -> Non
     done = run_wds(*arguments)
     assert (done.status, done.out) == (2, b"")
     assert "usage: wds" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("split -n 5 -o x --maxshards 2 x.tar", "for --maxshards write --max-shards"),
+        ("split --num-samples=5 x.tar", "for --num-samples write -n"),
+        ("split -o x -z x.tar", "for -z write --compress gz"),
+        ("split -o x -p 'echo %s' x.tar", "for -p write --post"),
+        ("proc -m 'command' x.tar", "for -m write -c, and end the command with: rm -f sample.*"),
+        ("proc -c true -e skip x.tar", "for -e write --errors"),
+        ("proc -c true --add-log=log x.tar", "for --add-log write --log-field"),
+        ("sort -s cls x.tar", "for -s write -k"),
+        ("sort --sorttype int x.tar", "for --sorttype write --type"),
+        ("cat --shardslice 0:3 x.tar", "for --shardslice write --shard-slice"),
+        ("cat -l list.txt", "for -l write name the list as a shard, '@list.txt'"),
+        ("first --select 'True' x.tar", "for --select write --where FIELD=VALUE"),
+        ("tsv -f cls --nokey x.tar", "for --nokey write --no-key"),
+    ],
+)
+def test_main_says_how_options_of_other_programs_are_spelled_here(line: str, hint: str) -> None:
+    """In the first line; the usage follows."""
+    command = line.split()[0]
+    done = run_wds(*shlex.split(line))
+    assert done.status == 2
+    first, *usage = done.err.splitlines()
+    assert first.startswith(f"wds {command}: error: in 'wds {command}', {hint}; ")
+    assert usage[0].startswith(f"usage: wds {command} ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ls --totls x.tar", "wds ls: error: did you mean --totals?; unknown arguments: --totls"),
+        ("ls x.tar --frobnicate 5", "wds ls: error: unknown arguments: --frobnicate"),
+        ("cache list x --frobnicate", "wds cache: error: unknown arguments: --frobnicate"),
+        ("cache clear", "wds cache clear: error: the following arguments are required: FOLDER"),
+        ("nonsense", "wds: error: argument COMMAND: invalid choice: 'nonsense'"),
+    ],
+)
+def test_main_says_first_what_is_wrong(line: str, said: str) -> None:
+    """With the command that it is about."""
+    done = run_wds(*line.split())
+    assert done.status == 2
+    assert done.err.startswith(said)
+
+
+def test_hints_are_about_options_that_commands_have() -> None:
+    """What a hint says to write exists, and what it is for does not."""
+    for command, told in foreign_options._WORDS.items():
+        known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", run_wds(command, "--help").text))
+        assert known.isdisjoint(told), command
+        for text in told.values():
+            if text.startswith("-"):
+                assert text.split()[0].rstrip(",") in known, (command, text)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from torchdata_wds import __version__
 from torchdata_wds.errors import WdsError
@@ -31,6 +32,7 @@ from torchdata_wds.tools import (
     validate,
 )
 from torchdata_wds.tools.command import Command, UsageError
+from torchdata_wds.tools.foreign_options import hints
 from torchdata_wds.tools.messages import PROGRAM, let_go_of_output, logged, message_of, say
 
 __all__ = ["COMMANDS", "main"]
@@ -82,7 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
     if sys.stdout is None:
         say("error: standard output is closed; send what is not wanted to /dev/null")
         return 1
-    chosen = _parser(next((word for word in arguments if not word.startswith("-")), "")).parse_args(arguments)
+    chosen = _chosen(arguments)
     try:
         disarm()
         with logged(), _ending_tidily():
@@ -160,12 +162,39 @@ def _fail(command: str, message: str, status: int) -> int:
     return status
 
 
-def _parser(wanted: str) -> argparse.ArgumentParser:
-    """Makes the parser, of the command that is wanted alone where there is such a one: all take longer."""
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="Tools for WebDataset shards.")
+class _Parser(argparse.ArgumentParser):
+    """Says first what is wrong, and what to write for options of other programs; the usage follows."""
+
+    command = ""
+    words: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        told = "; ".join((*hints(self.command, self.words, self._option_string_actions), message))
+        say(f"error: {told}", self.prog.removeprefix(PROGRAM).strip())
+        self.print_usage(sys.stderr)
+        sys.exit(WRONG_USE)
+
+
+def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments, with the parser of the wanted command alone if it exists: making all takes longer."""
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    parser, commands = _parsers(wanted)
+    for command in commands:
+        command.words = arguments
+    chosen, rest = parser.parse_known_args(arguments)
+    if rest:
+        told = next((command for command in commands if command.command == chosen.command), parser)
+        told.error(f"unknown arguments: {' '.join(rest)}")
+    return chosen
+
+
+def _parsers(wanted: str) -> tuple[_Parser, list[_Parser]]:
+    parser = _Parser(prog=PROGRAM, description="Tools for WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     shown = {wanted: COMMANDS[wanted]} if wanted in COMMANDS else COMMANDS
+    made = []
     for name, command in shown.items():
         added = commands.add_parser(
             name,
@@ -174,8 +203,10 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
             epilog=_epilog(command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        added.command = name
         command.add_arguments(added)
-    return parser
+        made.append(added)
+    return parser, made
 
 
 def _epilog(example: str) -> str:

@@ -181,7 +181,7 @@ def test_create_leaves_nothing_whole_when_a_command_fails_in_the_middle(folder: 
 @pytest.mark.parametrize(
     ("missing", "message", "keys"),
     [
-        ("skip-file", "left out: 2 missing files, 1 samples (--missing skip-file)", ["a", "c"]),
+        ("skip-file", "left out: 2 missing files, 1 sample (--missing skip-file)", ["a", "c"]),
         ("skip-sample", "left out: 2 missing files, 2 samples (--missing skip-sample)", ["c"]),
         ("empty", "took 2 missing files as empty (--missing empty)", ["a", "b", "c"]),
     ],
@@ -258,7 +258,7 @@ def test_create_runs_no_command_under_wds_secure(monkeypatch: pytest.MonkeyPatch
         (["images", "-o", "images/x.tar"], "would lie in the folder that is read"),
         ([".", "-o", "x.tar"], "would lie in the folder that is read"),
         (["images", "--missing", "never"], "invalid choice"),
-        (["images", "recipe.txt"], "unrecognized arguments"),
+        (["images", "recipe.txt"], "unknown arguments"),
     ],
 )
 def test_create_exits_with_2_when_arguments_do_not_fit(arguments: list[str], message: str, folder: Path) -> None:

@@ -273,7 +273,7 @@ def damaged(folder: Path, kind: str) -> str:
         ("pattern", "no shard matches"),
         ("cut", "cut off"),
         ("text", "this is no tar"),
-        ("empty", "no samples in 1 shards"),
+        ("empty", "no samples in 1 shard:"),
         ("unsorted", "comes back at member a.cls"),
         ("stdin", "can be read only once"),
         ("command", "exit status 3"),

@@ -61,7 +61,7 @@ def test_first_stops_reading_when_it_has_found(tmp_path: Path) -> None:
     [
         (["-w", "cls=7"], "nothing found in 3 samples"),
         (["-w", "clss=7"], "nothing found in 3 samples; 3 have no 'clss'"),
-        (["-f", "jpg", "-w", "cls=1"], "1 meet the conditions and have no field 'jpg'"),
+        (["-f", "jpg", "-w", "cls=1"], "1 meets the conditions and has no field 'jpg'"),
     ],
 )
 def test_first_says_so_when_nothing_is_found(options: list[str], says: str, shard: str) -> None:

@@ -39,7 +39,7 @@ def test_index_leaves_what_is_right_and_refuses_to_replace_what_is_not(tmp_path:
     before = (tmp_path / "a.tar.index").read_bytes()
     done = run_wds("index", tmp_path, "-p", "1")
     assert done.status == 1
-    assert "1 indexes unchanged, 2 of 3 shards failed" in done.err
+    assert "1 index unchanged, 2 of 3 shards failed" in done.err
     assert "--force" in done.err
     assert (tmp_path / "a.tar.index").read_bytes() == before
     assert (tmp_path / "c.tar.index").read_bytes() == b"precious"
@@ -63,7 +63,7 @@ def test_index_goes_on_behind_a_shard_that_fails(tmp_path: Path) -> None:
     ]
     done = run_wds("index", *urls, "--wids", tmp_path / "list.json", "-p", "1")
     assert done.status == 1
-    assert "list.json is not written: 1 shards would be missing" in done.err
+    assert "list.json is not written: 1 shard would be missing" in done.err
     assert not (tmp_path / "list.json").exists()
 
 
@@ -108,7 +108,7 @@ def test_index_writes_a_list_for_wids(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run_wds("index", relative[0], "--wids", "lists/all.json", "-p", "1", "--force").status == 0
     done = run_wds("index", urls[0], "--wids", "-", "-p", "1")
     assert json.loads(done.out)["shardlist"][0]["url"] == urls[0]
-    assert done.err == "wds: 1 shards listed\n"
+    assert done.err == "wds: 1 shard listed\n"
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(Path(urls[0]).read_bytes()))
     done = run_wds("index", "x.tar.gz", "--wids", "-", "-p", "1")
     assert (done.status, done.out) == (1, b"")

@@ -13,14 +13,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import tool_kit
 from tests.processes import in_child
+from tests.shards import write_text_shards
 from tests.tool_kit import run_wds
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.tools import foreign_options, main, messages, progress
+from torchdata_wds.tools import foreign_options, inputs, main, messages, progress, split
 from torchdata_wds.tools.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
 
 
@@ -326,3 +329,51 @@ def test_progress_is_silent_when_asked_to_be_without_a_terminal(monkeypatch: pyt
     """Filters have nothing to tell a log file."""
     assert progress_on(monkeypatch, False, only_on_terminal=True) == ""
     assert progress_on(monkeypatch, True, hidden=True) == ""
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("file", True), ("null", True), ("pipe", False), ("terminal", False)])
+def test_stdout_is_apart_when_it_cannot_come_among_the_lines_of_a_terminal(
+    kind: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe may lead to ``cat``, and so to the terminal."""
+    if kind == "pipe":
+        descriptors = os.pipe()
+    elif kind == "terminal":
+        descriptors = os.openpty()
+    else:
+        descriptors = (os.open(os.devnull if kind == "null" else tmp_path / "x", os.O_RDWR | os.O_CREAT),)
+    with open(descriptors[-1], "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert progress.stdout_is_apart() is expected
+        monkeypatch.undo()
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(("apart", "shown"), [(True, True), (False, False)])
+@pytest.mark.parametrize("command", ["ls", "json", "tsv -f cls", "cat", "proc -c true", "split -n 9 -o out"])
+def test_bar_is_not_mixed_into_what_a_command_prints(
+    command: str, apart: bool, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``| cat``: lines and bar would come on one terminal. A file keeps them apart."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, (3,))
+    terminal = Terminal(True)
+    monkeypatch.setattr(inputs, "stdout_is_apart", lambda: apart)
+    monkeypatch.setattr(split, "stdout_is_apart", lambda: apart)
+    monkeypatch.setattr(tool_kit, "redirect_stderr", lambda _: contextlib.redirect_stderr(terminal))
+    assert run_wds(*command.split(), "shard-000000.tar").status == 0
+    assert ("samples" in terminal.text.replace("3 samples", "")) is (shown and command != "ls")
+
+
+def test_messages_do_not_share_a_line_with_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken away, and drawn again below."""
+    terminal = Terminal(True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.Progress("samples", 3) as bar:
+        bar.advance(2)
+        messages.say("look")
+    before, _, after = terminal.text.partition("wds: look\n")
+    assert before.rstrip(" ").endswith("\r")
+    assert after.startswith("\rsamples: ")
+    assert progress._bars == []

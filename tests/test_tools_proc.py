@@ -150,7 +150,7 @@ def test_proc_goes_on_where_it_was_when_outputs_exist(tmp_path: Path, monkeypatc
     (tmp_path / "out-shard-000002.tar").write_text("mine")
     first = run_wds(*command)
     assert first.status == 1
-    assert "skipped: 1 outputs are there already" in first.err
+    assert "skipped: 1 output exists already" in first.err
     assert (
         "wds: shard shard-000001.tar failed: the command for sample 's1-00001' of shard shard-000001.tar" in first.err
     )

@@ -113,7 +113,7 @@ def test_show_fails_when_a_field_does_not_decode(tmp_path: Path) -> None:
     done = run_wds("show", path)
     assert "does not decode: no image that is known here" in done.text
     assert "\nb  " in done.text
-    assert (done.status, done.err) == (1, "wds: 1 fields do not decode (see there)\n")
+    assert (done.status, done.err) == (1, "wds: 1 field does not decode (see there)\n")
 
 
 def test_show_escapes_when_names_act_on_a_terminal(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_sheet_says_so_when_an_image_is_damaged(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [("a.jpg", jpeg_bytes(0)), ("b.jpg", jpeg_bytes(1)[:-40])])
     done = run_wds("show", "--out", tmp_path / "s.png", path)
     assert done.status == 1
-    assert "1 fields do not decode" in done.err
+    assert "1 field does not decode" in done.err
     with Image.open(tmp_path / "s.png") as sheet:
         pixels = np.asarray(sheet)
     assert (pixels[8:168, 8 + 168 : 168 + 168] == (250, 225, 225)).all(axis=2).mean() > 0.7
@@ -210,7 +210,7 @@ def test_show_fails_when_there_is_no_image_to_draw(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", sample_members("a", txt=b""))
     done = run_wds("show", "--out", tmp_path / "s.png", path)
     assert done.status == 1
-    assert "no image in 1 samples" in done.err
+    assert "no image in 1 sample" in done.err
 
 
 def test_sheet_is_refused_when_it_would_be_too_large(shard: str, tmp_path: Path) -> None:

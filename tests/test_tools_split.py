@@ -58,7 +58,7 @@ def test_split_makes_shards_of_so_many_samples_and_prints_their_paths(shards: li
         sample for shard in shards for sample in read_samples(shard)
     ]
     size = sum(path.stat().st_size for path in folder.iterdir())
-    assert done.err == f"wds: 3 shards with 12 samples and {size:,} bytes are whole\n"
+    assert done.err == f"wds: finished 3 shards with 12 samples and {size:,} bytes\n"
 
 
 @pytest.mark.parametrize("size", [10_240, 20_480, 25_000, 30_720])

@@ -76,7 +76,7 @@ def test_tsv_fails_when_a_field_is_missing(shard: str) -> None:
     assert "lost: 1" in skipped.err
     asked = run_wds("tsv", "-f", "cls png", "--binary", "escape", "--missing", "skip", shard)
     assert (asked.text.count("\n"), asked.status) == (2, 0)
-    assert "left out 1 samples without the fields" in asked.err
+    assert "left out 1 sample without the fields" in asked.err
 
 
 def test_tsv_fails_when_a_field_is_binary(shard: str) -> None:
@@ -152,7 +152,7 @@ def test_json_obeys_its_options_when_given(options: list[str], values: list[Any]
 def test_json_tells_what_it_left_out_when_asked_to(shard: str) -> None:
     """Counts on stderr, and status 0: it was asked for."""
     done = run_wds("json", "--binary", "skip", shard)
-    assert (done.status, done.err) == (0, "wds: left out 1 fields that JSON cannot hold (--binary skip)\n")
+    assert (done.status, done.err) == (0, "wds: left out 1 field that JSON cannot hold (--binary skip)\n")
 
 
 def test_json_fails_when_a_field_does_not_decode(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from torchdata_wds.format.printing import printable
 from torchdata_wds.pipes.cache_shards import check_copy
 from torchdata_wds.storage.cache_folders import CacheFile, check_file, choose_old, list_cache, remove_file
 from torchdata_wds.tools.command import Command, byte_size
-from torchdata_wds.tools.messages import in_our_words, say
-from torchdata_wds.tools.progress import Progress
+from torchdata_wds.tools.messages import counted, in_our_words, say
+from torchdata_wds.tools.progress import Progress, paused, stdout_is_apart
 
 __all__ = ["COMMAND", "duration"]
 
@@ -100,22 +101,25 @@ def _list(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
             age = _span(now - file.used)
             print(f"{file.size:>15,}  {file.kind:<7}  {file.state:<10}  {age:>5} ago  {printable(name)}")
     if not arguments.json:
-        print(f"{sum(file.size for file in shown):>15,}  bytes in {len(shown):,} files")
+        print(f"{sum(file.size for file in shown):>15,}  bytes in {counted(len(shown), 'file')}")
     return 0
 
 
 def _verify(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
     whole = [file for file in files if file.state == "whole"]
     damaged, removed = 0, 0
-    with Progress("files", len(whole), only_on_terminal=True) as progress:
+    hidden = not (sys.stdout.isatty() or stdout_is_apart())
+    with Progress("files", len(whole), only_on_terminal=True, hidden=hidden) as progress:
         for file in whole:
             reason = check_file(file, check_copy)
             if reason is not None:
                 damaged += 1
-                print(f"{printable(file.path)}: damaged: {printable(in_our_words(reason))}")
+                with paused():
+                    print(f"{printable(file.path)}: damaged: {printable(in_our_words(reason))}")
                 removed += arguments.remove and _remove(file)
             progress.advance()
-    print(f"{len(whole) - damaged:,} files whole, {damaged:,} damaged" + (f", {removed:,} removed" if removed else ""))
+    told = f"{counted(len(whole) - damaged, 'file')} whole, {damaged:,} damaged"
+    print(f"{told}, {removed:,} removed" if removed else told)
     return 1 if damaged else 0
 
 
@@ -127,9 +131,10 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
         print(f"{file.size:>15,}  {verb}  {printable(os.path.relpath(file.path, arguments.folder))}")
     made = [Path(file.path).name for file in files if file.state == "being made" and file.kind != "lock"]
     if made:
-        say(f"{len(made):,} files are being made and stay: {printable(', '.join(made[:5]))}")
-    left = sum(file.size for file in files) - sum(file.size for file in removed)
-    print(f"{sum(file.size for file in removed):>15,}  bytes in {len(removed):,} files {verb}, {left:,} bytes stay")
+        say(f"{counted(len(made), 'file is', 'files are')} being made and kept: {printable(', '.join(made[:5]))}")
+    size = sum(file.size for file in removed)
+    left = counted(sum(file.size for file in files) - size, "byte")
+    print(f"{size:>15,}  bytes in {counted(len(removed), 'file')} {verb}, {left} left")
     return 1 if len(removed) < len(chosen) else 0
 
 

@@ -14,7 +14,7 @@ from torchdata_wds.format.plans import KEY_FORMAT
 from torchdata_wds.format.printing import printable
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 from torchdata_wds.tools.command import Command, UsageError
-from torchdata_wds.tools.messages import message_of, say
+from torchdata_wds.tools.messages import counted, message_of, say
 from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_one_output
 from torchdata_wds.tools.progress import Progress
 
@@ -183,9 +183,9 @@ class _MissingFiles:
         """Tells the numbers."""
         files, left_out = samples.missing_files, samples.left_out
         if missing == "empty" and files:
-            say(f"took {files:,} missing files as empty (--missing empty)")
+            say(f"took {counted(files, 'missing file')} as empty (--missing empty)")
         elif files:
-            say(f"left out: {files:,} missing files, {left_out:,} samples (--missing {missing})")
+            say(f"left out: {counted(files, 'missing file')}, {counted(left_out, 'sample')} (--missing {missing})")
 
 
 def _tell_skipped(parts: PartList) -> None:

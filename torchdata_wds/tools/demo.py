@@ -29,7 +29,7 @@ from torchdata_wds.pipes.collate import wds_collate
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
 from torchdata_wds.tools.command import Command, UsageError, whole_number
 from torchdata_wds.tools.demo_shards import SIZES, keep_shards, write_shards
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.tools.scan import Contents, SampleId, scan_shard
 
@@ -137,7 +137,8 @@ def scan(urls: Sequence[str]) -> Contents:
             progress.advance()
     if not contents.samples:
         raise ShardFormatError(
-            f"no samples in {len(urls):,} shards: a sample is made of files named key.extension, such as 0001.jpg"
+            f"no samples in {counted(len(urls), 'shard')}: a sample is made of files named key.extension, "
+            "such as 0001.jpg"
         )
     return contents
 
@@ -207,7 +208,7 @@ def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
     for outcome, samples in wrong.items():
         if not samples:
             continue
-        print(f"{samples.total():,} of {expected.total():,} samples {outcome}:")
+        print(f"{samples.total():,} of {counted(expected.total(), 'sample')} {outcome}:")
         named = sorted(samples.elements())[:_NAMED]
         for url, key in named:
             print(f"  {key} of {storage.mask_url(url)}")

@@ -7,7 +7,7 @@ from typing import get_args
 
 from torchdata_wds.pipes.field_choices import FieldChoices, Missing
 from torchdata_wds.tools.command import UsageError
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 
 __all__ = ["add_field_arguments", "field_choices", "tell_choices"]
 
@@ -49,6 +49,6 @@ def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:
 def tell_choices(choices: FieldChoices | None) -> None:
     """Tells how many samples were left out as asked for, and how many fields left empty."""
     if choices is not None and choices.left_out:
-        say(f"left out {choices.left_out:,} samples without the fields (--missing skip)")
+        say(f"left out {counted(choices.left_out, 'sample')} without the fields (--missing skip)")
     if choices is not None and choices.left_empty:
-        say(f"left {choices.left_empty:,} missing fields empty (--missing empty)")
+        say(f"left {counted(choices.left_empty, 'missing field')} empty (--missing empty)")

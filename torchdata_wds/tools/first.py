@@ -17,7 +17,7 @@ from torchdata_wds.storage.urls import STDIN
 from torchdata_wds.tools.command import Command, UsageError
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import taken, write_whole
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 from torchdata_wds.tools.outputs import check_one_output
 
 __all__ = ["COMMAND"]
@@ -101,12 +101,13 @@ def _write(data: bytes, arguments: argparse.Namespace) -> None:
 
 
 def _nothing(seen: int, conditions: list[Condition], choices: FieldChoices) -> str:
-    text = f"nothing found in {seen:,} samples"
+    text = f"nothing found in {counted(seen, 'sample')}"
     for each in conditions:
         if each.missed:
-            text += f"; {each.missed:,} have no {each.name!r}"
+            text += f"; {counted(each.missed, 'has', 'have')} no {each.name!r}"
     if choices.left_out:
-        text += f"; {choices.left_out:,} meet the conditions and have no field {choices.columns[0]!r}"
+        lacking = counted(choices.left_out, "meets the conditions and has", "meet the conditions and have")
+        text += f"; {lacking} no field {choices.columns[0]!r}"
     return text
 
 

@@ -26,7 +26,7 @@ from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import Command, UsageError, positive_number
 from torchdata_wds.tools.inputs import add_shards_argument, list_inputs
-from torchdata_wds.tools.messages import message_of, say
+from torchdata_wds.tools.messages import counted, message_of, say
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.workers.ordered_tasks import map_in_order
 
@@ -101,9 +101,11 @@ COMMAND = Command(
 
 
 def _summary(outcomes: Counter[str], count: int, failed: int, *, is_listed: bool) -> str:
-    told = [f"{outcomes[word]:,} indexes {word}" for word in ("written", "unchanged") if outcomes[word]]
-    told += [f"{count:,} shards listed"] if is_listed else []
-    told += [f"{failed:,} of {count:,} shards failed"] if failed else []
+    told = [
+        f"{counted(outcomes[word], 'index', 'indexes')} {word}" for word in ("written", "unchanged") if outcomes[word]
+    ]
+    told += [f"{counted(count, 'shard')} listed"] if is_listed else []
+    told += [f"{failed:,} of {counted(count, 'shard')} failed"] if failed else []
     return ", ".join(told)
 
 
@@ -148,7 +150,7 @@ def _place(url: str, arguments: argparse.Namespace) -> str | None:
 def _write_list(arguments: argparse.Namespace, results: Sequence[IndexResult], failed: int) -> bool:
     """Writes the list of all shards; tells whether it was written."""
     if failed:
-        say(f"{mask_url(arguments.wids)} is not written: {failed:,} shards would be missing in it")
+        say(f"{mask_url(arguments.wids)} is not written: {counted(failed, 'shard')} would be missing in it")
         return False
     urls = [listed_url(result.url, arguments.wids) for result in results]
     headers = [(url, result.header) for url, result in zip(urls, results, strict=True) if result.header is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -23,8 +22,8 @@ from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.tools.command import Part, UsageError, byte_size, part_number, range_of
-from torchdata_wds.tools.messages import message_of, say, tell_left_out, tell_lost
-from torchdata_wds.tools.progress import Progress
+from torchdata_wds.tools.messages import counted, message_of, say, tell_left_out, tell_lost
+from torchdata_wds.tools.progress import Progress, stdout_is_apart
 
 __all__ = [
     "SampleReader",
@@ -179,7 +178,7 @@ def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
 def tell_part(count: int, part: Part | None) -> None:
     """Says so if a part has none of the shards."""
     if part is not None and not part_of(range(count), part):
-        say(f"part {part.number}/{part.total} has none of the {count:,} shards: nothing to do")
+        say(f"part {part.number}/{part.total} has none of {counted(count, 'shard')}: nothing to do")
 
 
 def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
@@ -283,7 +282,7 @@ class SampleReader:
             handler=self._lose,
         )
         self._errors: Counter[str] = Counter()
-        self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and sys.stdout.isatty())
+        self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads the samples: ``__key__``, ``__url__`` and bytes by field.

@@ -21,7 +21,7 @@ from torchdata_wds.format.slicing import OpenSlice, slice_members
 from torchdata_wds.tools.command import Command
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import write_line
-from torchdata_wds.tools.messages import say, tell_left_out
+from torchdata_wds.tools.messages import counted, say, tell_left_out
 from torchdata_wds.tools.progress import Progress
 
 __all__ = ["COMMAND"]
@@ -181,7 +181,7 @@ class Counts:
         """Gives a line for each shard, and one for all."""
         for url, counts in self._shards:
             yield f"{printable(storage.mask_url(url))}: {_told(counts)}"
-        yield f"{len(self._shards):,} shard{'s' if len(self._shards) != 1 else ''}: {_told(self._total())}"
+        yield f"{counted(len(self._shards), 'shard')}: {_told(self._total())}"
 
     def json_lines(self) -> Iterator[str]:
         """Gives the same in JSON; the last object, of all, has the number of shards instead of a name."""
@@ -194,9 +194,7 @@ class Counts:
 
 
 def _told(counts: list[int]) -> str:
-    return ", ".join(
-        f"{count:,} {words.removesuffix('s') if count == 1 else words}" for words, count in _named(counts).items()
-    )
+    return ", ".join(counted(count, words.removesuffix("s")) for words, count in _named(counts).items())
 
 
 def _named(counts: list[int]) -> dict[str, int]:

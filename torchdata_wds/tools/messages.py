@@ -10,8 +10,19 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torchdata_wds.format.printing import printable
+from torchdata_wds.tools.progress import paused
 
-__all__ = ["PROGRAM", "in_our_words", "let_go_of_output", "logged", "message_of", "say", "tell_left_out", "tell_lost"]
+__all__ = [
+    "PROGRAM",
+    "counted",
+    "in_our_words",
+    "let_go_of_output",
+    "logged",
+    "message_of",
+    "say",
+    "tell_left_out",
+    "tell_lost",
+]
 
 PROGRAM = "wds"
 
@@ -48,23 +59,31 @@ def say(text: str, command: str = "") -> None:
         command: Which command it is from, for its last words.
     """
     lines = "\n".join(map(printable, text.split("\n")))
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError), paused():
         print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Writes a number with its noun.
+
+    Example:
+        >>> counted(1, "sample"), counted(2_000, "sample"), counted(0, "index", "indexes")
+        ('1 sample', '2,000 samples', '0 indexes')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def tell_left_out(skipped: Counter[str]) -> None:
     """Tells how many members belong to no sample, and why; samples that damage has cut are told with the error."""
     for reason, count in sorted((+skipped).items()):
         if reason != "sample cut off by a broken shard":
-            members = "1 member that belongs" if count == 1 else f"{count:,} members that belong"
-            say(f"left out {members} to no sample: {reason}")
+            say(f"left out {counted(count, 'member that belongs', 'members that belong')} to no sample: {reason}")
 
 
 def tell_lost(count: int) -> None:
     """Tells how many shards or samples were lost."""
     if count:
-        what = "1 shard or sample was" if count == 1 else f"{count:,} shards or samples were"
-        say(f"lost: {what} skipped (see above)")
+        say(f"lost: {counted(count, 'shard or sample was', 'shards or samples were')} skipped (see above)")
 
 
 def in_our_words(text: str) -> str:

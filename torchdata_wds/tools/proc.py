@@ -15,8 +15,9 @@ from torchdata_wds.errors import SampleError
 from torchdata_wds.format.target_names import is_target_pattern
 from torchdata_wds.tools.command import Command, UsageError, positive_number
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments, list_all_inputs
-from torchdata_wds.tools.messages import message_of, say, tell_left_out, tell_lost
+from torchdata_wds.tools.messages import counted, message_of, say, tell_left_out, tell_lost
 from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_rekey, copy_samples
+from torchdata_wds.tools.progress import paused
 from torchdata_wds.tools.shard_work import Results, work_on_shards
 from torchdata_wds.workers.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.workers.shard_tasks import ShardTask, run_task
@@ -190,27 +191,19 @@ class MadeSamples:
     def tell(self) -> int:
         """Says what was left out, ignored and lost, and returns the exit status."""
         if self._ignored:
-            say(f"ignored: {_commands(self._ignored)} failed (see above)")
+            say(f"ignored: {counted(self._ignored, 'command')} failed (see above)")
         if self._emptied:
-            say(f"left out {_samples(self._emptied)} of which the command left nothing")
+            say(f"left out {counted(self._emptied, 'sample')} of which the command left nothing")
         if self._unused:
-            say(f"lost: files that {_commands(self._unused)} left (see above)")
+            say(f"lost: files that {counted(self._unused, 'command')} left (see above)")
         tell_left_out(self._left_out)
         tell_lost(self._lost)
         return 1 if self._lost or self._unused else 0
 
 
-def _commands(count: int) -> str:
-    return "1 command" if count == 1 else f"{count:,} commands"
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count:,} samples"
-
-
 def pass_on(output: bytes) -> None:
     """Writes a command's output to standard error; that nobody reads it there does not stop the work."""
     if output:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError), paused():
             sys.stderr.write(output.decode(errors="backslashreplace"))
             sys.stderr.flush()

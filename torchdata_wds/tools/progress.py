@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "paused", "stdout_is_apart"]
 
 _SECONDS = 5.0
+
+#: The bars that stand on the terminal.
+_bars: list[Any] = []
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Takes bars off the terminal while it is entered, for lines that are written there."""
+    for bar in _bars:
+        bar.clear()
+    try:
+        yield
+    finally:
+        for bar in _bars:
+            bar.refresh()
+
+
+def stdout_is_apart() -> bool:
+    """Whether what is printed cannot come among the lines of a terminal: it goes to a file, or nowhere.
+
+    Of a pipe nobody knows where it ends; ``| cat`` ends on the terminal.
+    """
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
 
 
 class Progress:
@@ -38,6 +68,8 @@ class Progress:
         on_terminal = sys.stderr.isatty()
         self.is_shown = not hidden and (on_terminal or not only_on_terminal)
         self._bar = _bar(what, total) if on_terminal and self.is_shown else None
+        if self._bar is not None:
+            _bars.append(self._bar)
         self._shown = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
@@ -56,6 +88,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            _bars.remove(self._bar)
             self._bar.close()
         elif self.is_shown:
             self._show()

@@ -10,7 +10,7 @@ from torchdata_wds.format.printing import printable
 from torchdata_wds.format.target_names import name_targets
 from torchdata_wds.storage import mask_url
 from torchdata_wds.tools.inputs import part_of, tell_part
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 from torchdata_wds.tools.progress import Progress
 from torchdata_wds.workers.shard_tasks import ShardTask, existing_targets, staged_tasks
 
@@ -42,7 +42,7 @@ def work_on_shards(
     skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
     pairs = [pair for pair in pairs if pair[1] not in skipped]
     if skipped:
-        say(f"skipped: {len(skipped):,} outputs are there already (--force makes them anew)")
+        say(f"skipped: {counted(len(skipped), 'output exists', 'outputs exist')} already (--force makes them anew)")
     with staged_tasks(pairs, overwrite=arguments.force) as tasks:
         failed = _tell(work(tasks), len(tasks))
     say(f"{len(pairs) - failed:,} done, {failed:,} failed, {len(skipped):,} skipped")

@@ -22,7 +22,7 @@ from torchdata_wds.tools.command import Command, UsageError, positive_number, wh
 from torchdata_wds.tools.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import add_count_argument, taken, write_line, write_whole
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 from torchdata_wds.tools.outputs import check_one_output
 
 __all__ = ["COMMAND"]
@@ -142,10 +142,10 @@ class Showing:
     def finish(self) -> int:
         """Tells what was left out and what does not decode, and gives the exit status."""
         if self._is_more:
-            say(f"these are the first {self._default:,} samples, and more follow: see --count")
+            say(f"these are the first {counted(self._default, 'sample')}, and more follow: see --count")
         tell_choices(self._choices)
         if self._damaged:
-            say(f"{self._damaged:,} fields do not decode (see there)")
+            say(f"{counted(self._damaged, 'field does', 'fields do')} not decode (see there)")
         return max(self._reader.finish(), 1 if self._damaged else 0)
 
 
@@ -170,7 +170,7 @@ def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterat
         with _size_checked():
             sheet_size(max(1, len(tiles)), columns=arguments.columns, size=arguments.size)
     if not tiles:
-        raise SampleError(f"no image in {count:,} samples: nothing to draw")
+        raise SampleError(f"no image in {counted(count, 'sample')}: nothing to draw")
     with _size_checked():
         sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
     out = io.BytesIO()

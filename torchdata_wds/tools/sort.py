@@ -10,7 +10,7 @@ from torchdata_wds.format.sorting import sort_samples
 from torchdata_wds.pipes.sort_keys import MissingValue, SortKey, SortType
 from torchdata_wds.tools.command import Command, UsageError, byte_size, whole_number
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 from torchdata_wds.tools.outputs import SampleOutput, add_output_arguments, check_one_output, copy_samples
 from torchdata_wds.tools.seeds import chosen_seed
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         with closing(ordered):  # type: ignore[type-var]
             copy_samples(ordered, output, reader)
     if key.left_out:
-        say(f"left out {key.left_out:,} samples without {' or '.join(key.fields)} (--missing skip)")
+        say(f"left out {counted(key.left_out, 'sample')} without {' or '.join(key.fields)} (--missing skip)")
     return reader.finish()
 
 

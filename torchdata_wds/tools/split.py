@@ -21,8 +21,9 @@ from torchdata_wds.storage.hook_command import HookCommand
 from torchdata_wds.tools.command import Command, UsageError, byte_size, positive_number, whole_number
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import write_line
-from torchdata_wds.tools.messages import let_go_of_output, say
+from torchdata_wds.tools.messages import counted, let_go_of_output, say
 from torchdata_wds.tools.outputs import COMPRESSIONS, add_rekey_argument, rekeyed
+from torchdata_wds.tools.progress import stdout_is_apart
 
 __all__ = ["COMMAND"]
 
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Splits the samples, prints the finished shards, and returns the exit status."""
     if arguments.delete and arguments.post is None:
         raise UsageError("--delete removes shards for which --post has succeeded, and needs it")
-    reader = SampleReader(arguments)
+    reader = SampleReader(arguments, hidden=not stdout_is_apart())  # paths are printed
     finished = Finished(arguments)
     if arguments.force:
         _check_apart(reader.urls, finished, arguments.max_shards)
@@ -87,11 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
             read = _write(rekeyed(samples, arguments.rekey), writer, reader)
             is_full = writer.is_full
     finally:
-        say(f"{finished.shards:,} shards with {finished.samples:,} samples and {finished.bytes:,} bytes are whole")
+        say(
+            f"finished {counted(finished.shards, 'shard')} with {counted(finished.samples, 'sample')} and "
+            f"{counted(finished.bytes, 'byte')}"
+        )
     if is_full:
         say(
-            f"stopped after {finished.shards:,} shards, as --max-shards asks for, without looking for more samples. "
-            f"To go on: --start {finished.next_number} --slice {_rest(arguments.slice, read)}"
+            f"stopped after {counted(finished.shards, 'shard')}, as --max-shards asks for, without looking for more "
+            f"samples. To go on: --start {finished.next_number} --slice {_rest(arguments.slice, read)}"
         )
         if arguments.rekey is not None and "{key" not in arguments.rekey:
             say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")

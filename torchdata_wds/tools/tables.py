@@ -18,7 +18,7 @@ from torchdata_wds.tools.command import Command
 from torchdata_wds.tools.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.tools.inputs import SampleReader, add_input_arguments
 from torchdata_wds.tools.looking import add_count_argument, taken, write_line
-from torchdata_wds.tools.messages import say
+from torchdata_wds.tools.messages import counted, say
 
 __all__ = ["JSON_COMMAND", "TSV_COMMAND"]
 
@@ -102,7 +102,7 @@ def run_json(arguments: argparse.Namespace) -> int:
         write_line(line)
     tell_choices(choices)
     if lines.skipped:
-        say(f"left out {lines.skipped:,} fields that JSON cannot hold (--binary skip)")
+        say(f"left out {counted(lines.skipped, 'field')} that JSON cannot hold (--binary skip)")
     return reader.finish()
 
 

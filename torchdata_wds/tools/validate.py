@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -23,9 +24,9 @@ from torchdata_wds.storage import can_reopen, mask_url, open_target
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 from torchdata_wds.tools.command import Command, UsageError, positive_number, whole_number
 from torchdata_wds.tools.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
-from torchdata_wds.tools.messages import in_our_words, let_go_of_output, say
+from torchdata_wds.tools.messages import counted, in_our_words, let_go_of_output, say
 from torchdata_wds.tools.outputs import SampleOutput, add_rekey_argument
-from torchdata_wds.tools.progress import Progress
+from torchdata_wds.tools.progress import Progress, paused, stdout_is_apart
 from torchdata_wds.workers.ordered_tasks import map_in_order
 
 __all__ = ["COMMAND"]
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     plans = []
     processes = 1 if STDIN in urls else arguments.parallel
     reports = map_in_order(partial(report_shard, rules=rules, most=arguments.most), urls, processes)
-    with closing(reports), Progress("shards", len(urls), only_on_terminal=True) as progress:  # type: ignore[type-var]
+    with closing(reports), _progress(len(urls)) as progress:  # type: ignore[type-var]
         for report in reports:
             printer.print_report(report)
             totals.take(report)
@@ -99,6 +100,11 @@ COMMAND = Command(
     wds validate --strict repaired.tar
     """,
 )
+
+
+def _progress(total: int) -> Progress:
+    hidden = not (sys.stdout.isatty() or stdout_is_apart())
+    return Progress("shards", total, only_on_terminal=True, hidden=hidden)
 
 
 def _rules(arguments: argparse.Namespace) -> ValidationRules:
@@ -168,7 +174,8 @@ class Printer:
 
     def _print(self, line: str) -> None:
         try:
-            print(line, flush=True)
+            with paused():
+                print(line, flush=True)
         except BrokenPipeError:
             if not self._goes_on:
                 raise
@@ -230,9 +237,15 @@ class Repair:
                 if (folder := _local_folder(target)) is not None:
                     folder.mkdir(parents=True, exist_ok=True)
                 self._write(target, samples)
-        say(f"wrote {self._count:,} good samples to {printable(self._arguments.fix)}, left out {totals.bad:,} bad ones")
+        say(
+            f"wrote {counted(self._count, 'good sample')} to {printable(self._arguments.fix)}, "
+            f"left out {counted(totals.bad, 'bad one')}"
+        )
         if self._lost:
-            say(f"lost: {self._lost:,} runs of members were left out although they are whole (see the report)")
+            say(
+                f"lost: {counted(self._lost, 'run of members was', 'runs of members were')} left out although whole "
+                "(see the report)"
+            )
         return self._lost
 
     def _samples(self, url: str, plan: RepairPlan, rules: ValidationRules) -> Iterator[Mapping[str, Any]]:

@@ -88,7 +88,7 @@ def test_epochs_are_right_or_say_why_not(
             three_epochs(pipe, kind, workers)
         return
     if form == "sharding_filter" and is_counted:
-        with pytest.raises(ValueError, match=rf"no item in 10 passes.*consumer \d of {workers} .*split_shards"):
+        with pytest.raises(ValueError, match=rf"no item in \d+ passes.*consumer \d of {workers} .*split_shards"):
             three_epochs(pipe, kind, workers)
         return
     for epoch in three_epochs(pipe, kind, workers):

@@ -15,14 +15,11 @@ from torchdata_wds.pipes.grid import Grid, grid_of
 from torchdata_wds.pipes.passes import Passes
 from torchdata_wds.pipes.place import place_of, rank_place, upstream, warn_once
 from torchdata_wds.pipes.progress import PassBegun, Wanted, Watch
+from torchdata_wds.pipes.starvation import most_empty_passes
 
 __all__ = ["EpochCounterIterDataPipe"]
 
 T = TypeVar("T")
-
-
-#: After so many passes without an item there is none to come.
-_EMPTY_PASSES = 10
 
 
 class _Stream:
@@ -67,10 +64,8 @@ class _Stream:
             except StopIteration:
                 # A consumer that has one shard of a pass may get an empty one, and others in the next passes.
                 self.empty = 0 if self.taken else self.empty + 1
-                if self.empty == _EMPTY_PASSES:
-                    self.empty = 0
-                    raise ValueError(_describe_empty(source)) from None
                 self._end()
+                self._check_empty(source)
             except BaseException:
                 self._end()
                 raise
@@ -78,6 +73,11 @@ class _Stream:
                 self.taken += 1
                 self.early -= 1
                 return taken
+
+    def _check_empty(self, source: IterDataPipe[Any]) -> None:
+        if not self.empty % 10 and self.empty >= most_empty_passes(place_of(source).consumers):
+            passes, self.empty = self.empty, 0
+            raise ValueError(_describe_empty(source, passes)) from None
 
     def _begin(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Iterator[Any]:
         assert self.passes is not None
@@ -246,9 +246,9 @@ def share_of(n: int, epoch: int, grid: Grid) -> int:
     return after - before
 
 
-def _describe_empty(source: IterDataPipe[Any]) -> str:
+def _describe_empty(source: IterDataPipe[Any], passes: int) -> str:
     place = place_of(source)
-    message = f"the source of wds_epoch gave no item in {_EMPTY_PASSES} passes: it has no epoch of any length"
+    message = f"the source of wds_epoch gave no item in {passes} passes: it has no epoch of any length"
     if place.consumers > 1:
         message += (
             f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "

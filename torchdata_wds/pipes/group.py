@@ -102,6 +102,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         self.skipped: Counter[str] = Counter()
         self._watch: Watch | None = None
         self._restart: _Restart | None = None
+        self._passed_over = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         source, watch = self.source_datapipe, self._watch
@@ -142,6 +143,11 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         # A copy begins at the beginning.
         state = {**vars(self), "_restart": None}
         return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
+
+    @property
+    def _shards_read(self) -> int | None:
+        """How many shards have been read, where this reads them."""
+        return self.source_datapipe._shards_read if type(self.source_datapipe) is ShardLoaderIterDataPipe else None
 
     def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
         """Lets the next iteration give only some of the samples, from the shards that they are in.
@@ -240,6 +246,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             number = watch.samples - 1
             if number >= wanted.first or number in early:
                 yield sample
+            else:
+                self._passed_over += 1
 
     def _note(self, error: Exception) -> None:
         note_source_failure(error, self)

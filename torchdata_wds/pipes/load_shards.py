@@ -38,6 +38,7 @@ from torchdata_wds.pipes.shard_readings import (
     read_ahead,
     stale_index,
 )
+from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
 from torchdata_wds.storage.read_ahead import ReadAhead
 
 __all__ = ["ShardLoaderIterDataPipe"]
@@ -161,6 +162,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.rewrite = self.storage_options.rewrite
         self.handler = check_handler(handler)
         self.skipped: Counter[str] = Counter()
+        self._shards_read = 0
+        self._cycled = CycledPasses()
 
     def __iter__(self) -> Iterator[ShardMember]:
         ask = Asked(self.handler, self.skipped, self._note)
@@ -203,6 +206,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             ShardListError: if the source does not give the items that `begun` tells of.
         """
         warn_about_workers(self)
+        self._cycled.begin(self)
+        cycled = CycledShards(self)
         opener = ShardOpener(self.storage_options, seeks=self.rename is None)
         keys = self.keys if keys is None else keys
         items = map(_Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
@@ -211,8 +216,10 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             for item, ahead in started:
                 yield self._units(item, ahead, opener, keys, ask, watch)
                 got = True
+                self._shards_read += 1
                 if ask.is_over:
                     return
+                cycled.note()
         if not got:
             warn_when_idle(self)
 

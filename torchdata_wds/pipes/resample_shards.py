@@ -14,6 +14,7 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.place import Place, Seed, find_sharder, place_among_ranks, process_place
 from torchdata_wds.pipes.shuffle import shuffled
+from torchdata_wds.pipes.starvation import DrawnShards
 
 __all__ = ["ShardResamplerIterDataPipe"]
 
@@ -43,7 +44,8 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
     Raises:
         ValueError: if `n` is no number of shards, or if there is a ``sharding_filter`` or the like upstream, which
             would leave each consumer only its part of the list.
-        ShardListError: if there is no shard to draw from.
+        ShardListError: if there is no shard to draw from; if the stream is endless, also once each shard has been
+            drawn and nothing has come of them.
         RuntimeError: "Sharding twice", from torch, if a ``sharding_filter`` follows.
 
     Example:
@@ -83,7 +85,13 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
                 "and filters before it"
             )
         rng = self._seed.begin_epoch("resample_shards", self._place())
-        yield from islice(drawn(shards, rng) if self.replacement else passed(shards, rng), self.n)
+        places = range(len(shards))
+        draws = drawn(places, rng) if self.replacement else passed(places, rng)
+        watched = DrawnShards(len(shards)) if self.n is None else None
+        for place in islice(draws, self.n):
+            yield shards[place]
+            if watched is not None:
+                watched.note(place)
 
     def _place(self) -> Place:
         """This consumer's place among all: as the graph was divided, or where nobody did as processes are."""

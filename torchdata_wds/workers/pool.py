@@ -13,8 +13,10 @@ from typing import Any
 import torch.multiprocessing
 from torch.utils.data.graph import DataPipe
 
+from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.place import Place, mix
+from torchdata_wds.pipes.starvation import most_empty_passes
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
 from torchdata_wds.workers.interrupts import interrupts_held
@@ -83,6 +85,7 @@ class WorkerPool:
         self._end = Finalize(self, _end, (self._board, self._links, self._lock), exitpriority=1)
         self._seeds = (0, 0)
         self._pass = 0
+        self._empty = 0
         self._is_fresh = False
         self._stream_seeds: Seeds | None = None
         self.streams = Streams(num_workers)
@@ -97,6 +100,7 @@ class WorkerPool:
         """
         self._seeds = seeds
         self._pass = 0
+        self._empty = 0
         self._start(seeds, streams)
         self._is_fresh = True
 
@@ -104,11 +108,20 @@ class WorkerPool:
         """Returns the epoch's items; asked again in the same epoch (by ``cycle``), another pass in another order."""
         if not self._is_fresh:
             self._pass += 1
+            self._check_empty()
             shared, local = self._seeds
             seeds = mix(shared, "pass", self._pass), mix(local, "pass", self._pass)
             self._start(seeds, Streams(self._num_workers, epoch=self.streams.epoch))
         self._is_fresh = False
         return self._run(self._board.turn, self.streams)
+
+    def _check_empty(self) -> None:
+        self._empty = 0 if self.streams.taken else self._empty + 1
+        if self._empty >= most_empty_passes(1):
+            raise ShardListError(
+                f"the workers gave nothing in {self._empty} passes in a row, and the main process begins one after the "
+                "other. Check that the shards have samples, what filters leave, and what handlers skip"
+            )
 
     @property
     def is_cycled(self) -> bool:

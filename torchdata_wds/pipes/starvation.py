@@ -1,0 +1,229 @@
+"""Endless sources of which nothing comes: found from inside the running graph, and an error there.
+
+An endless source cannot see what becomes of its items, and a stage that waits for one cannot see that none will come.
+But while the source makes an item, every stage that waits for it is on the stack, and torch counts what each has
+yielded. So where every shard has been drawn, ten times on average, the nearest stage that has yielded nothing in all
+that time is the one that drops everything. Stages that may hold many items before the first (a shuffle, a batch) are
+never blamed: those before them are looked at, and those after them once they give something.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.pipes.division import running_pipes
+from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.place import place_of, upstream
+
+__all__ = ["CycledPasses", "CycledShards", "DrawnShards", "most_empty_passes"]
+
+#: A source that gives nothing in so many passes will give nothing. One of several consumers may have a pass without
+#: anything, and none in the next: it is given more of them.
+_EMPTY_PASSES = 10
+_MOST_EMPTY_PASSES = 100
+
+#: A stage that drops items by what is in them may do so to many in a row.
+_DROPPED_ITEMS = 10_000
+
+#: Stages that make items of shards, and hold none of them back, by the names that torch and torchdata give them.
+_READERS = {
+    *("ShardLoader", "KeyGrouper", "ShardCacher", "CborShardLoader", "MsgpackShardLoader"),
+    *("FileOpener", "FSSpecFileOpener", "HttpReader", "OnlineReader", "TarArchiveLoader", "WebDataset"),
+}
+
+#: Stages that give some or none for each item.
+_DROPPERS = {"Filter", "FlatMapper", "Mapper", "UnBatcher", "SampleUnbatcher", "DocumentInterleaver"}
+
+
+class _Yields:
+    """What the stages that wait for an item had yielded when this was made."""
+
+    def __init__(self) -> None:
+        self._counts = {id(pipe): _count_of(pipe) for pipe in running_pipes()}
+        self._taken = {id(pipe): _taken_by(pipe) for pipe in running_pipes()}
+
+    def starving(self, shards: int) -> Any:
+        """Finds the nearest stage that has yielded nothing since.
+
+        Args:
+            shards: How many shards it must have taken in that time to be blamed.
+
+        Returns:
+            The stage; True where all stages have yielded something; None where it cannot be known yet.
+        """
+        for pipe in running_pipes():
+            if self._counts.get(id(pipe)) != _count_of(pipe):
+                continue
+            taken = _taken_by(pipe) - self._taken[id(pipe)]
+            is_over = taken >= shards if _is_reader(pipe) else taken >= _DROPPED_ITEMS
+            return pipe if is_over and (_is_reader(pipe) or _is_dropper(pipe)) else None
+        return True
+
+
+def most_empty_passes(consumers: int) -> int:
+    """How many passes in a row may give nothing to one of so many consumers."""
+    return min(_EMPTY_PASSES * consumers, _MOST_EMPTY_PASSES)
+
+
+class DrawnShards:
+    """Watches an endless source of shards: once all of them have come, something must have come of them.
+
+    Args:
+        count: How many shards it draws from.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._begin()
+
+    def _begin(self) -> None:
+        self._yields = _Yields()
+        self._drawn = 0
+        self._seen = bytearray(self._count)
+        self._unseen = self._count
+        self._needed = self._next = _EMPTY_PASSES * self._count
+
+    def note(self, number: int) -> None:
+        """Notes that a shard has been drawn, and that the next is wanted.
+
+        Raises:
+            ShardListError: if nothing has come of all shards.
+        """
+        self._drawn += 1
+        if not self._seen[number]:
+            self._seen[number] = 1
+            self._unseen -= 1
+            self._needed = max(self._needed, self._drawn)
+        if self._unseen or self._drawn < self._next:
+            return
+        found = self._yields.starving(self._needed)
+        if found is True:
+            self._begin()
+        elif found is not None:
+            shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"
+            raise ShardListError(
+                f"resample_shards has drawn {shards}, {self._drawn:,} draws in all, and nothing came of them: "
+                f"{_describe(found)}"
+            )
+        else:
+            self._next = 2 * self._drawn
+
+
+class CycledPasses:
+    """Counts passes in a row of which nothing came, where a native ``cycle`` that follows begins them."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._passes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CycledPasses, ()  # a copy of a pipe has made no pass
+
+    def begin(self, pipe: Any) -> None:
+        """Notes that a pass begins.
+
+        Raises:
+            ShardListError: if too many passes before it gave nothing.
+        """
+        cycler = next(filter(_is_cycler, running_pipes()), None)
+        key = None if cycler is None else (id(cycler), _count_of(cycler))
+        self._passes = self._passes + 1 if key is not None and key == self._key else 0
+        self._key = key
+        if self._passes >= _EMPTY_PASSES and self._passes >= most_empty_passes(place_of(pipe).consumers):
+            self._key = None
+            raise ShardListError(
+                f"nothing came of {self._passes} passes in a row that cycle has begun over the same shards. "
+                f"{_advice(cycler)}"
+            )
+
+
+class CycledShards:
+    """Watches shards that a native ``cycle`` gives again and again, as seen from the loader that follows it.
+
+    Args:
+        loader: What reads the shards.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._cyclers: list[Any] = []
+        self._read = 0
+        self._next = 100
+        self._since: tuple[int, int, _Yields] | None = None  # shards read, passes begun, what had been yielded
+
+    def note(self) -> None:
+        """Notes that a shard has been read.
+
+        Raises:
+            ShardListError: if nothing has come of several passes.
+        """
+        self._read += 1
+        if self._read < self._next:
+            return
+        self._next *= 2
+        if self._since is None:
+            self._cyclers = list(filter(_is_cycler, upstream(self._loader)))
+            self._since = (self._read, self._passes(), _Yields())
+            return
+        read, passes, yields = self._since
+        if not self._cyclers or self._passes() - passes < _EMPTY_PASSES:
+            return
+        found = yields.starving(self._read - read)
+        if found is True:
+            self._since = (self._read, self._passes(), _Yields())
+        elif found is not None:
+            raise ShardListError(f"nothing came of {self._read:,} shards that cycle gave: {_describe(found)}")
+
+    def _passes(self) -> int:
+        return sum(cycler.source_datapipe._valid_iterator_id or 0 for cycler in self._cyclers)
+
+
+def _count_of(pipe: Any) -> tuple[Any, int]:
+    # What a grouping passes over, on its way to where a stream goes on, it has made all the same.
+    return pipe._valid_iterator_id, pipe._number_of_samples_yielded + getattr(pipe, "_passed_over", 0)
+
+
+def _taken_by(pipe: Any) -> int:
+    """How many items a stage has taken; for one that reads shards, as far as that is known, how many it has read."""
+    if (read := getattr(pipe, "_shards_read", None)) is not None:
+        return int(read)
+    source = getattr(pipe, "source_datapipe", getattr(pipe, "datapipe", None))
+    return getattr(source, "_number_of_samples_yielded", 0)
+
+
+def _is_reader(pipe: Any) -> bool:
+    return _known_name(pipe) in _READERS
+
+
+def _is_dropper(pipe: Any) -> bool:
+    name = _known_name(pipe)
+    return name in _DROPPERS or (isinstance(pipe, ItemMapper) and bool(name))
+
+
+def _is_cycler(pipe: Any) -> bool:
+    return _known_name(pipe) == "Cycler"
+
+
+def _known_name(pipe: Any) -> str:
+    """The short name of a stage of torch, torchdata or this package; "" for others."""
+    if type(pipe).__module__.partition(".")[0] not in ("torch", "torchdata", "torchdata_wds"):
+        return ""
+    return type(pipe).__name__.removesuffix("IterDataPipe")
+
+
+def _describe(pipe: Any) -> str:
+    name = type(pipe).__name__.removesuffix("IterDataPipe")
+    return f"{name} has yielded nothing for the {_taken_by(pipe):,} items it took. {_advice(pipe)}"
+
+
+def _advice(pipe: Any) -> str:
+    skipped = [
+        f"{type(found).__name__.removesuffix('IterDataPipe')} {count:,} x {reason}"
+        for found in upstream(pipe)
+        for reason, count in getattr(found, "skipped", {}).items()
+    ]
+    counted = f"Skipped so far: {', '.join(skipped)}. " if skipped else ""
+    return (
+        f"{counted}Check that the shards have samples, what select=, fields= and filters leave, and what handlers skip"
+    )

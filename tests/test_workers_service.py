@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Iterator
@@ -273,16 +274,17 @@ def test_service_takes_the_largest_seed_when_it_is_a_numpy_number() -> None:
     assert distinct(epochs(uneven_pipe(), 2, **options)) == 2
 
 
-def test_service_refuses_a_dispatching_process_when_workers_run() -> None:
-    """sharding_round_robin_dispatch would double items without its process: it is refused, with the cure."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_service_runs_a_dispatching_graph_in_the_main_process(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What stands before sharding_round_robin_dispatch runs once, and no item is doubled or lost; a warning says so."""
     from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-    pipe = IterableWrapper([(0, 1)]).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(expand)
-    loader = DataLoader2(pipe, reading_service=WorkersReadingService(2))
-    with pytest.raises(ValueError, match="sharding_filter"):
-        iter(loader)
-    loader.shutdown()
-    assert epochs(pipe, 1, num_workers=0) == [[[(0, 0)]]]
+    dealt = IterableWrapper([(0, 3), (1, 2)]).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    assert epochs(dealt.flatmap(expand), 2, num_workers=workers) == [items_of((3, 2))] * 2
+    joined = dealt.flatmap(expand).map(with_pid).join_workers().map(with_pid)
+    assert epochs(joined, 1, num_workers=workers) == [[((item, os.getpid()), os.getpid()) for item in items_of((3, 2))]]
+    warnings = [record for record in caplog.records if "write .sharding_filter() instead" in record.getMessage()]
+    assert bool(warnings) == bool(workers)
 
 
 @pytest.mark.slow

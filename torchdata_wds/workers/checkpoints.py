@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import IterDataPipe
@@ -21,9 +22,14 @@ from torchdata_wds.workers.stage_names import short_name
 from torchdata_wds.workers.states import Streams, pack_facts, unpack_facts
 from torchdata_wds.workers.streams import Seeds
 
-__all__ = ["Checkpoint", "Run", "has_epoch", "pack_streams", "taken_by", "unpack_streams"]
+__all__ = ["Checkpoint", "Run", "has_epoch", "pack_runs", "pack_streams", "taken_by", "unpack_streams"]
 
 logger = logging.getLogger(__name__)
+
+_EPOCH_BEHIND = (
+    "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts the "
+    "items of all workers as well"
+)
 
 
 class Run(Protocol):
@@ -76,6 +82,36 @@ class Checkpoint(NamedTuple):
             return cls(*pickle.loads(zlib.decompress(state)))
         except Exception as error:
             raise ValueError(f"this is no state of WorkersReadingService: {type(error).__name__}: {error}") from error
+
+
+def pack_runs(end: DataPipe, runs: Sequence[Run], fronts: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
+    """Says where the streams of a reading service are, or None if they begin anew with the next epoch.
+
+    Args:
+        end: The last pipe of the main process's graph.
+        runs: What runs the parts of the graph.
+        fronts: The pipes that stand for them in the main process.
+        graph: The last pipe of what each stream of the first run runs.
+        in_epoch: Whether an epoch has begun and not ended.
+
+    Raises:
+        RuntimeError: if that cannot be known.
+    """
+    if not in_epoch and not any(run.streams.continues for run in runs):
+        if any(has_epoch(end, front) for front in fronts):
+            raise RuntimeError(_EPOCH_BEHIND)
+        return None
+    if len(runs) > 1:
+        raise RuntimeError(
+            f"a state cannot be taken of {len(runs)} sets of workers that are joined in the main process: join their "
+            "streams in the workers, with one .join_workers() behind all"
+        )
+    (run,), (front,) = runs, fronts
+    if has_epoch(end, front):
+        raise RuntimeError(_EPOCH_BEHIND)
+    taken = taken_by(end, front) if in_epoch else 0
+    run.wait_for_facts()
+    return pack_streams(graph, run.streams, taken)
 
 
 def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:

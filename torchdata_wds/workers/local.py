@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.notes import note_source_failure
@@ -23,13 +24,21 @@ class LocalIterDataPipe(WdsPipe[Any]):
         source_datapipe: The last of the stages.
         seed_graph: Seeds them.
         keeps_apart: Whether what they draw from the global generators is kept from the rest of the process.
+        reset: Returns the graph of an epoch, as in `Stream`.
     """
 
-    def __init__(self, source_datapipe: IterDataPipe[Any], seed_graph: SeedGraph, *, keeps_apart: bool = True) -> None:
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        seed_graph: SeedGraph,
+        *,
+        keeps_apart: bool = True,
+        reset: Callable[[DataPipe, Seeds, int], DataPipe] | None = None,
+    ) -> None:
         self.source_datapipe = source_datapipe
         self.streams = Streams(1)
         self.was_interrupted = False
-        self._stream = Stream(source_datapipe, seed_graph, keeps_apart=keeps_apart)
+        self._stream = Stream(source_datapipe, seed_graph, keeps_apart=keeps_apart, reset=reset)
         self._seeds: Seeds = (0, 0)
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:

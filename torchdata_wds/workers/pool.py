@@ -24,6 +24,7 @@ from torchdata_wds.workers.links import END, WorkerLink
 from torchdata_wds.workers.states import Streams, begun_facts
 from torchdata_wds.workers.streams import Point, SeedGraph, Seeds
 from torchdata_wds.workers.worker import GRACE, Order, WorkerGraph
+from torchdata_wds.workers.worker_functions import WorkerFunctions
 
 __all__ = ["PooledIterDataPipe", "WorkerPool"]
 
@@ -55,6 +56,7 @@ class WorkerPool:
         prefetch_factor: How many messages each worker makes ahead.
         multiprocessing_context: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for Python's default.
         timeout: How many seconds to wait for an item; 0 waits for ever.
+        functions: The user's functions that see the graph in each worker.
 
     Attributes:
         streams: Where the workers' streams are.
@@ -70,8 +72,9 @@ class WorkerPool:
         prefetch_factor: int,
         multiprocessing_context: str | None,
         timeout: float,
+        functions: WorkerFunctions | None = None,
     ) -> None:
-        self._graph = WorkerGraph(seed_graph, datapipe)
+        self._graph = WorkerGraph(seed_graph, datapipe, functions)
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
         self._context = torch.multiprocessing.get_context(multiprocessing_context)

@@ -15,21 +15,23 @@ import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
-from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.pipes.place import mix
-from torchdata_wds.workers.branches import find_branches
+from torchdata_wds.workers.branches import find_branches, runs_once
 from torchdata_wds.workers.chains import find_chain
-from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_streams, taken_by, unpack_streams
+from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_runs, unpack_streams
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.known_stages import is_torchdata
 from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.options import checked_context, checked_int, checked_timeout
+from torchdata_wds.workers.pauses import Pausable
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
 from torchdata_wds.workers.ranks import current_ranks, ranks_of, shard_by_rank
 from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
+from torchdata_wds.workers.worker_functions import WorkerFunctions, checked_function
 
 try:
     import torchdata
@@ -42,6 +44,7 @@ try:
     from torchdata.dataloader2.graph import replace_dp, set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator, dist_share_seed
     from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
+    from torchdata.dataloader2.utils import WorkerInfo
 except ImportError as error:
     raise ImportError(
         f"WorkersReadingService needs torchdata 0.9 with DataLoader2, which cannot be imported here: {error}. Its "
@@ -52,17 +55,13 @@ except ImportError as error:
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
 
-_EPOCH_BEHIND = (
-    "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts the "
-    "items of all workers as well"
-)
-
 ResetFn = Callable[[DataPipe], DataPipe]
+WorkerFn = Callable[..., DataPipe]
 
 _SEED_LIMIT = 2**64
 
 
-class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """Runs a graph in worker processes, for DataLoader2.
 
     Each worker runs a copy of the graph up to ``.join_workers()``, or all of it if there is none, over its part of
@@ -104,6 +103,10 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             the work itself, and ends every rank's epoch with the shortest.
         seed: Makes every order a function of this seed, the epoch's number and the place (rank and worker), whatever
             seed DataLoader2 has.
+        worker_init_fn: ``callable(datapipe, info) -> datapipe``, called once in each worker when its work is divided,
+            with its graph and torchdata's ``WorkerInfo`` (``num_workers``, ``worker_id``).
+        worker_reset_fn: ``callable(datapipe, info, seed_generator) -> datapipe``, called in each worker at the start of
+            each epoch, when its pipes have their seeds. With ``num_workers=0`` both see worker 0 of 1.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -128,6 +131,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         timeout: float = 0,
         distributed: bool = False,
         seed: int | None = None,
+        worker_init_fn: WorkerFn | None = None,
+        worker_reset_fn: WorkerFn | None = None,
     ) -> None:
         self.num_workers = checked_int("num_workers", num_workers, 0)
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
@@ -137,6 +142,10 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             raise TypeError(f"distributed must be True or False, not {distributed!r}")
         self.distributed = distributed
         self.seed = None if seed is None else checked_int("seed", seed, 0, _SEED_LIMIT)
+        self.worker_init_fn = checked_function("worker_init_fn", worker_init_fn)
+        self.worker_reset_fn = checked_function("worker_reset_fn", worker_reset_fn)
+        self._functions = WorkerFunctions(worker_init_fn, worker_reset_fn, WorkerInfo, _generator)
+        self._workers = self.num_workers  # that the graph allows
         self._epoch = 0
         self._in_epoch = False
         self._end: Any = None  # the adapted graph's last pipe
@@ -164,19 +173,24 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         with interrupts_held():  # a graph that is divided in part could not be divided again
             self._end = datapipe
             self._branches = find_branches(datapipe)
-            if self.num_workers == 0:
+            self._workers = 0 if runs_once(datapipe, self.num_workers) else self.num_workers
+            if self._workers == 0:
                 self._keep_here()
             else:
                 for branch in self._branches:
                     self._move_to_workers(branch)
-            for run, front, branch in zip(self._runs, self._fronts, self._branches, strict=False):
-                continues = bool(find_chain(self._graph_of(front, branch)).epochs)
-                run.streams = Streams(max(self.num_workers, 1), continues=continues)
+            for number, run in enumerate(self._runs):
+                run.streams = Streams(max(self._workers, 1), continues=bool(find_chain(self._graph(number)).epochs))
         end: IterDataPipe[Any] = self._end
         return end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
-        """Seeds the graph and starts the workers on their items; DataLoader2 calls it at each epoch's start."""
+        """Seeds the graph and starts the workers on their items; DataLoader2 calls it at each epoch's start.
+
+        Raises:
+            RuntimeError: if the epoch before was paused by ``limit(n)``: the new one would give no items.
+        """
+        self.check_not_paused()
         restored = self._restored
         if restored is not None:
             self._epoch = restored.epoch - restored.in_epoch
@@ -191,18 +205,15 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._stream_seeds = self._stream_seeds or (shared, local)
         self._end._number_of_samples_yielded = 0
         # A number that no worker has: random stages after .join_workers() have an order of their own.
-        _seed_graph(self._end, (shared, local), max(self.num_workers, 1))
+        _seed_graph(self._end, (shared, local), max(self._workers, 1))
         for number, (run, front) in enumerate(zip(self._runs, self._fronts, strict=True)):
             if self._epoch > 1 and restored is None and has_epoch(self._end, front):
                 continue  # wds_epoch in the main process takes what the workers go on making
             streams = run.streams.next_epoch() if was_left_early else run.streams
             if restored is not None and restored.streams is not None:
-                streams = unpack_streams(
-                    self._graph_of(front, self._branches[0]), restored.streams, self._stream_seeds, self._epoch
-                )
+                streams = unpack_streams(self._graph(), restored.streams, self._stream_seeds, self._epoch)
             streams.epoch = self._epoch - 1
-            # The first branch has the epoch's seeds as they are: one branch is the normal case.
-            run.begin((mix(shared, number), mix(local, number)) if number else (shared, local), streams)
+            run.begin(_seeds_of(number, (shared, local)), streams)
         self._restored = None  # only now: Ctrl-C may come before
         return iter_reset_fn
 
@@ -247,7 +258,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             self._in_epoch,
             self._generator,
             self._stream_seeds,
-            self._pack_streams(),
+            pack_runs(self._end, self._runs, self._fronts, self._graph(), in_epoch=self._in_epoch),
         ).dump()
 
     def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
@@ -275,36 +286,20 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             "stages": graph_signature(datapipe),
         }
 
-    def _pack_streams(self) -> Any:
-        """Where the streams are, if they do not begin anew with the next epoch."""
-        if not self._in_epoch and not any(run.streams.continues for run in self._runs):
-            if any(has_epoch(self._end, front) for front in self._fronts):
-                raise RuntimeError(_EPOCH_BEHIND)
-            return None
-        if len(self._runs) > 1:
-            raise RuntimeError(
-                f"a state cannot be taken of {len(self._runs)} sets of workers that are joined in the main process: "
-                "join their streams in the workers, with one .join_workers() behind all"
-            )
-        (run,), (front,), branch = self._runs, self._fronts, self._branches[0]
-        if has_epoch(self._end, front):
-            raise RuntimeError(_EPOCH_BEHIND)
-        taken = taken_by(self._end, front) if self._in_epoch else 0
-        run.wait_for_facts()
-        return pack_streams(self._graph_of(front, branch), run.streams, taken)
-
-    def _graph_of(self, front: Any, branch: Any) -> Any:
-        """The last pipe of what each stream runs."""
-        return front.source_datapipe if self.num_workers == 0 else branch
+    def _graph(self, number: int = 0) -> Any:
+        """The last pipe of what each stream of a run runs."""
+        return self._branches[number] if self._workers else self._fronts[number].source_datapipe
 
     def _keep_here(self) -> None:
         """Lets one stream in this process run all of the graph but a fullsync, which runs ahead."""
-        for branch in self._branches:
+        for number, branch in enumerate(self._branches):
             apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+            self._branches[number] = self._functions.initialized(branch, 1, 0)
+            self._put(self._branches[number], branch)
         last = self._end
         while is_torchdata(last, "FullSync"):
             last = last.datapipe
-        front = LocalIterDataPipe(last, self._seed_here)
+        front = LocalIterDataPipe(last, self._seed_here, reset=self._reset_here)
         self._put(front, last)
         self._fronts.append(front)
         self._runs.append(front)
@@ -312,22 +307,25 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
         _seed_graph(datapipe, seeds, place + 1)
         for number, branch in enumerate(self._branches):
-            shared, local = seeds
-            _seed_graph(branch, (mix(shared, number), mix(local, number)) if number else seeds, place)
+            _seed_graph(branch, _seeds_of(number, seeds), place)
+
+    def _reset_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> DataPipe:
+        for number, branch in enumerate(self._branches):
+            found = self._functions.reset_for(branch, 1, place, _seeds_of(number, seeds))
+            if branch is datapipe:
+                datapipe = self._fronts[0].source_datapipe = found
+            elif found is not branch:
+                replace_dp(traverse_dps(datapipe), branch, found)
+            self._branches[number] = found
+        return datapipe
 
     def _put(self, front: DataPipe, branch: DataPipe) -> None:
         if branch is self._end:
             self._end = front
-        else:
+        elif front is not branch:
             replace_dp(traverse_dps(self._end), branch, front)
 
     def _move_to_workers(self, branch: DataPipe) -> None:
-        pipes = get_all_graph_pipes(traverse_dps(self._end))
-        if any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in pipes):
-            raise ValueError(
-                "sharding_round_robin_dispatch has no process of its own under WorkersReadingService: use "
-                ".sharding_filter(), or num_workers=0"
-            )
         pool = WorkerPool(
             branch,
             _seed_graph,
@@ -335,6 +333,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             prefetch_factor=self.prefetch_factor,
             multiprocessing_context=self.multiprocessing_context,
             timeout=self.timeout,
+            functions=self._functions,
         )
         front = PooledIterDataPipe(pool, ranks_of(branch))
         self._put(front, branch)
@@ -354,6 +353,12 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             shared = dist_share_seed(shared, self._group)
             local = mix(shared, "rank", rank)
         return shared, local
+
+
+def _seeds_of(number: int, seeds: Seeds) -> Seeds:
+    """The seeds of a branch; the first one has the epoch's as they are, as one branch is the normal case."""
+    shared, local = seeds
+    return (mix(shared, number), mix(local, number)) if number else seeds
 
 
 def _digest(branches: list[Any]) -> list[tuple[int, int]]:

@@ -54,12 +54,21 @@ class Stream:
         datapipe: The last pipe of the graph.
         seed_graph: Seeds a graph for a worker's number.
         keeps_apart: Whether what the graph draws from the global generators is kept from the rest of the process.
+        reset: Called at each epoch's start when the graph is seeded; returns the graph of the epoch.
     """
 
-    def __init__(self, datapipe: IterDataPipe[Any], seed_graph: SeedGraph, *, keeps_apart: bool = False) -> None:
-        self._datapipe = datapipe
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        seed_graph: SeedGraph,
+        *,
+        keeps_apart: bool = False,
+        reset: Callable[[DataPipe, Seeds, int], DataPipe] | None = None,
+    ) -> None:
+        self._datapipe: Any = datapipe
         self._seed_graph = seed_graph
         self._keeps_apart = keeps_apart
+        self._reset = reset
         self._watch = Watch()
         self._chain: Chain | None = None
         self._stream_seeds: Seeds | None = None
@@ -144,12 +153,13 @@ class Stream:
             for counter in chain.epochs:
                 counter.begin_stream()
         self._seed_graph(self._datapipe, seeds, worker)
+        chain = self._reset_graph(seeds, worker)
         if chain.draws and chain.epochs:
             stream_seed = self._stream_seeds[1]
             self._watch.reseed = lambda passing, item: seed_generators(stream_seed, worker, "pass", passing, item)
         if point is None:
             return 0
-        if point.skips:
+        if point.skips and chain.obstacle is None:  # a user's function may have changed the graph here
             first = point.item - point.item % (self._seeded_items() or 1)
             share = chain.epochs[0].share(epoch) if chain.epochs else 0
             if chain.restart(Wanted((), first), point.facts, share):
@@ -159,6 +169,14 @@ class Stream:
         for counter in chain.epochs:
             counter.restart(point.facts.passes[0], None)
         return 0
+
+    def _reset_graph(self, seeds: Seeds, worker: int) -> Chain:
+        """Lets the user's function for each epoch see the graph; returns what it is made of then."""
+        if self._reset is not None:
+            found = self._reset(self._datapipe, seeds, worker)
+            if found is not self._datapipe:
+                self._datapipe, self._chain = found, None
+        return self.chain
 
     def _seeded_items(self) -> int:
         """Says before each how many-th item the generators are seeded; 0 for never."""

@@ -33,6 +33,7 @@ from torchdata_wds.workers.interrupts import ignore_interrupts
 from torchdata_wds.workers.messages import Sender
 from torchdata_wds.workers.segments import Limits, SegmentPool
 from torchdata_wds.workers.streams import Point, SeedGraph, Seeds, Stream
+from torchdata_wds.workers.worker_functions import WorkerFunctions
 
 __all__ = ["Order", "WorkerGraph", "run_worker"]
 
@@ -66,10 +67,12 @@ class WorkerGraph:
         seed_graph: Seeds a graph for a worker's number. It comes first, because unpickling it in a spawned worker
             silences torchdata before the pipes import it.
         datapipe: The last pipe of the part.
+        functions: The user's functions that see it in each worker.
     """
 
-    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe) -> None:
+    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions | None = None) -> None:
         self.seed_graph = seed_graph
+        self.functions = functions
         self.datapipe: Any = datapipe
         self._stream: Stream | None = None
 
@@ -86,11 +89,22 @@ class WorkerGraph:
         try:
             if self._stream is None:
                 apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-                self._stream = Stream(self.datapipe, self.seed_graph)
+                self._stream = self._make_stream(worker, workers)
             yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
         except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
             note_source_failure(error)
             yield Failure(error, _where())
+
+    def _make_stream(self, worker: int, workers: int) -> Stream:
+        functions = self.functions
+        if functions is None:
+            return Stream(self.datapipe, self.seed_graph)
+        self.datapipe = functions.initialized(self.datapipe, workers, worker)
+        return Stream(
+            self.datapipe,
+            self.seed_graph,
+            reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
+        )
 
     def facts(self) -> list[Fact]:
         """Gives what the graph has told of its way since this was asked last."""

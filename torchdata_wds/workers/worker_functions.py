@@ -1,0 +1,61 @@
+"""The user's functions that set up the graph of each worker, with the meaning that torchdata gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import DataPipe
+
+from torchdata_wds.pipes.place import mix
+from torchdata_wds.workers.streams import Seeds
+
+__all__ = ["WorkerFunctions", "checked_function"]
+
+
+class WorkerFunctions(NamedTuple):
+    """What is called in each worker, when it begins and before each epoch.
+
+    Attributes:
+        init: ``callable(datapipe, info) -> datapipe``, or None.
+        reset: ``callable(datapipe, info, seed_generator) -> datapipe``, or None.
+        info: Makes torchdata's ``WorkerInfo`` of the number of workers and the worker's own.
+        generator: Makes a seed generator of two seeds, one shared by all workers, and a worker's number.
+    """
+
+    init: Callable[..., Any] | None
+    reset: Callable[..., Any] | None
+    info: Callable[[int, int], Any]
+    generator: Callable[[int, int, int], Any]
+
+    def initialized(self, datapipe: DataPipe, workers: int, worker: int) -> DataPipe:
+        """Returns the graph that a worker runs."""
+        if self.init is None:
+            return datapipe
+        return _checked_graph("worker_init_fn", self.init(datapipe, self.info(workers, worker)))
+
+    def reset_for(self, datapipe: DataPipe, workers: int, worker: int, seeds: Seeds) -> DataPipe:
+        """Returns the graph that a worker runs in an epoch, whose pipes have their seeds already."""
+        if self.reset is None:
+            return datapipe
+        shared, local = seeds
+        generator = self.generator(mix(shared, "reset"), mix(local, "reset"), worker)
+        return _checked_graph("worker_reset_fn", self.reset(datapipe, self.info(workers, worker), generator))
+
+
+def checked_function(name: str, function: Any) -> Any:
+    """Returns an argument that is a function or None.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be a function or None, not {function!r}")
+    return function
+
+
+def _checked_graph(name: str, found: Any) -> DataPipe:
+    if not isinstance(found, IterDataPipe):
+        raise TypeError(f"{name} returned {found!r}; it must return a DataPipe, the one it was given or another")
+    return found

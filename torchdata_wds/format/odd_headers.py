@@ -97,6 +97,9 @@ def _odd_records(data: bytes) -> Iterator[Oddity]:
                 yield "nul-in-name", f"has a NUL in its PAX record {keyword!r}: the name ends there"
             elif not value:
                 yield "empty-record", f"has an empty PAX record {keyword!r}, which other programs take for its name"
+    names = [keyword for keyword, _, _ in found if keyword in ("path", "GNU.sparse.name")]
+    if len(set(names)) > 1 and names[-1] == "path":
+        yield "two-names", "has a PAX path after its name as a sparse member; for other programs the path counts"
     if data[found[-1][2] if found else 0 :].strip(b"\0"):
         yield "bytes-after-records", "has other bytes after its PAX records"
 

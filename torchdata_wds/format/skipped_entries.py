@@ -63,7 +63,7 @@ class SkippedEntries:
                 self._warn(gives_nothing)
 
     def _warn(self, gives_nothing: bool) -> None:
-        cure = f" {_CURE}" if _SYMBOLIC_LINK in self._kinds else ""
+        cure = f" {_CURE}" if _SYMBOLIC_LINK in (self._fields or self._kinds) else ""
         if not self._fields:
             what = f"shard {self._shard} gives no member: it only has {_listed(self._kinds)}.{cure}"
             warn_seldom("shards without members", what)

@@ -17,6 +17,8 @@ from torchdata_wds.storage.urls import mask_text
 __all__ = ["chain_text", "form_name", "stage_text", "value_text"]
 
 _LONGEST = 60
+#: How much of a long text is searched for secrets.
+_LOOKED_AT = 2000
 _MISSING = object()
 #: Arguments of native pipes that say where items come from, besides those that are pipes.
 _NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
@@ -32,7 +34,9 @@ class _Values(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, str):
-            return repr(_cut(mask_text(x)))
+            return repr(_cut(mask_text(x[:_LOOKED_AT])))
+        if isinstance(x, (bytes, bytearray, memoryview)):
+            return f"<{len(x):,} bytes>"
         if isinstance(x, IterDataPipe):
             return f"<pipe .{form_name(x)}()>"
         if isinstance(x, functools.partial):
@@ -41,9 +45,11 @@ class _Values(reprlib.Repr):
             return str(x.__qualname__).rpartition("<locals>.")[2]
         if type(x) is dict:
             x = {key: "***" if _is_secret(key) else value for key, value in islice(x.items(), self.maxdict + 1)}
-        if type(x) in (list, tuple, set, frozenset, dict, bytes, int):
+        if type(x) in (set, frozenset):  # which the base class would sort
+            x = set(islice(x, self.maxset + 1))
+        if type(x) in (list, tuple, set, dict, int):
             return super().repr1(x, level)
-        return _cut(mask_text(repr(x)))
+        return _cut(mask_text(repr(x)[:_LOOKED_AT]))
 
 
 _values = _Values()

@@ -23,6 +23,7 @@ from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_runs, unpack_streams
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.known_stages import is_torchdata
+from torchdata_wds.workers.lengths import promised_length, warn_of_more
 from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.options import checked_context, checked_int, checked_timeout
 from torchdata_wds.workers.pauses import Pausable
@@ -148,6 +149,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self._workers = self.num_workers  # that the graph allows
         self._epoch = 0
         self._in_epoch = False
+        self._promised: int | None = None
         self._end: Any = None  # the adapted graph's last pipe
         self._branches: list[Any] = []
         self._fronts: list[Any] = []  # what stands for each branch in the main process
@@ -169,6 +171,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
         self._signature = self._describe(datapipe)
+        self._promised = promised_length(datapipe)
         self._group = shard_by_rank(datapipe, self.distributed)
         with interrupts_held():  # a graph that is divided in part could not be divided again
             self._end = datapipe
@@ -230,6 +233,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
                     "over the loader again"
                 )
             self._in_epoch = False
+            warn_of_more(self._end._number_of_samples_yielded, self._promised, self.num_workers)
             for run in self._runs:
                 run.wait_for_facts()
                 run.streams = run.streams.next_epoch()

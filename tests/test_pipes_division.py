@@ -18,6 +18,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.shards import text_keys, write_text_shards
+from tests.workers_kit import run_script
 from torchdata_wds import StatefulPipeline, WebDataset
 from torchdata_wds.pipes import division, place
 from torchdata_wds.workers.service import WorkersReadingService
@@ -170,8 +171,24 @@ def read_inside(urls: Iterator[str]) -> Iterator[Any]:
         yield from unfiltered([url])
 
 
+def read_inside_of(url: str) -> list[Any]:
+    return list(unfiltered([url]))
+
+
 def inner(urls: list[str]) -> Any:
     return IterableWrapper(urls).sharding_filter().wds_compose(read_inside)
+
+
+def in_threads(urls: list[str]) -> Any:
+    return IterableWrapper(urls).sharding_filter().threadpool_map(read_inside_of).unbatch()
+
+
+def in_a_map(urls: list[str]) -> Any:
+    return IterableWrapper(urls).shuffle().sharding_filter().wds_map(read_inside_of).unbatch()
+
+
+def prefetched(urls: list[str]) -> Any:
+    return samples(urls).prefetch(3).map(str)
 
 
 def filtered_alike(urls: list[str]) -> Any:
@@ -191,6 +208,9 @@ RIGHT: list[Graph] = [
     samples,
     split,
     inner,
+    in_threads,
+    in_a_map,
+    prefetched,
     zipped_evenly,
     joined_by_key,
     looked_up,
@@ -375,6 +395,27 @@ def test_division_warns_once_when_a_dataset_stands_around_the_pipe(
     assert "each sample comes 2 times" in message
 
 
+class Hides(IterDataPipe):
+    """A pipe in which torch finds no other, although it has one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.holder = Around(inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.holder
+
+
+@pytest.mark.parametrize("hide", [Hides, lambda pipe: IterableWrapper(Around(pipe), deepcopy=False)])
+def test_division_warns_once_when_the_graph_hides_the_filter(
+    hide: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an object that torch does not look into."""
+    for _ in range(2):
+        assert sorted(run_told(monkeypatch, hide(samples(urls)))) == KEYS
+    (message,) = caplog.messages
+    assert "never told of the 2 workers" in message
+
+
 def test_division_is_silent_when_the_dataset_around_divides(
     urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -436,6 +477,39 @@ def test_division_warns_when_only_workers_are_told(
         apply_sharding(pipe, 2, 0, group)
         list(pipe)
     assert [message[:20] for message in caplog.messages] == ["each of the 2 ranks "] * 2
+
+
+RANKS = """
+import sys
+from torch.utils.data import DataLoader
+from tests.ranks import run_ranks
+from tests.test_pipes_division import Around, run_by_service, run_by_torch, samples
+
+folder, way, *urls = sys.argv[1:]
+
+def run(rank):
+    pipe = samples(urls)
+    if way == "loop":
+        return list(pipe)
+    if way == "around":
+        return run_by_torch(Around(pipe), 0)
+    return run_by_torch(pipe) if way == "torch" else run_by_service(pipe, distributed=True)
+
+if __name__ == "__main__":
+    run_ranks(run, folder)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "warnings"), [("loop", 2), ("around", 2), ("torch", 0), ("service", 0)])
+def test_division_warns_once_in_each_rank_when_nobody_told_it(
+    way: str, warnings: int, urls: list[str], tmp_path: Path
+) -> None:
+    """Two gloo ranks: a plain loop, a dataset around the pipe, torch's DataLoader and the service."""
+    done = run_script(RANKS, str(tmp_path), way, *urls, seconds=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("reads everything") == warnings
+    assert "sharding_filter" not in done.stderr.replace("the .sharding_filter() or .split_shards() of this", "")
 
 
 # ------------------------------------------------------------------------------------------------------------ branches
@@ -566,10 +640,6 @@ def test_division_sees_the_filter_when_a_thread_runs_what_is_before_it(
     assert run_told(monkeypatch, pipe)
     (message,) = caplog.messages
     assert "each sample comes once" in message
-
-
-def read_inside_of(url: str) -> list[Any]:
-    return list(unfiltered([url]))
 
 
 @pytest.mark.parametrize("graph", [unfiltered, lambda urls: IterableWrapper(urls).flatmap(read_inside_of)])

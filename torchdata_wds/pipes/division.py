@@ -7,42 +7,24 @@ it: torch's DataLoader, a dataset around the pipe, a reading service or a plain 
 
 from __future__ import annotations
 
-import inspect
 import sys
+import threading
 import weakref
-from collections.abc import Sized
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
-from torch.utils.data.graph import DataPipeGraph, traverse_dps
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.pipes import stock_workers
-from torchdata_wds.pipes.place import Place, upstream, warn_once
+from torchdata_wds.pipes.place import Place, find_sharder, graph_of, upstream, warn_once
+from torchdata_wds.pipes.shares import reads_shards, share_of, short_name
 
 __all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
 
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
-
-#: Stages that yield what each of their sources yields, one way or the other.
-_MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
-
-#: Stages that pair the items of their sources by position.
-_ZIPPERS = {"Zipper", "ZipperLongest"}
-
-#: Stages that keep a single item single, whatever they do to it.
-_KEEPERS = {"Mapper", "WdsMapper", "Cycler", "Repeater", "InMemoryCacheHolder"}
-
-#: Stages that look things up in their further sources, by key or in a function: each consumer needs all of those.
-_LOOKUPS = {"IterKeyZipper", "MapKeyZipper", "StageComposer"}
-
-#: What the consumers of a pipe get: each a part of its items; all of them everything; the same single item; or what
-#: each chooses or draws by itself.
-_Share = Literal["part", "all", "constant", "own"]
 
 
 class _Checked:
@@ -58,8 +40,10 @@ class _Checked:
         self.pipes = pipes
         self.is_entered = False
 
-    def is_of(self, root: Any) -> bool:
-        return self._root() is root
+    @property
+    def root(self) -> Any:
+        """The graph's last pipe, if it is there still."""
+        return self._root()
 
 
 _checked: _Checked | None = None
@@ -84,10 +68,10 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
         return
     running = running_pipes() or [pipe]
     root = running[-1]
-    checked = _checked if _checked is not None and _checked.is_of(root) else check_division(root)
+    checked = _checked if _checked is not None and _checked.root is root else check_division(root)
     if checked is not None and id(pipe) not in checked.pipes and not checked.is_entered:
         checked.is_entered = True
-        _check(root, next((outer for outer in running if id(outer) in checked.pipes), root))
+        _check_reader(pipe, next((outer for outer in running if id(outer) in checked.pipes), root), root)
 
 
 def check_division(root: Any) -> _Checked | None:
@@ -99,68 +83,98 @@ def check_division(root: Any) -> _Checked | None:
     global _checked
     if not _speaks():
         return None
-    _checked = _Checked(root, {id(root), *map(id, upstream(root))})
-    _check(root)
+    graph = graph_of(root)
+    if graph is None:
+        return None
+    pipes: list[Any] = get_all_graph_pipes(graph)
+    _checked = _Checked(root, set(map(id, pipes)))
+    share, warnings = share_of(root, graph[id(root)][1])
+    if _warn_of_untold(pipes):
+        return _checked
+    for warning in warnings:
+        warn_once("branch", warning)
+    if share == "all" and any(map(reads_shards, pipes)):
+        _warn_of_none()
+    elif any(_is_filter(pipe) and any(map(reads_shards, upstream(pipe))) for pipe in pipes):
+        _warn_of_late()
     return _checked
 
 
-def _check(root: Any, stage: Any = None) -> None:
-    """Warns of the gravest fault of a graph.
+def _check_reader(pipe: Any, stage: Any, root: Any) -> None:
+    """Warns where a reader that a stage has made, which is not part of the graph, reads the same in all consumers.
 
     Args:
-        root: Its last pipe.
-        stage: A stage of it that has made a reader of its own.
+        pipe: The reader.
+        stage: The stage.
+        root: The graph's last pipe.
     """
-    try:
-        graph = traverse_dps(root)
-    except Exception:  # noqa: BLE001  (whatever pickling what pipes hold may raise; it cannot be divided either)
-        graph = {id(root): (root, {})}
-    pipes = get_all_graph_pipes(graph)
-    reads = stage is not None or any(getattr(type(pipe), "reads_shards", False) for pipe in pipes)
-    share, alone = _share(root, graph[id(root)][1])
-    if _warn_of_untold(pipes):
+    graph = graph_of(stage)
+    share = "part" if graph is None else share_of(stage, graph[id(stage)][1])[0]
+    if share == "part" or _divides_itself():
         return
-    for branch in alone:
-        warn_once("branch", branch)
-    if reads and share == "all" and not _divides_itself():
+    if any(_is_filter(found) and any(above is stage for above in upstream(found)) for found in upstream(root)):
+        _warn_of_late()
+    elif not _warn_of_untold(list(upstream(pipe))) and share == "all" and find_sharder(pipe) is None:
+        _warn_of_none()
+
+
+def _warn_of_none() -> None:
+    if not _divides_itself():
         warn_once(
             "sharding",
             "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every "
             "one of them reads every shard, so each sample comes several times (unless each was given shards of its "
             "own)",
         )
-    elif share == "part" and any(_is_read_above(pipe, stage) for pipe in pipes if _is_filter(pipe)):
-        warn_once(
-            "late",
-            "shards are read in several workers or ranks, and the .sharding_filter() stands after the stage that reads "
-            "them: each sample comes once, but every worker reads every shard. Put the filter before "
-            ".load_wds_shards(), as in .list_shards().shuffle().sharding_filter().load_wds_shards()",
-        )
+
+
+def _warn_of_late() -> None:
+    warn_once(
+        "late",
+        "shards are read in several workers or ranks, and the .sharding_filter() stands after the stage that reads "
+        "them: each sample comes once, but every worker reads every shard. Put the filter before "
+        ".load_wds_shards(), as in .list_shards().shuffle().sharding_filter().load_wds_shards()",
+    )
 
 
 # ------------------------------------------------------------------------------------------------ who runs the graph
 
 
 def running_pipes() -> list[Any]:
-    """Returns the pipes that wait for an item of this thread, from the nearest to the last of the graph."""
+    """Returns the pipes that wait for an item of this thread, from the nearest to the last of the graph.
+
+    A thread (of ``prefetch``, or of a stage that calls a function in threads) does not know what waits for it: there
+    the last pipe of the graph that this process runs stands for all of them, where that is known.
+    """
+    pipes = _pipes_on(sys._getframe(1))
+    if threading.current_thread() is threading.main_thread():
+        return pipes
+    outer = [*_known_graphs(), *_pipes_on(sys._current_frames().get(threading.main_thread().ident or 0))[-1:]]
+    within = [root for root in outer if any(pipe is pipes[-1] for pipe in upstream(root))] if pipes else []
+    return pipes + [root for root in (within or outer)[:1] if not pipes or root is not pipes[-1]]
+
+
+def _pipes_on(frame: FrameType | None) -> list[Any]:
+    """Returns the pipes whose iterators a stack is in, innermost first."""
     pipes: list[Any] = []
-    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == _HOOK:
             found = frame.f_locals
             pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
-            if isinstance(pipe, IterDataPipe) and not any(pipe is other for other in pipes):
+            # torch's wrapper around the graph is not part of it.
+            is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
+            if is_stage and not any(pipe is other for other in pipes):
                 pipes.append(pipe)
         frame = frame.f_back
-    worker = get_worker_info()
-    dataset = getattr(worker, "dataset", None)
-    dataset = vars(dataset).get("_datapipe", dataset) if isinstance(dataset, IterDataPipe) else None
-    # torch's wrapper around the graph is part of none. A stage with a thread (prefetch) hides what follows it: the
-    # worker knows.
-    pipes = [pipe for pipe in pipes if type(pipe).__name__ != "_IterDataPipeSerializationWrapper"]
-    if dataset is not None and pipes and pipes[-1] is not dataset:
-        pipes += [dataset] if any(pipes[-1] is pipe for pipe in upstream(dataset)) else []
     return pipes
+
+
+def _known_graphs() -> list[Any]:
+    """Returns the last pipe of the graph that this process runs, as far as that is known without the stack."""
+    dataset = getattr(get_worker_info(), "dataset", None)
+    if isinstance(dataset, IterDataPipe):
+        return [vars(dataset).get("_datapipe", dataset)]
+    return [] if _checked is None or _checked.root is None else [_checked.root]
 
 
 def _workers() -> Place:
@@ -193,83 +207,8 @@ def _divides_itself() -> bool:
     return False
 
 
-# ---------------------------------------------------------------------------------------------- who gets which items
-
-
-def _share(pipe: Any, sources: DataPipeGraph) -> tuple[_Share, list[str]]:
-    """Returns what each consumer gets of a pipe, and warnings about branches that are not divided as others are."""
-    if hasattr(type(pipe), "apply_sharding"):
-        return "part", []
-    if not sources:
-        return _share_of_source(pipe), []
-    name = _short_name(pipe)
-    found = [(source, *_share(source, above)) for source, above in sources.values()]
-    if name in _LOOKUPS:
-        del found[1:]
-    warnings = [warning for *_, inner in found for warning in inner]
-    shares: list[_Share] = [share for _, share, _ in found]
-    if "part" in shares:
-        for number, (source, share, _) in enumerate(found):
-            if _is_doubled(name, source, share):
-                warnings.append(_describe_branch(pipe, number, source))
-        return "part", warnings
-    order: tuple[_Share, ...] = ("all", "constant", "own")
-    share = next(share for share in order if share in shares)
-    return ("all" if share == "constant" and name not in _KEEPERS else share), warnings
-
-
-def _share_of_source(pipe: Any) -> _Share:
-    """Returns what each consumer gets of a pipe that has no source."""
-    if isinstance(place := vars(pipe).get("place"), Place):
-        return "all" if place.consumers == 1 else "part"
-    if isinstance(pipe, IterableWrapper):
-        kind = type(pipe.iterable)
-        if kind.__module__ not in ("builtins", "itertools", "torch", "numpy"):
-            return "own"  # a dataset of the user's, which may heed the worker's number
-        is_one = kind.__name__ == "repeat" or (isinstance(pipe.iterable, Sized) and len(pipe.iterable) == 1)
-        return "constant" if is_one else "all"
-    code = getattr(inspect.unwrap(type(pipe).__iter__), "__code__", None)
-    heeds_worker = code is not None and "get_worker_info" in code.co_names
-    return "own" if heeds_worker or inspect.ismethod(getattr(pipe, "set_seed", None)) else "all"
-
-
-def _is_doubled(name: str, source: Any, share: _Share) -> bool:
-    """Returns whether a source's items come once for each consumer although those of another source are divided."""
-    if share not in ("all", "constant"):
-        return False
-    if name in _ZIPPERS:
-        return share == "all"  # a constant meets whatever comes
-    if name in _MERGERS:
-        return True
-    # A stage of somebody else may want all items of its second source; but shards are seldom read for that.
-    return any(getattr(type(pipe), "reads_shards", False) for pipe in upstream(source))
-
-
-def _describe_branch(pipe: Any, number: int, source: Any) -> str:
-    name = _short_name(pipe)
-    chain = " <- ".join(map(_short_name, upstream(source)))
-    cost = "and meet the wrong items of the others" if name in _ZIPPERS else "several times together"
-    cure = (
-        f"Put one .sharding_filter() after the {name}, in place of those before it, or divide both branches alike"
-        if name in _ZIPPERS
-        else "Give it a .sharding_filter() of its own"
-    )
-    return (
-        f"only some branches of {name} are divided among workers or ranks: source {number}, counted from 0, "
-        f"({chain}) has no .sharding_filter(), so that its items come once in each of them, {cost}. {cure}"
-    )
-
-
-def _short_name(pipe: Any) -> str:
-    return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
-
-
 def _is_filter(pipe: Any) -> bool:
     return isinstance(pipe, ShardingFilterIterDataPipe)
-
-
-def _is_read_above(pipe: Any, stage: Any) -> bool:
-    return any(getattr(type(found), "reads_shards", False) or found is stage for found in upstream(pipe))
 
 
 # --------------------------------------------------------------------------------- filters that nobody told the place
@@ -277,9 +216,9 @@ def _is_read_above(pipe: Any, stage: Any) -> bool:
 
 def _warn_of_untold(pipes: list[Any]) -> bool:
     """Warns where the filters of a graph do not know its consumers; returns whether that is so."""
-    counts = any(_short_name(pipe) == "EpochCounter" for pipe in pipes)
+    counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
     # A resampler divides nothing: what it needs to know it finds out by itself. Counting epochs needs the filter.
-    own = set() if counts else {id(pipe.source_datapipe) for pipe in pipes if _short_name(pipe) == "ShardResampler"}
+    own = set() if counts else {id(pipe.source_datapipe) for pipe in pipes if short_name(pipe) == "ShardResampler"}
     filters = [pipe for pipe in pipes if _is_filter(pipe) and id(pipe) not in own]
     workers, ranks = _workers().consumers, _rank_count()
     untold = {_untold(found.groups, workers, ranks) for found in filters}
@@ -295,10 +234,10 @@ def _warn_of_untold(pipes: list[Any]) -> bool:
     elif "ranks" in untold:
         warn_once(
             "ranks",
-            f"each of the {ranks} ranks of torch.distributed reads everything, because the .sharding_filter() (or "
-            ".split_shards()) of this graph was never told of them. Give the pipe itself to torch's DataLoader, or use "
-            "DataLoader2 with WorkersReadingService(n, distributed=True), or call torch.utils.data.graph_settings."
-            "apply_sharding(pipe, world_size, rank) before iterating",
+            f"each of the {ranks} ranks of torch.distributed reads everything (unless each was given shards of its "
+            "own), because the .sharding_filter() or .split_shards() of this graph was never told of them. Give the "
+            "pipe itself to torch's DataLoader, or use DataLoader2 with WorkersReadingService(n, distributed=True), or "
+            "call torch.utils.data.graph_settings.apply_sharding(pipe, world_size, rank) before iterating",
         )
     return bool(untold - {None})
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
-from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from torchdata_wds.environment import launched_place
 from torchdata_wds.pipes import stock_workers
@@ -20,6 +22,7 @@ __all__ = [
     "Place",
     "Seed",
     "find_sharder",
+    "graph_of",
     "mix",
     "place_among_ranks",
     "place_of",
@@ -33,6 +36,17 @@ logger = logging.getLogger(__name__)
 
 _warned: set[str] = set()
 
+#: torch's traversal changes how all pipes are pickled while it lasts: one thread at a time may be at it.
+_traversing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _traversing
+    _traversing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 
 class Place(NamedTuple):
     """Which of how many consumers this process is."""
@@ -41,15 +55,21 @@ class Place(NamedTuple):
     number: int = 0
 
 
-def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
-    """Gives the pipe and all above it, nearest first; nothing where the graph cannot be traversed.
+def graph_of(pipe: IterDataPipe[Any]) -> DataPipeGraph | None:
+    """Returns a pipe and all above it, or None where the graph cannot be traversed.
 
     Traversal pickles the collections that pipes hold; a graph that does not allow it cannot be sharded either.
     """
-    try:
-        graphs = [traverse_dps(pipe)]
-    except Exception:  # noqa: BLE001  (whatever pickling what pipes hold may raise)
-        return
+    with _traversing:
+        try:
+            return traverse_dps(pipe)
+        except Exception:  # noqa: BLE001  (whatever pickling what pipes hold may raise)
+            return None
+
+
+def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
+    """Gives the pipe and all above it, nearest first; nothing where the graph cannot be traversed."""
+    graphs = [graph_of(pipe) or {}]
     while graphs:
         for found, sources in graphs.pop(0).values():
             yield found

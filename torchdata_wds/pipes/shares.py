@@ -46,13 +46,19 @@ def short_name(pipe: Any) -> str:
     return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
 
 
+def _known_name(pipe: Any) -> str:
+    """Returns the name of a stage whose behaviour is known; "" for one of somebody else."""
+    is_known = type(pipe).__module__.partition(".")[0] in ("torch", "torchdata", "torchdata_wds")
+    return short_name(pipe) if is_known else ""
+
+
 def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
     """Returns what each consumer gets of a pipe, and warnings about branches that are not divided as others are."""
     if hasattr(type(pipe), "apply_sharding"):
         return "part", []
     if not sources:
         return _share_of_source(pipe), []
-    name = short_name(pipe)
+    name = _known_name(pipe)
     found = [(source, *share_of(source, above)) for source, above in sources.values()]
     if name in _LOOKUPS:
         del found[1:]
@@ -96,12 +102,12 @@ def _is_doubled(name: str, source: Any, share: Share) -> bool:
 
 
 def _describe_branch(pipe: Any, number: int, source: Any) -> str:
-    name = short_name(pipe)
+    name, known = short_name(pipe), _known_name(pipe)
     chain = " <- ".join(map(short_name, upstream(source)))
-    cost = "and meet the wrong items of the others" if name in _ZIPPERS else "several times together"
+    cost = "and meet the wrong items of the others" if known in _ZIPPERS else "several times together"
     cure = (
         f"Put one .sharding_filter() after the {name}, in place of those before it, or divide both branches alike"
-        if name in _ZIPPERS
+        if known in _ZIPPERS
         else "Give it a .sharding_filter() of its own"
     )
     return (

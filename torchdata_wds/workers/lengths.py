@@ -7,13 +7,14 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.place import upstream, warn_once
+from torchdata_wds.workers.known_stages import is_torchdata
 
 __all__ = ["promised_length", "warn_of_more"]
 
 
 def promised_length(datapipe: IterDataPipe[Any]) -> int | None:
     """Returns the length of a graph in which ``.set_length(n)`` stands, as it is before workers run it; else None."""
-    if not any(type(pipe).__name__ == "LengthSetterIterDataPipe" for pipe in upstream(datapipe)):
+    if not any(is_torchdata(pipe, "LengthSetter") for pipe in upstream(datapipe)):
         return None
     try:
         return len(datapipe)

@@ -21,11 +21,11 @@ import torchdata_wds  # registers the functional forms
 from tests.resume_kit import augment, is_odd, passed_on, row, shards_in
 from torchdata_wds import image_decoder, index_shard, wds_collate
 from torchdata_wds.pipes.place import mix
+from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers import states, streams
 from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import pack_streams, unpack_streams
 from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.stage_names import short_name
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
 

@@ -20,7 +20,8 @@ from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.pipes import stock_workers
 from torchdata_wds.pipes.place import Place, find_sharder, graph_of, upstream, warn_once
-from torchdata_wds.pipes.shares import reads_shards, share_of, short_name
+from torchdata_wds.pipes.shares import reads_shards, share_of
+from torchdata_wds.pipes.stage_names import short_name
 
 __all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
 

@@ -10,8 +10,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import DataPipeGraph
 
 from torchdata_wds.pipes.place import Place, upstream
+from torchdata_wds.pipes.stage_names import short_name
 
-__all__ = ["Share", "reads_shards", "share_of", "short_name"]
+__all__ = ["Share", "reads_shards", "share_of"]
 
 #: Stages that yield what each of their sources yields, one way or the other.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
@@ -33,17 +34,6 @@ Share = Literal["part", "all", "constant", "own"]
 def reads_shards(pipe: Any) -> bool:
     """Returns whether a pipe is a reader of shards: its class says so."""
     return bool(getattr(type(pipe), "reads_shards", False))
-
-
-def short_name(pipe: Any) -> str:
-    """Returns the name of a pipe's class as people know it.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> short_name(IterableWrapper([1]).shuffle())
-        'Shuffler'
-    """
-    return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
 
 
 def _known_name(pipe: Any) -> str:

@@ -24,10 +24,9 @@ from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.progress import Facts, Wanted
-from torchdata_wds.pipes.shares import short_name
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
+from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers.known_stages import gives_shards_again, is_one_to_one, is_torchdata
-from torchdata_wds.workers.stage_names import short_name
 
 __all__ = ["Chain", "find_chain", "has_functions"]
 

@@ -15,10 +15,10 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe
 from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.place import warn_once
+from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers.chains import Chain, find_chain, has_functions
 from torchdata_wds.workers.known_stages import is_one_to_one, is_torchdata
 from torchdata_wds.workers.signatures import Signature
-from torchdata_wds.workers.stage_names import short_name
 from torchdata_wds.workers.states import Streams, pack_facts, unpack_facts
 from torchdata_wds.workers.streams import Seeds
 

@@ -11,9 +11,9 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.division import running_pipes
 from torchdata_wds.pipes.place import warn_once
+from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.pipes.stock_workers import in_stock_worker, note_join
 from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.stage_names import short_name
 
 __all__ = ["JoinWorkersIterDataPipe", "JoinWorkers"]
 

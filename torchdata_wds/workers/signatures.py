@@ -20,7 +20,7 @@ from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.place import upstream
-from torchdata_wds.workers.stage_names import full_name, short_name
+from torchdata_wds.pipes.stage_names import full_name, short_name
 
 __all__ = ["Signature", "check_signature", "graph_signature", "shards_digest"]
 

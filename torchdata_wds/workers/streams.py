@@ -13,9 +13,9 @@ from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.progress import Fact, Facts, SkipNotice, Wanted, Watch
+from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers.chains import Chain, find_chain
 from torchdata_wds.workers.generators import OwnGenerators, seed_generators
-from torchdata_wds.workers.stage_names import short_name
 
 logger = logging.getLogger(__name__)
 

@@ -141,7 +141,7 @@ def test_others_take_over_when_the_process_that_began_is_killed(
     others = [start(method, read_all, str(tmp_path), [url]) for _ in range(3 if method == "fork" else 2)]
     time.sleep(0.1 if method == "fork" else 3)
     end(*first)
-    assert wait_until(lambda: server.requests["/x.tar"] == 2, 30)
+    assert wait_until(lambda: server.requests["/x.tar"] == 2)
     server.gate.set()
     assert [ended(*other) for other in others] == [[digest(SHARDS[0])]] * len(others)
     assert server.requests == {"/x.tar": 2}

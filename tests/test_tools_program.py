@@ -20,7 +20,7 @@ def lines_of(name: str) -> list[str]:
     return [line.strip() for line in COMMANDS[name].example.strip().splitlines()]
 
 
-def shell(line: str, folder: Path, *, timeout: float = 120) -> subprocess.CompletedProcess[bytes]:
+def shell(line: str, folder: Path, *, timeout: float = 600) -> subprocess.CompletedProcess[bytes]:
     """Runs a line in bash, with the installed program on its path."""
     scripts = sysconfig.get_path("scripts")
     assert Path(scripts, "wds").exists(), "the tests need the program: pip install -e '.[test]'"

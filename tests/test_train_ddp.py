@@ -34,7 +34,7 @@ from torchdata_wds import index_shard
 SIZES = (17, 2, 21, 5, 8)
 WORKERS = 2
 STEPS = 10  # of each rank in an epoch: 14 samples for each worker, in batches of 3
-SECONDS = 120
+SECONDS = 1200  # a guard against hanging
 
 #: The example, which stops when it comes to save a state, tells the pids of its workers and waits to be killed. One of
 #: the ranks has saved that state, the other has not.
@@ -123,7 +123,7 @@ def stop_and_kill(folder: Path, step: int, *arguments: str) -> None:
         assert [rank.wait(timeout=SECONDS) for rank in ranks] == [-signal.SIGKILL] * 2
         workers = [pid for file in files for pid in json.loads(file.read_text())]
         assert len(workers) == 2 * WORKERS
-        assert wait_until(lambda: not any(map(is_alive, workers)), 30)
+        assert wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def stderr_of(folder: Path) -> str:
@@ -142,7 +142,13 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def arguments_of(folder: Path, **options: Any) -> list[str]:
-    pairs = {"shards": folder / "train-{0..4}.tar", "state-dir": "states", "batch-size": 3, **options}
+    pairs = {
+        "shards": folder / "train-{0..4}.tar",
+        "state-dir": "states",
+        "batch-size": 3,
+        "timeout": SECONDS,
+        **options,
+    }
     return [text for name, value in pairs.items() for text in (f"--{name}", str(value))]
 
 

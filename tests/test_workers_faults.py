@@ -274,7 +274,7 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: st
         assert wait_until(lambda: len(running(sleep)) >= 2)
         time.sleep(0.3)  # for the pipe to fill
         main.kill()
-    assert wait_until(lambda: not any(is_alive(pid) for pid in pids) and not running(sleep), 5)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids) and not running(sleep))
 
 
 def reading(url: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -249,7 +250,7 @@ def test_a_link_with_the_name_of_a_part_is_not_followed(path: Path) -> None:
 def test_a_file_is_written_where_there_are_no_locks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems have none; another failure is one."""
     for code in (errno.ENOLCK, errno.EIO):
-        monkeypatch.setattr(sample_writer.fcntl, "flock", Failing(code))
+        monkeypatch.setattr(fcntl, "flock", Failing(code))
         with contextlib.nullcontext() if code == errno.ENOLCK else pytest.raises(CacheError, match="cannot be written"):
             write(path)
         assert path.exists() == (code == errno.ENOLCK)

@@ -548,7 +548,7 @@ def test_cache_gives_every_reader_all_when_the_disk_is_full(
     assert caching.names() == []
 
 
-@pytest.mark.parametrize("kind", ["a file", "a lock that is a folder", "no locks", "a copy that is a folder"])
+@pytest.mark.parametrize("kind", ["a file", "a lock that is a folder", "locks that fail", "a copy that is a folder"])
 def test_cache_reads_the_source_when_the_folder_cannot_be_used(
     tmp_path: Path, server: CacheServer, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -563,10 +563,10 @@ def test_cache_reads_the_source_when_the_folder_cannot_be_used(
         caching.path(url).mkdir(parents=True)
     else:
 
-        def no_locks(*_: Any) -> None:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        def failing(*_: Any) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(fcntl, "flock", no_locks)
+        monkeypatch.setattr(fcntl, "flock", failing)
     with nothing_left():
         assert [caching.read(url) for _ in range(2)] == [SHARD] * 2
     assert server.requests == {"/x.tar": 2}

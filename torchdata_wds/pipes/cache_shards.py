@@ -89,7 +89,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
     in a thread that does not wait for its consumer; whoever else reads it meanwhile reads along. A copy holds the
     object's own bytes, appears only when it is whole, and is used as it is from then on: a shard that changes under
     the same URL is not noticed. Where a copy cannot be made or read (the disk is full, the folder cannot be written or
-    has no locks, a file has vanished or is cut, the process that downloads does not go on for five minutes), the source
+    fails, a file has vanished or is cut, the process that downloads does not go on for five minutes), the source
     is read instead, with a warning. A compressed copy whose damage shows only while it is read is removed, and raises.
 
     The folder holds only the copies, and files that end in ``.part`` or ``.lock``, for downloads. With ``"basename"``,

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import io
 import os
 import re
 import secrets
 import stat
 import time
-import weakref
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from torchdata_wds.storage.cache_names import LOCK, PART, is_own_name
+from torchdata_wds.storage.locks import LockedFile, lock
 
 __all__ = [
     "CopyLock",
     "Kept",
-    "LockedFile",
+    "OLD_SECONDS",
     "ROOM",
     "Removal",
     "UNIQUE",
@@ -50,100 +48,49 @@ _MARK = "user.torchdata_wds"
 _SEAL = 1_000_000_000
 UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
 #: Seconds after which a part that nobody fills is removed although its shard was not asked for again.
-_OLD_SECONDS = 24 * 3600.0
-
-# A forked child closes its copies of these, which would keep the locks for as long as it lives.
-_open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    for file in list(_open):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-class LockedFile(io.FileIO):
-    """An open file with a lock that ends with it, and not with the last copy that forked children have of it.
-
-    Args:
-        file: Its descriptor.
-    """
-
-    def __init__(self, file: int) -> None:
-        super().__init__(file, "rb")
-        self._owner = os.getpid()
-        _open.add(self)
-
-    def lock(self, kind: int) -> bool:
-        """Takes or changes the lock without waiting; tells whether that was possible.
-
-        Args:
-            kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
-        """
-        try:
-            fcntl.flock(self, kind | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def unlock(self) -> None:
-        """Gives up the lock."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Closes the file; a second time does nothing."""
-        if not self.closed and self._owner == os.getpid():
-            self.unlock()
-        super().close()
-
-    def leave(self) -> None:
-        """Closes the file and leaves its lock to another object that was made of a copy of the descriptor."""
-        super().close()
-
-    def is_at(self, path: str) -> bool:
-        """Tells whether a path is that of this file."""
-        try:
-            return os.path.samestat(os.stat(path), os.fstat(self.fileno()))  # noqa: PTH116 - a str
-        except FileNotFoundError:
-            return False
+OLD_SECONDS = 24 * 3600.0
 
 
 class CopyLock:
-    """The lock of one copy: who has it may make the copy.
+    """The lock of one copy: the process that has it may make the copy.
+
+    Where the file system has no locks everybody has it: several processes may make one copy, each in a file of its own.
 
     Attributes:
         path: The copy's path.
     """
 
-    def __init__(self, path: str, file: LockedFile) -> None:
+    def __init__(self, path: str, file: LockedFile | None) -> None:
         self.path = path
         self._file = file
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it keeps others out."""
+        return self._file is not None
 
     @staticmethod
     def acquire(path: str) -> CopyLock | None:
         """Takes the lock of a copy; None if somebody has it.
 
         Raises:
-            OSError: if there can be no lock in this folder.
+            OSError: if there can be no file in this folder.
         """
         name = path + LOCK
         while True:
             file = LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Who had it has removed it, perhaps: then it is a lock on nothing.
+            with contextlib.ExitStack() as stack:
+                stack.callback(file.close)
+                taken = lock(file.fileno())
+                if taken is None:
+                    _remove_empty(name, file)
+                    return CopyLock(path, None)
+                if not taken:
+                    return None
+                # Its last holder may have removed it: then it is a lock on nothing.
                 if file.is_at(name):
+                    stack.pop_all()
                     return CopyLock(path, file)
-            except BlockingIOError:
-                file.close()
-                return None
-            except BaseException:
-                file.close()
-                raise
-            file.close()
 
     @staticmethod
     def part_of(path: str) -> str | None:
@@ -170,20 +117,23 @@ class CopyLock:
         Returns:
             Its path, and the file with the exclusive lock that tells readers that it is being filled.
         """
-        os.ftruncate(self._file.fileno(), 0)
+        if self._file is not None:
+            os.ftruncate(self._file.fileno(), 0)
         folder, base = os.path.split(self.path)
         for left in os.listdir(folder):  # noqa: PTH208 - strs here, as in all of this module
             found = UNIQUE.search(left)
             with contextlib.suppress(OSError):
                 path = os.path.join(folder, left)  # noqa: PTH118
-                if found is not None and (left[: found.start()] == base or _is_abandoned(path)):
+                is_left = found is not None and left[: found.start()] == base and self.is_real
+                if is_left or (found is not None and _is_abandoned(path)):
                     os.unlink(path)  # noqa: PTH108
         name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
         part = os.path.join(folder, name)  # noqa: PTH118
         file = LockedFile(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(self._file.fileno(), os.fsencode(name), 0)
+            lock(file.fileno())
+            if self._file is not None:
+                os.pwrite(self._file.fileno(), os.fsencode(name), 0)
         except BaseException:
             file.close()
             os.unlink(part)  # noqa: PTH108
@@ -192,20 +142,27 @@ class CopyLock:
 
     def release(self) -> None:
         """Lets go of the lock, and removes its file; in a forked child, nothing."""
-        if not self._file.closed:
+        if self._file is not None and not self._file.closed:
             with contextlib.suppress(OSError):
                 if self._file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
                     os.unlink(self.path + LOCK)  # noqa: PTH108
             self._file.close()
 
 
+def _remove_empty(name: str, file: LockedFile) -> None:
+    """Removes a file that cannot be locked, unless it is that of a machine that can: such a one has a name in it."""
+    with contextlib.suppress(OSError):
+        if not os.fstat(file.fileno()).st_size and file.is_at(name):
+            os.unlink(name)  # noqa: PTH108
+
+
 def open_part(path: str) -> LockedFile | None:
-    """Opens a file that somebody fills; None if it is not there, or nobody does."""
+    """Opens a file that somebody fills; None if it is not there, or nobody is known to fill it."""
     try:
         file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except FileNotFoundError:
         return None
-    if file.lock(fcntl.LOCK_SH):
+    if file.lock(shared=True):
         file.close()
         return None
     return file
@@ -213,7 +170,7 @@ def open_part(path: str) -> LockedFile | None:
 
 def _is_abandoned(part: str) -> bool:
     """Tells whether nobody has filled a file for long, nor does now."""
-    if os.stat(part).st_mtime > time.time() - _OLD_SECONDS:  # noqa: PTH116
+    if os.stat(part).st_mtime > time.time() - OLD_SECONDS:  # noqa: PTH116
         return False
     file = open_part(part)
     if file is not None:
@@ -233,7 +190,7 @@ def open_copy(path: str) -> LockedFile:
         os.close(file)
         raise OSError(errno.EINVAL, "it is no regular file", path)
     copy = LockedFile(file)
-    copy.lock(fcntl.LOCK_SH)
+    copy.lock(shared=True)
     with contextlib.suppress(OSError):
         os.utime(file, ns=(max(time.time_ns(), status.st_atime_ns), status.st_mtime_ns))
     return copy
@@ -301,7 +258,8 @@ def make_room(folder: str, size: int, max_bytes: float, *, deep: bool) -> Iterat
     """
     name = os.path.join(folder, ROOM)  # noqa: PTH118
     with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if lock(file.fileno(), wait=True) is None:
+            _remove_empty(name, file)
         kept = sorted(_kept(folder, deep))
         total = sum(copy.size for copy in kept)
         removed = []
@@ -343,7 +301,7 @@ def remove_unlocked(path: str) -> Removal:
         OSError: if it is not there, or cannot be removed.
     """
     with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
-        if not file.lock(fcntl.LOCK_EX):
+        if not file.lock():
             return "in use"
         if not file.is_at(path):
             return "gone"

@@ -7,7 +7,6 @@ first bytes, and ``.part`` and ``.lock`` files by the forms of their names.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
@@ -17,16 +16,17 @@ from typing import Literal, NamedTuple
 
 from torchdata_wds.errors import CacheError, WdsError
 from torchdata_wds.storage.cache_files import (
+    OLD_SECONDS,
     ROOM,
     UNIQUE,
     CopyLock,
-    LockedFile,
     Removal,
     is_of_other_size,
     mark_of,
     remove_unlocked,
 )
 from torchdata_wds.storage.cache_names import LOCK, PART, is_own_name
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.sample_store import HEADER_SIZE, is_ours, open_samples
 
 __all__ = ["CacheFile", "Removal", "check_file", "choose_old", "list_cache", "remove_file"]
@@ -212,7 +212,10 @@ def _state(status: os.stat_result, path: str) -> State:
     if abs(time.time() - status.st_mtime) < _NEW_SECONDS:
         return "being made"
     with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
-        return "left over" if file.lock(fcntl.LOCK_SH) else "being made"
+        is_free = file.lock(shared=True)
+        # Without locks only the time tells that nobody fills it any more.
+        is_young = not file.has_locks and time.time() - status.st_mtime < OLD_SECONDS
+        return "left over" if is_free and not is_young else "being made"
 
 
 def _read(path: str, size: int) -> bytes:

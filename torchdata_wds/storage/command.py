@@ -253,11 +253,10 @@ def _start(command: str, shard: str, writing: bool) -> ShellCommand:
 
 def _widen(pipe: IO[bytes]) -> None:
     """Lets the one side write ahead by a whole buffer, where the system allows it."""
-    import fcntl
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
 
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
 
 
 def status_text(status: int) -> str:

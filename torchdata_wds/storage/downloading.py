@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import io
 import multiprocessing.util
 import os
@@ -14,8 +13,9 @@ import weakref
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import WdsError
-from torchdata_wds.storage.cache_files import CopyLock, LockedFile, make_room, mark_as_ours, seal
+from torchdata_wds.storage.cache_files import CopyLock, make_room, mark_as_ours, seal
 from torchdata_wds.storage.cache_reports import download_bar, report
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.urls import mask_url
@@ -93,6 +93,8 @@ class Download:
             if _AtExit.has_begun:
                 raise OSError("the program is ending")
             self.part, self._file = lock.create_part()
+            if not lock.is_real:
+                cache.warn_of_no_locks()
         except BaseException:
             lock.release()
             raise
@@ -130,7 +132,7 @@ class Download:
             with self._ending:
                 self._release()
             # Those who read along see by this that no more is to come.
-            self._file.lock(fcntl.LOCK_SH)
+            self._file.lock(shared=True)
             self._file.leave()
             if outcome is not Outcome.DIRECT and self._source is not None:
                 with contextlib.suppress(Exception):

@@ -8,15 +8,15 @@ follows that one; what it has delivered by then is compared with what comes, and
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.cache_files import CopyLock, LockedFile, is_of_other_size, is_sealed, open_copy, open_part
+from torchdata_wds.storage.cache_files import CopyLock, is_of_other_size, is_sealed, open_copy, open_part
 from torchdata_wds.storage.cache_reports import report
 from torchdata_wds.storage.downloading import Download, Outcome
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.urls import mask_url
@@ -178,7 +178,7 @@ class _FileOrigin(Origin):
                 return count
             if self._is_filled or self._is_stopped:
                 break
-            if self._file.lock(fcntl.LOCK_SH):  # who filled it has ended, in whatever way
+            if self._file.lock(shared=True):  # who filled it has ended, in whatever way
                 self._is_filled = True
             else:
                 waiting.go_on()

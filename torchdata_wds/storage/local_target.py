@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from pathlib import Path
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.durability import sync_file, sync_folder
+from torchdata_wds.storage.locks import lock, unlock
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.urls import local_path, mask_url
 from torchdata_wds.storage.writing import FileTarget, cannot_write
@@ -24,8 +24,6 @@ __all__ = ["PARTIAL", "list_local", "open_local_target", "remove_local"]
 #: What the name of a shard ends with while it is not whole.
 PARTIAL = ".partial"
 
-_LOCKED = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
-_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}
 #: How often a file that another process has just renamed is looked for again.
 _OPENINGS = 100
 
@@ -59,7 +57,8 @@ class LocalTarget(FileTarget):
         """Locks and empties the file, or closes it if it is not the one to write to."""
         taken = False
         try:
-            _lock(file)
+            if lock(file) is False:
+                raise BlockingIOError(errno.EWOULDBLOCK, "locked")
             taken = self._is_in_place(file)
             if taken:
                 os.ftruncate(file, 0)
@@ -132,10 +131,8 @@ class LocalTarget(FileTarget):
     def _release(self, *, owned: bool) -> None:
         if self._file < 0:
             return
-        with contextlib.suppress(OSError):
-            if owned:
-                # A forked child may still have a copy, which would keep the lock.
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+        if owned:
+            unlock(self._file)
         with contextlib.suppress(OSError):
             os.close(self._file)
         self._file = -1
@@ -227,18 +224,3 @@ def _status(path: Path, shard: str) -> os.stat_result | None:
         return None
     except (OSError, ValueError) as error:
         raise cannot_write(shard, f"{getattr(error, 'strerror', None) or error}") from error
-
-
-def _lock(file: int) -> None:
-    """Locks the file, where the file system has locks.
-
-    Raises:
-        BlockingIOError: if it is locked.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _LOCKED:
-            raise BlockingIOError(errno.EWOULDBLOCK, "locked") from error
-        if error.errno not in _NO_LOCKS:
-            raise

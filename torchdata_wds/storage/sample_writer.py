@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import stat
 import zlib
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError
 from torchdata_wds.storage.durability import sync_file, sync_folder
+from torchdata_wds.storage.locks import lock, unlock
 from torchdata_wds.storage.sample_store import (
     APPLICATION,
     HEADER_SIZE,
@@ -41,8 +40,6 @@ _PAGE_SIZE = 16384
 _BATCH_COUNT, _BATCH_BYTES = 1000, 4 << 20
 #: What SQLite takes besides the data of a row, generously.
 _ROW_OVERHEAD = 1000
-_LOCKED = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
-_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}
 #: How often a file that another process has just renamed is looked for again.
 _OPENINGS = 100
 
@@ -163,10 +160,8 @@ class SampleWriter:
     def _release(self) -> None:
         if self._lock < 0:
             return
-        with contextlib.suppress(OSError):
-            if self._owner == os.getpid():
-                # A forked child may still have a copy, which would keep the lock.
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        if self._owner == os.getpid():
+            unlock(self._lock)
         with contextlib.suppress(OSError):
             os.close(self._lock)
         self._lock = -1
@@ -231,13 +226,8 @@ def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]
 
 def _take(file: int, part: Path) -> bool | None:
     """Locks and empties the file that is to be written; None if it is locked, False if it is not that file any more."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _LOCKED:
-            return None
-        if error.errno not in _NO_LOCKS:
-            raise
+    if lock(file) is False:
+        return None
     if not _is_at(file, part):
         return False  # its writer has renamed it meanwhile
     status = os.fstat(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.handlers import warn_rarely
-from torchdata_wds.storage.cache_files import CopyLock, LockedFile, is_of_other_size, mark_of, open_copy
+from torchdata_wds.storage.cache_files import CopyLock, is_of_other_size, mark_of, open_copy
 from torchdata_wds.storage.cache_names import digest_of, unsigned
 from torchdata_wds.storage.cache_reports import report
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.downloading import Download
 from torchdata_wds.storage.following import FollowedShard, find_origin
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.origins import origin_of
@@ -33,8 +35,11 @@ __all__ = ["Check", "ShardCache"]
 #: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
 Check = Callable[[str, str], None]
 
+logger = logging.getLogger(__name__)
+
 _BLOCK = 512
 _PLAIN_BUFFER_SIZE = 1 << 16
+_without_locks: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,16 @@ class ShardCache:
         shard = mask_url(url)
         message = f"shard {shard} is read from its source, and not from the cache folder {self.folder}: {reason}"
         warn_rarely("not cached", CacheError(message, shard=shard))
+
+    def warn_of_no_locks(self) -> None:
+        """Warns, once in a process, that processes may download the same shard."""
+        if self.folder not in _without_locks:
+            _without_locks.add(self.folder)
+            logger.warning(
+                "the file system of the cache folder %s has no locks (flock): copies are kept, but processes that want "
+                "a shard at the same time each download it, and max_bytes may be passed by that",
+                self.folder,
+            )
 
     def _make(self, url: str, path: str) -> str | None:
         """Makes a copy that is not there, or waits for who does; gives the reason if there can be none."""

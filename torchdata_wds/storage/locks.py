@@ -1,0 +1,117 @@
+"""Locks on open files, by ``flock``, and what stands in for them where there are none.
+
+Locks end with the process that holds them, however it ends. Not every file system has them (Lustre without the mount
+option ``flock``, some network and FUSE mounts), nor every Python (some lack ``fcntl``). Then all goes on as if no other
+process were there: files get unique names and are renamed when whole, so that nothing wrong is ever read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import weakref
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["LockedFile", "lock", "unlock"]
+
+_LOCKED = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
+_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+
+
+def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
+    """Locks an open file.
+
+    Args:
+        file: Its descriptor.
+        shared: Whether others may have a shared lock at the same time.
+        wait: Whether to wait until nobody else has it.
+
+    Returns:
+        True if it is locked, False if somebody else has it, None if there are no locks here.
+
+    Raises:
+        OSError: if it fails otherwise.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in _LOCKED:
+            return False
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def unlock(file: int) -> None:
+    """Gives up a lock, which a copy of the descriptor in a forked child would keep otherwise."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+# A forked child closes its copies of these, which would keep the locks for as long as it lives.
+_open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for file in list(_open):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class LockedFile(io.FileIO):
+    """An open file with a lock that ends with it, and not with the last copy that forked children have of it.
+
+    Args:
+        file: Its descriptor.
+
+    Attributes:
+        has_locks: Whether the file system has locks, as far as this file has found out.
+    """
+
+    def __init__(self, file: int) -> None:
+        super().__init__(file, "rb")
+        self._owner = os.getpid()
+        self.has_locks = True
+        _open.add(self)
+
+    def lock(self, *, shared: bool = False) -> bool:
+        """Takes or changes the lock without waiting; returns whether nobody else is known to have it.
+
+        Args:
+            shared: Whether others may have a shared lock at the same time.
+        """
+        try:
+            taken = lock(self.fileno(), shared=shared)
+        except OSError:
+            return False
+        self.has_locks = taken is not None
+        return taken is not False
+
+    def close(self) -> None:
+        """Closes the file; idempotent."""
+        if not self.closed and self._owner == os.getpid():
+            unlock(self.fileno())
+        super().close()
+
+    def leave(self) -> None:
+        """Closes the file and leaves its lock to another object that was made of a copy of the descriptor."""
+        super().close()
+
+    def is_at(self, path: str) -> bool:
+        """Returns whether a path is that of this file."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self.fileno()))  # noqa: PTH116 - a str
+        except FileNotFoundError:
+            return False

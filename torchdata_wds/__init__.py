@@ -7,7 +7,14 @@ forms is first used.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+if os.name == "nt":
+    raise ImportError(
+        "torchdata_wds runs on POSIX systems only, such as Linux and macOS: it needs fork, file locks and pipes as "
+        "they have them. On Windows use it inside the Windows Subsystem for Linux (WSL)"
+    )
 
 import torchdata_wds.interrupts  # noqa: F401 - before anything that takes time
 from torchdata_wds.codecs import handle_extension, image_decoder

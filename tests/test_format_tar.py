@@ -16,7 +16,7 @@ import pytest
 from tests.damage import DAMAGES, GOOD, MEMBERS
 from tests.shards import END, tar_bytes
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
+from torchdata_wds.format import links, read_members
 from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.headers import HeaderError, parse_header, parse_number
 from torchdata_wds.format.pax import parse_records
@@ -204,21 +204,29 @@ def test_read_members_resolves_hard_links_when_the_shard_opens_again() -> None:
     }
 
 
-def test_read_members_names_the_cure_when_a_hard_link_cannot_be_looked_up() -> None:
-    """Read once only, as from a pipe, a hard link is an error that says how to write the shard without."""
-    archive = archive_of(("a.txt", tarfile.REGTYPE, b"A", ""), ("b.txt", tarfile.LNKTYPE, b"", "a.txt"))
-    with pytest.raises(ShardFormatError, match="--hard-dereference") as caught:
+def test_read_members_names_the_cure_when_a_hard_link_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once only, as from a pipe, a link to a member far back is an error that says how to write the shard."""
+    monkeypatch.setattr(links, "RECENT_BYTES", 1000)
+    archive = archive_of(
+        ("a.txt", tarfile.REGTYPE, b"A", ""),
+        *((f"{number}.bin", tarfile.REGTYPE, bytes(2000), "") for number in range(40)),
+        ("b.txt", tarfile.LNKTYPE, b"", "a.txt"),
+    )
+    with pytest.raises(ShardFormatError, match=r"--hard-dereference.*cp -r") as caught:
         read(archive, reopen=None)
     assert caught.value.member == "b.txt"
 
 
-def test_read_members_opens_the_url_again_when_a_hard_link_needs_it(tmp_path: Path) -> None:
+def test_read_members_opens_the_url_again_when_a_hard_link_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a reopen= the URL itself is opened for a second look; a FIFO is not, it would wait for ever."""
     path = tmp_path / "1.tar"
     path.write_bytes(archive_of(("a.txt", tarfile.REGTYPE, b"A", ""), ("b.txt", tarfile.LNKTYPE, b"", "a.txt")))
     with path.open("rb") as stream:
         assert [member.data for member in read_members(stream, str(path))] == [b"A", b"A"]
     os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(links.RecentMembers, "find", lambda self, name: None)
     with path.open("rb") as stream, pytest.raises(ShardFormatError, match="--hard-dereference"):
         list(read_members(stream, str(tmp_path / "fifo")))
 

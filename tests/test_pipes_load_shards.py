@@ -23,6 +23,7 @@ import torchdata_wds
 from tests.damage import DAMAGES, GOOD, KEYS, MEMBERS
 from tests.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError
+from torchdata_wds.format import links
 from torchdata_wds.pipes import division, place
 
 pytestmark = pytest.mark.usefixtures("each_reader")
@@ -175,10 +176,38 @@ def test_load_wds_shards_reads_streams_when_given_pairs(tmp_path: Path) -> None:
     assert stream.closed
 
 
-def test_load_wds_shards_refuses_a_hard_link_when_it_comes_from_a_command(tmp_path: Path) -> None:
-    """From a pipe the shard cannot be opened again: the error names the cure."""
+@pytest.mark.parametrize("options", [{}, {"select": "*.txt"}, {"select": "b.*"}, {"rename": str.upper}])
+def test_load_wds_shards_reads_a_hard_link_when_it_comes_from_a_stream(options: Any, tmp_path: Path) -> None:
+    """A pipe cannot be opened again, but the members just before the link are held; streams of others are so too."""
+    path = tmp_path / "1.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("a.txt", "a.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = 5
+            tar.addfile(info, io.BytesIO(name.encode()))
+        for name, target in (("b.txt", "a.txt"), ("b.jpg", "a.jpg"), ("c.txt", "./b.txt")):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.LNKTYPE, target
+            tar.addfile(link)
+    plain = [member[1:3] for member in IterableWrapper([str(path)]).load_wds_shards(**options)]
+    assert plain[-1][1] in (b"a.txt", b"a.jpg")
+    stream = io.BytesIO(path.read_bytes())
+    for source in (f"pipe:cat '{path}'", ("other.tar", stream), f"pipe:gzip -c '{path}'"):
+        pipe = IterableWrapper([source], deepcopy=False).load_wds_shards(**options)
+        assert [member[1:3] for member in pipe] == plain
+
+
+def test_load_wds_shards_refuses_a_hard_link_when_it_comes_from_a_command_and_points_far_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the cure."""
+    monkeypatch.setattr(links, "RECENT_BYTES", 1000)
     with tarfile.open(tmp_path / "1.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("a.txt"))
+        for number in range(40):
+            info = tarfile.TarInfo(f"a.{number}")
+            info.size = 3000
+            tar.addfile(info, io.BytesIO(bytes(3000)))
         link = tarfile.TarInfo("b.txt")
         link.type, link.linkname = tarfile.LNKTYPE, "a.txt"
         tar.addfile(link)

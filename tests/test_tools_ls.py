@@ -107,15 +107,15 @@ def test_ls_reads_headers_only_when_it_can_seek(tmp_path: Path, monkeypatch: pyt
     read = 0
 
     class Scan(sizes.HeaderScan):
-        def __init__(self, stream: Any, shard: str) -> None:
-            super().__init__(stream, shard)
+        def __init__(self, stream: Any, shard: str, **options: Any) -> None:
+            super().__init__(stream, shard, **options)
+            self._file = stream
             self.stream = self
 
         def read(self, size: int) -> bytes:
             nonlocal read
-            assert self._file is not None
             read += size
-            return self._file.read(size)
+            return bytes(self._file.read(size))
 
     monkeypatch.setattr(sizes, "HeaderScan", Scan)
     assert listed(path)[0]["bytes"] == (4 << 20) + 1

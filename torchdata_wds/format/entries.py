@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn, Protocol
 
 from torchdata_wds.errors import ShardFormatError
@@ -63,7 +63,8 @@ class TarEntries:
     Iterating yields `TarEntry`, and None at an end marker that has been seen (more may follow if `concatenated`).
 
     Args:
-        stream: The decompressed archive, read forward only.
+        stream: The decompressed archive, read forward only. Where it has ``pass_over(size)``, which passes over bytes
+            and tells whether it has, that is tried before payloads that nobody wants are read.
         shard: Its URL as messages may show it.
         require_end_marker: Whether an archive without an end-of-archive block is an error.
         concatenated: Whether to read on behind an end marker.
@@ -84,6 +85,7 @@ class TarEntries:
         max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
     ) -> None:
         self.stream = stream
+        self._pass_over: Callable[[int], bool] | None = getattr(stream, "pass_over", None)
         self.shard = shard
         self.require_end_marker = require_end_marker
         self.concatenated = concatenated
@@ -158,13 +160,17 @@ class TarEntries:
         return self.damaged(what, cure, member=entry.name, at=entry.offset)
 
     def skip(self, entry: TarEntry) -> None:
-        """Reads past an entry's payload, if its kind has one.
+        """Passes an entry's payload, if its kind has one: by ``stream.pass_over(size)``, or by reading it.
 
         Raises:
             ShardFormatError: if the shard ends inside it.
         """
         left = entry.size if headers.has_payload(entry.kind) else 0
         if not left:
+            return
+        length = left + padding(left)
+        if self._pass_over is not None and self._pass_over(length):
+            self.offset += length
             return
         while left:
             data = self.stream.read(min(left, 1 << 20))

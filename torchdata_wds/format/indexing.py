@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import posixpath
 from collections import Counter
@@ -11,18 +10,16 @@ from typing import Any, Literal, NamedTuple, cast
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.entries import TarEntries, TarEntry
+from torchdata_wds.format.gaps import HeaderScan
 from torchdata_wds.format.grouping import group_members
-from torchdata_wds.format.headers import HARD_LINK, has_payload, is_file, padding
+from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.members import Mark, ShardMember, Unit
 from torchdata_wds.format.skipped_entries import SkippedEntries
-from torchdata_wds.storage import ByteStream, is_decompressed, mask_url, open_shard
+from torchdata_wds.storage import is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import local_path, scheme_of, url_text
 
 __all__ = ["index_shard"]
-
-# What lies closer is in the buffer, or soon will be.
-_SEEK_OVER = 64 << 10
 
 
 class _Extent(NamedTuple):
@@ -86,27 +83,6 @@ def index_shard(
     if to is not False:
         index.save(index_url(text) if to is None else to, storage_options=storage_options)
     return index
-
-
-class HeaderScan(TarEntries):
-    """Walks the entries of an archive, seeking over payloads where the stream can do that and is known to have them."""
-
-    def __init__(self, stream: ByteStream, shard: str) -> None:
-        super().__init__(stream, shard)
-        self._file: io.BufferedReader | None = None
-        self._size = 0
-        if isinstance(stream, io.BufferedReader) and stream.seekable():
-            self._file = stream
-            self._size = os.fstat(stream.fileno()).st_size
-
-    def skip(self, entry: TarEntry) -> None:
-        """Passes an entry's payload, if its kind has one."""
-        length = entry.size + padding(entry.size) if has_payload(entry.kind) else 0
-        if self._file is None or length < _SEEK_OVER or self.offset + length > self._size:
-            super().skip(entry)
-        else:
-            self._file.seek(length, io.SEEK_CUR)
-            self.offset += length
 
 
 def _members(entries: TarEntries, url: str) -> Iterator[Unit]:

@@ -14,8 +14,9 @@ from typing import cast
 
 from torchdata_wds.format.direct import read_plain_header
 from torchdata_wds.format.entries import ByteSource
+from torchdata_wds.format.gaps import GapSeeker
 from torchdata_wds.format.headers import BLOCK, padding
-from torchdata_wds.format.members import MemberRun, ShardMember
+from torchdata_wds.format.members import MemberRun, PassedMember, ShardMember
 from torchdata_wds.format.windows import Window, find_members, without_members
 
 __all__ = ["LookAhead"]
@@ -42,9 +43,24 @@ class LookAhead:
         url: The shard's URL, for the members.
         visit: As in `ShardMember`.
         max_member_bytes: The size of the largest member that is given; larger ones are left to `TarEntries`.
+        choose: Gives a member's new name, and whether it is wanted: what is not is passed over where the stream seeks.
+
+    Attributes:
+        chooses: Whether `choose` has been asked about single members; those of runs are the caller's to choose.
     """
 
-    def __init__(self, stream: ByteSource, url: str, visit: int, *, max_member_bytes: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        stream: ByteSource,
+        url: str,
+        visit: int,
+        *,
+        max_member_bytes: int = sys.maxsize,
+        choose: Callable[[str], tuple[str, bool]] | None = None,
+    ) -> None:
+        self._gaps = GapSeeker(stream)
+        self._choose = choose if self._gaps.seeks else None
+        self.chooses = self._choose is not None
         self._stream = stream
         self._read1: Callable[[int], bytes] | None = getattr(stream, "read1", None) if LARGEST_WINDOW else None
         self._url = url
@@ -74,7 +90,15 @@ class LookAhead:
         self._gather(pieces, size - left)
         return _join(pieces)
 
-    def take(self) -> tuple[MemberRun | ShardMember, int] | None:
+    def pass_over(self, size: int) -> bool:
+        """Passes over the next bytes without reading them, where the stream can; else it passes over none."""
+        beyond = size - (len(self._window.data) - self._position)
+        if self._failure is not None or not self._gaps.pass_over(beyond):
+            return False
+        self._position = len(self._window.data)
+        return True
+
+    def take(self) -> tuple[MemberRun | ShardMember | PassedMember, int] | None:
         """Gives the next members, where an entry begins, and how many bytes they take in the archive.
 
         Returns:
@@ -108,28 +132,39 @@ class LookAhead:
         names, starts, ends = window.names[rows], window.starts[rows], window.ends[rows]
         return MemberRun(self._url, window.data, names, starts, ends, self._visit), length
 
-    def _read_member(self) -> tuple[ShardMember, int] | None:
+    def _read_member(self) -> tuple[ShardMember | PassedMember, int] | None:
         """Reads one member; gives back what was read where that does not go as it should."""
-        parts: list[bytes] = []
-        try:
-            parts.append(self._stream.read(BLOCK))
-            found = read_plain_header(parts[0])
-            if found is not None and found[1] <= min(_LARGEST_READ, self._largest):
-                name, size = found
-                fill = padding(size)
-                parts.append(self._stream.read(size))
-                if fill and len(parts[1]) == size:
-                    parts.append(self._stream.read(fill))
-                if sum(map(len, parts)) == BLOCK + size + fill:
-                    self._held += size
-                    self._taken += 1
-                    return ShardMember(self._url, name, parts[1], self._visit), BLOCK + size + fill
-        except Exception as error:
-            if not parts:
-                raise
-            self._failure = error.with_traceback(None)
+        parts = [self._stream.read(BLOCK)]
+        found = read_plain_header(parts[0])
+        if found is not None:
+            name, size = found
+            length = size + padding(size)
+            is_wanted = True
+            if self._choose is not None:
+                name, is_wanted = self._choose(name)
+            is_passed = not is_wanted and self._gaps.pass_over(length)
+            if is_passed or (size <= min(_LARGEST_READ, self._largest) and self._read_content(parts, size)):
+                self._held += size
+                self._taken += 1
+                member = ShardMember(self._url, name, parts[-1], self._visit) if is_wanted else PassedMember(name)
+                return member, BLOCK + length
         self._window, self._position = without_members(b"".join(parts)), 0
         return None
+
+    def _read_content(self, parts: list[bytes], size: int) -> bool:
+        """Reads a member's content behind its header, and drops its padding; keeps all where something is missing."""
+        fill = padding(size)
+        try:
+            parts.append(self._stream.read(size))
+            if fill and len(parts[1]) == size:
+                parts.append(self._stream.read(fill))
+        except Exception as error:  # noqa: BLE001 - raised where the bytes before it end
+            self._failure = error.with_traceback(None)
+            return False
+        if sum(map(len, parts)) < BLOCK + size + fill:
+            return False
+        del parts[2:]
+        return True
 
     def _look(self) -> None:
         """Reads the next window."""

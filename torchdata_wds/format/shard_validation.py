@@ -7,6 +7,7 @@ the place of each is known. Damage of the archive ends a shard here as it does t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import chain, starmap
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from torchdata_wds.format.findings import FieldSets, Finding, Level
 from torchdata_wds.format.headers import HARD_LINK, is_file
 from torchdata_wds.format.index_checks import IndexCheck
 from torchdata_wds.format.links import HardLinks
+from torchdata_wds.format.members import ShardMember
 from torchdata_wds.format.names import RESERVED_FIELDS, KeyRule, is_metadata
 from torchdata_wds.format.odd_headers import odd_headers, odd_pieces
 from torchdata_wds.format.odd_members import odd_kind, odd_name
@@ -172,6 +174,10 @@ class ShardValidation:
         reopens = can_reopen(self.url, storage_options=self._options)
         largest = self._max_member_bytes
         links = HardLinks(self.url, self.shard, self._open_at if reopens else None, max_member_bytes=largest)
+        with closing(links):
+            yield from self._read_entries(archive, links)
+
+    def _read_entries(self, archive: _Archive, links: HardLinks) -> Iterator[Finding | CheckedSample]:
         for entry in archive:
             if entry is None:
                 yield from self._close_run()
@@ -199,6 +205,8 @@ class ShardValidation:
             self._entered = None
             for kind, message in chain.from_iterable(starmap(odd_pieces, maps)):
                 yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
+            if links.recent is not None and not isinstance(data, Exception):
+                links.recent.note(ShardMember(self.url, entry.name, data))
             if isinstance(data, Exception):
                 yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
             if parts is None:

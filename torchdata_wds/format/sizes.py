@@ -10,8 +10,8 @@ from typing import cast
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.entries import TarEntry
+from torchdata_wds.format.gaps import HeaderScan
 from torchdata_wds.format.headers import HARD_LINK, is_file
-from torchdata_wds.format.indexing import HeaderScan
 from torchdata_wds.format.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.format.skipped_entries import SkippedEntries
 from torchdata_wds.format.tar import ReadOptions, read_marked_members
@@ -61,9 +61,8 @@ def read_sizes(
         >>> [unit[1:3] for unit in read_sizes(io.BytesIO(file.getvalue()), "x.tar") if unit is not Mark.END]
         [('a.txt', 3)]
     """
-    entries = HeaderScan(stream, mask_url(url))
+    entries = HeaderScan(stream, mask_url(url), concatenated=concatenated)
     entries.require_end_marker = require_end_marker
-    entries.concatenated = concatenated
     sizes: dict[str, int] = {}
     skips = SkippedEntries(entries.shard, Counter() if skipped is None else skipped)
     with skips.reported():

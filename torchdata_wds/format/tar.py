@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
@@ -18,6 +19,8 @@ from torchdata_wds.format.sparse import read_payload
 from torchdata_wds.storage import mask_url
 
 __all__ = ["ReadOptions", "Select", "name_filter", "read_marked_members", "read_members"]
+
+_HELD_SIZE = 1 << 20
 
 Select = str | Iterable[str] | Callable[[str], bool]
 
@@ -110,7 +113,8 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     select, rename, visit, shard, reopen, require_end_marker, concatenated, offset, largest = options
     wanted = None if select is None else name_filter(select)
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
-    source = LookAhead(stream, url, visit, max_member_bytes=largest)
+    choose = None if rename is None and wanted is None else _Choice(rename, wanted)
+    source = LookAhead(stream, url, visit, max_member_bytes=largest, choose=None if wanted is None else choose)
     entries = TarEntries(
         source,
         shard,
@@ -120,17 +124,19 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
         max_member_bytes=largest,
     )
     skips = SkippedEntries(shard, skipped, is_whole=not offset)
-    with skips.reported():
+    with skips.reported(), closing(links):
         for entry in _walk(entries, source, links):
             if entry is None:
                 yield Mark.END
                 continue
             if not isinstance(entry, TarEntry):
                 skips.has_files = True
-                if rename is None and wanted is None:
+                if links.recent is not None and not isinstance(entry, PassedMember):
+                    links.recent.note(entry)
+                if choose is None or (source.chooses and not isinstance(entry, MemberRun)):
                     yield entry
                 else:
-                    yield from _choose(entry, rename, wanted)
+                    yield from _choose(entry, choose)
                 continue
             name = entry.name if rename is None else _renamed(rename, entry.name)
             if is_file(entry.kind):
@@ -154,20 +160,33 @@ def _read_file(
     passed = PassedMember(member.name)
     try:
         if wanted is not None and not wanted(member.name):
-            entries.skip(entry)
+            _pass(entry, entries, links)
             found: ShardMember | PassedMember = passed
         else:
             data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
             found = member._replace(data=data)
+            if links.recent is not None:
+                links.recent.note(found._replace(name=entry.name))
     except Exception:
         yield passed
         raise
     yield found
 
 
+def _pass(entry: TarEntry, entries: TarEntries, links: HardLinks) -> None:
+    """Leaves a member out; a small one is held, where a link to it could not be looked up otherwise."""
+    if links.recent is None or entry.kind == HARD_LINK:
+        entries.skip(entry)
+    elif entry.sparse_size is None and entry.size <= min(_HELD_SIZE, entries.max_member_bytes):
+        links.recent.note(ShardMember("", entry.name, entries.take(entry)))
+    else:
+        entries.skip(entry)
+        links.recent.forget(entry.name)
+
+
 def _walk(
     entries: TarEntries, source: LookAhead, links: HardLinks
-) -> Iterator[TarEntry | MemberRun | ShardMember | None]:
+) -> Iterator[TarEntry | MemberRun | ShardMember | PassedMember | None]:
     """Gives entries one by one, and members wherever the source can and nothing before them says otherwise."""
     yield from _take(entries, source)
     for entry in entries:
@@ -176,18 +195,28 @@ def _walk(
             yield from _take(entries, source)
 
 
-def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardMember]:
+def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardMember | PassedMember]:
     while (taken := source.take()) is not None:
         entries.passed(taken[1])
         yield taken[0]
 
 
-def _choose(
-    unit: MemberRun | ShardMember, rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None
-) -> Iterator[ShardMember | PassedMember]:
+def _choose(unit: MemberRun | ShardMember | PassedMember, choose: _Choice) -> Iterator[ShardMember | PassedMember]:
     for member in unit.members() if isinstance(unit, MemberRun) else (unit,):
-        name = member.name if rename is None else _renamed(rename, member.name)
-        yield member._replace(name=name) if wanted is None or wanted(name) else PassedMember(name)
+        name, is_wanted = choose(member.name)
+        yield member._replace(name=name) if is_wanted else PassedMember(name)
+
+
+class _Choice:
+    """What the options make of a member's name: the new one, and whether the member is wanted."""
+
+    def __init__(self, rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None) -> None:
+        self._rename = rename
+        self._wanted = wanted
+
+    def __call__(self, name: str) -> tuple[str, bool]:
+        new = name if self._rename is None else _renamed(self._rename, name)
+        return new, self._wanted is None or self._wanted(new)
 
 
 def _renamed(rename: Callable[[str], str], name: str) -> str:

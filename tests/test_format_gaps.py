@@ -114,7 +114,7 @@ def test_select_gives_the_same_when_a_file_is_cut_anywhere(tmp_path: Path) -> No
     path = tmp_path / "x.tar"
     for tar_format in (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT):
         archive = tar_bytes(members, tar_format=tar_format)
-        cuts = {*range(0, len(archive), 50_021), *range(512, len(archive), 66_048), len(archive) - 1024, len(archive)}
+        cuts = {*range(0, len(archive), 100_021), *range(512, len(archive), 132_096), len(archive) - 1024, len(archive)}
         for cut in sorted(cuts):
             path.write_bytes(archive[:cut])
             for select in ("*.txt", "*.bin", "nothing"):

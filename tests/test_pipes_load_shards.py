@@ -461,7 +461,7 @@ LETTER_TRAPS: list[Any] = [
     lambda source: source.load_wds_shards(),
     lambda source: source.load_wds_shards(read_ahead=2).group_by_key(),
     lambda source: source.sharding_filter().load_wds_shards().group_by_key(),
-    lambda source: source.resample_shards(1).load_wds_shards(),
+    lambda source: source.filter(str.isalpha).resample_shards(1).load_wds_shards(),
     lambda source: source.split_shards().load_wds_shards(),
     lambda source: source.split_shards({"x.tar": 3}).load_wds_shards(),
     lambda source: source.split_shards(index=True).load_wds_shards(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -652,6 +654,54 @@ def test_division_warns_once_when_there_is_no_filter(
         assert sorted(run_told(monkeypatch, pipe)) == KEYS
     (message,) = caplog.messages
     assert "each sample comes several times" in message
+
+
+def split_by_worker(urls: Iterator[str]) -> Iterator[str]:
+    worker = get_worker_info()
+    yield from islice(urls, worker.id, None, worker.num_workers) if worker else urls
+
+
+class Splits(IterDataPipe):
+    """A stage of the user's that divides by the worker's number."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        yield from islice(self.source, worker.id, None, worker.num_workers)
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [lambda pipe: pipe.wds_compose(split_by_worker), lambda pipe: pipe.wds_compose(partial(split_by_worker)), Splits],
+)
+def test_division_is_silent_when_a_stage_of_the_user_divides(
+    divide: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the worker's number, as WebDataset's split_by_worker does."""
+    pipe = divide(IterableWrapper(urls)).load_wds_shards().group_by_key()
+    assert 0 < len(run_told(monkeypatch, pipe)) < len(KEYS)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("pipe", "warnings"),
+    [
+        (IterableWrapper(range(4)).map(str), 1),
+        (IterableWrapper(range(4)).sharding_filter().map(str), 0),
+        (IterableWrapper(["x"]).map(str), 0),
+        (Chooses(), 0),
+        (Draws(), 0),
+        (Around([1, 2]), 0),
+    ],
+)
+def test_division_warns_of_any_graph_without_a_filter_when_the_service_runs_it(
+    pipe: Any, warnings: int, said: Callable[[], list[str]]
+) -> None:
+    """Where it is sure that all workers give the same items."""
+    run_by_service(pipe if isinstance(pipe, IterDataPipe) else IterableWrapper(pipe))
+    assert len(said()) == warnings
 
 
 # ------------------------------------------------------------------------------------------------------ idle workers

@@ -20,7 +20,7 @@ from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.pipes import stock_workers
 from torchdata_wds.pipes.place import Place, find_sharder, graph_of, upstream, warn_once
-from torchdata_wds.pipes.shares import reads_shards, share_of
+from torchdata_wds.pipes.shares import is_known, reads_shards, share_of
 from torchdata_wds.pipes.stage_names import short_name
 
 __all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
@@ -69,17 +69,18 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
         return
     running = running_pipes() or [pipe]
     root = running[-1]
-    checked = _checked if _checked is not None and _checked.root is root else check_division(root)
+    checked = _checked if _checked is not None and _checked.root is root else check_division(root, for_reader=True)
     if checked is not None and id(pipe) not in checked.pipes and not checked.is_entered:
         checked.is_entered = True
         _check_reader(pipe, next((outer for outer in running if id(outer) in checked.pipes), root), root)
 
 
-def check_division(root: Any) -> _Checked | None:
+def check_division(root: Any, *, for_reader: bool = False) -> _Checked | None:
     """Warns, once a process, where the consumers of a graph do not divide its work.
 
     Args:
         root: The graph's last pipe, in the process that is about to run it.
+        for_reader: Whether a reader asks, which says by itself where it is not divided.
     """
     global _checked
     if not _speaks():
@@ -96,6 +97,12 @@ def check_division(root: Any) -> _Checked | None:
         warn_once("branch", warning)
     if share == "all" and any(map(reads_shards, pipes)):
         _warn_of_none()
+    elif share == "all" and not for_reader and all(map(is_known, pipes)):
+        warn_once(
+            "unfiltered",
+            "this graph has no .sharding_filter(): each worker or rank gives all of its items, so they come several "
+            "times. Put one after .shuffle(), before the stages that do the work",
+        )
     elif any(_is_filter(pipe) and any(map(reads_shards, upstream(pipe))) for pipe in pipes):
         _warn_of_late()
     return _checked

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import DataPipeGraph
 
+from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.place import Place, upstream
 from torchdata_wds.pipes.stage_names import short_name
 
-__all__ = ["Share", "reads_shards", "share_of"]
+__all__ = ["Share", "is_known", "reads_shards", "share_of"]
 
 #: Stages that yield what each of their sources yields, one way or the other.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
@@ -26,6 +27,9 @@ _KEEPERS = {"Mapper", "WdsMapper", "Cycler", "Repeater", "InMemoryCacheHolder"}
 #: Stages that look things up in their further sources, by key or in a function: each consumer needs all of those.
 _LOOKUPS = {"IterKeyZipper", "MapKeyZipper", "StageComposer"}
 
+#: What a function calls that divides by the worker or the rank, WebDataset's own among them.
+_PLACE_NAMES = {"get_worker_info", "pytorch_worker_info", "get_rank", "get_world_size"}
+
 #: What the consumers of a pipe get: each a part of its items; all of them everything; the same single item; or what
 #: each chooses or draws by itself.
 Share = Literal["part", "all", "constant", "own"]
@@ -36,10 +40,14 @@ def reads_shards(pipe: Any) -> bool:
     return bool(getattr(type(pipe), "reads_shards", False))
 
 
+def is_known(pipe: Any) -> bool:
+    """Returns whether a stage is torch's, torchdata's or ours."""
+    return type(pipe).__module__.partition(".")[0] in ("torch", "torchdata", "torchdata_wds")
+
+
 def _known_name(pipe: Any) -> str:
     """Returns the name of a stage whose behaviour is known; "" for one of somebody else."""
-    is_known = type(pipe).__module__.partition(".")[0] in ("torch", "torchdata", "torchdata_wds")
-    return short_name(pipe) if is_known else ""
+    return short_name(pipe) if is_known(pipe) else ""
 
 
 def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
@@ -59,6 +67,8 @@ def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
             if _is_doubled(name, source, share):
                 warnings.append(_describe_branch(pipe, number, source))
         return "part", warnings
+    if _heeds_place(pipe):
+        return "own", warnings
     order: tuple[Share, ...] = ("all", "constant", "own")
     share = next(share for share in order if share in shares)
     return ("all" if share == "constant" and name not in _KEEPERS else share), warnings
@@ -74,9 +84,16 @@ def _share_of_source(pipe: Any) -> Share:
             return "own"  # a dataset of the user's, which may heed the worker's number
         is_one = kind.__name__ == "repeat" or (isinstance(pipe.iterable, Sized) and len(pipe.iterable) == 1)
         return "constant" if is_one else "all"
-    code = getattr(inspect.unwrap(type(pipe).__iter__), "__code__", None)
-    heeds_worker = code is not None and "get_worker_info" in code.co_names
-    return "own" if heeds_worker or inspect.ismethod(getattr(pipe, "set_seed", None)) else "all"
+    return "own" if _heeds_place(pipe) or inspect.ismethod(getattr(pipe, "set_seed", None)) else "all"
+
+
+def _heeds_place(pipe: Any) -> bool:
+    """Returns whether a pipe of somebody else, or a function in it, asks for the worker or rank that it runs in."""
+    held = [value.value if isinstance(value, Held) else value for value in vars(pipe).values()]
+    if not is_known(pipe):
+        held.append(inspect.unwrap(type(pipe).__iter__))
+    codes = [getattr(getattr(value, "func", value), "__code__", None) for value in held]
+    return any(code is not None and not _PLACE_NAMES.isdisjoint(code.co_names) for code in codes)
 
 
 def _is_doubled(name: str, source: Any, share: Share) -> bool:

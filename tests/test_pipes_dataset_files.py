@@ -232,6 +232,14 @@ def test_load_dataset_raises_when_two_fields_of_an_entry_get_one_name(mixed_fiel
         list(load_dataset(content))
 
 
+def test_load_dataset_reads_elsewhere_when_it_has_rules(folder: Path) -> None:
+    """The rules reach the file, the listing and the loader; samples keep the URL that was asked for."""
+    save("x.json", json.dumps({"dataset": [{"shards": "gs://b/a-{0..1}.tar"}]}))
+    pipe = load_dataset("gs://b/x.json", rewrite={"gs://b/": f"{folder}/"})
+    assert counted(list(pipe)) == {0: 2 * SAMPLES}
+    assert {sample["__url__"] for sample in pipe} == {"gs://b/a-0.tar", "gs://b/a-1.tar"}
+
+
 def test_load_dataset_notes_the_sample_when_the_function_raises(folder: Path) -> None:
     """As every stage with a function does."""
     with pytest.raises(ValueError, match="not this one") as caught:

@@ -1,4 +1,4 @@
-"""group_by_key(fields=): what is kept, and warnings about names that nothing has."""
+"""group_by_key(fields=) and load_wds_shards(select=): what is kept, and warnings about names that nothing has."""
 
 from __future__ import annotations
 
@@ -81,3 +81,26 @@ def test_group_by_key_warns_after_many_samples_when_a_stream_has_no_end(
         assert len(list(islice(pipe, 30))) == 30
     (record,) = caplog.records
     assert "names 'cls', which none of 25 samples has" in record.getMessage()
+
+
+@pytest.mark.parametrize("way", ["together", "apart"])
+@pytest.mark.parametrize("select", ["jpg", "*.jpgg", ["*.JPG", "*.cls"], str.isdigit])
+def test_load_wds_shards_warns_when_it_selects_nothing_of_a_shard(
+    caplog: pytest.LogCaptureFixture, shard: str, way: str, select: Any
+) -> None:
+    """The epoch is empty; the warning shows a name that the globs might have meant."""
+    members = IterableWrapper([shard] * 2).load_wds_shards(select=select)
+    assert list((members.filter(bool) if way == "apart" else members).group_by_key()) == []
+    (record,) = caplog.records
+    assert "takes none of the members of shard" in record.getMessage()
+    assert "'00.jpg'" in record.getMessage()
+
+
+@pytest.mark.parametrize("select", ["*.txt", "*/x *.jpg", "00.*"])
+def test_load_wds_shards_is_silent_when_it_selects_something(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, shard: str, select: str
+) -> None:
+    """Some members of the shard; an empty shard has nothing to select."""
+    empty = write_tar(tmp_path / "empty.tar", [])
+    assert list(IterableWrapper([shard, empty]).load_wds_shards(select=select).group_by_key())
+    assert not caplog.records

@@ -41,6 +41,7 @@ def load_dataset(
     stop: str = "all",
     allow_pipe: bool = False,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> WdsPipe[dict[str, Any]]:
@@ -77,6 +78,7 @@ def load_dataset(
         stop: When a mix by weights ends, as in ``wds_mix``: ``"all"``, ``"first"`` or ``"cycle"``.
         allow_pipe: Whether the file is trusted like the program; ``WDS_SECURE=1`` refuses commands in any case.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for the file and its shards.
+        rewrite: Where the file and its shards are found instead, as in ``list_shards``.
         cache_dir: A folder where copies of remote shards and of what commands give are kept, as ``cache_shards`` does.
         handler: Given to every stage; an item of the loader is a shard.
 
@@ -113,7 +115,7 @@ def load_dataset(
     if cache_dir is not None and (not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir)):
         raise ValueError(f"cache_dir must be a folder, or None, not {cache_dir!r}")
     check_handler(handler)
-    options = storage.StorageOptions(storage_options)
+    options = storage.StorageOptions(storage_options, rewrite=rewrite)
     groups = _groups(path_or_dict, allow_pipe, options)
     for group in groups:
         for entry in group.entries:

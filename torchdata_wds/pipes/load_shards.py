@@ -17,7 +17,7 @@ from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.index import IndexedSample
-from torchdata_wds.format.members import Mark, MemberRun, ShardMember, Unit
+from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, SplitName, key_splitter
 from torchdata_wds.format.slicing import PaddingSlice, slice_members
 from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
@@ -26,6 +26,7 @@ from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
 from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.place import warn_once
 from torchdata_wds.pipes.progress import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.shard_readings import (
     Ahead,
@@ -297,7 +298,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             offset=offset,
             max_member_bytes=self.max_member_bytes,
         )
-        return read_marked_members(stream, source.url, options, self.skipped)
+        units = read_marked_members(stream, source.url, options, self.skipped)
+        return units if self.select is None else _noting_selection(units, options.shard, self.select)
 
 
 def _start(opener: ShardOpener, keys: KeyRule, item: _Item) -> Ahead | None:
@@ -320,6 +322,22 @@ def _identity(item: Any) -> Any:
 
 def _start_of(source: ShardSource, skip: int) -> int:
     return source.part.start + skip * source.part.step
+
+
+def _noting_selection(units: Iterator[Unit], shard: str | None, select: Select) -> Iterator[Unit]:
+    """Passes the units of a shard on; warns once if all of them were left out: a wrong glob makes an epoch empty."""
+    passed, is_taken = "", False
+    for unit in units:
+        if not is_taken and not isinstance(unit, Mark):
+            is_taken = not isinstance(unit, PassedMember)
+            passed = passed or getattr(unit, "name", "")
+        yield unit
+    if passed and not is_taken:
+        warn_once(
+            "select",
+            f"load_wds_shards(select={select!r}) takes none of the members of shard {shard}, the first of which is "
+            f"{passed!r}. Globs go over whole names: '*.jpg' takes the fields jpg",
+        )
 
 
 def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Unit]:

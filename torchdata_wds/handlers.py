@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 __all__ = [
     "Handler",
@@ -83,6 +84,23 @@ def check_handler(handler: Handler) -> Handler:
     return handler
 
 
+class SkipCounts(Counter[str]):
+    """Counts what a pipe skipped, by exception type, or by the rule that leaves it out.
+
+    Attributes:
+        losses: The reasons that are losses, and no rules such as that hidden files belong to no sample.
+        examples: A message for some of the reasons.
+    """
+
+    def __init__(self, *counts: Any) -> None:
+        super().__init__(*counts)
+        self.losses: set[str] = set()
+        self.examples: dict[str, str] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SkipCounts, (dict(self),), {"losses": self.losses, "examples": self.examples}
+
+
 def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) -> bool:
     """Asks a handler about an exception and counts what it skips.
 
@@ -108,8 +126,17 @@ def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) ->
             f"the handler {getattr(handler, '__qualname__', handler)!r} returned {answer!r} for "
             f"{type(exception).__name__}; it must return True (skip this item) or False (end the stream), or raise"
         ) from exception
-    skipped[type(exception).__name__] += 1
+    count_loss(skipped, type(exception).__name__, exception)
     return answer
+
+
+def count_loss(skipped: Counter[str], reason: str, exception: Exception | None = None) -> None:
+    """Counts an item that is lost, rather than left out by a rule."""
+    skipped[reason] += 1
+    if isinstance(skipped, SkipCounts):
+        skipped.losses.add(reason)
+        if exception is not None and reason not in skipped.examples:
+            skipped.examples[reason] = with_notes(exception)
 
 
 class Asked:

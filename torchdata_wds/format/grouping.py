@@ -11,7 +11,7 @@ from torchdata_wds.format.members import FailedMember, Mark, MemberRun, PassedMe
 from torchdata_wds.format.names import KeyRule, SplitName, skip_reason, split_names
 from torchdata_wds.format.rules import GroupingRules, OnDuplicate, OnReappearing, grouping_rules
 from torchdata_wds.format.samples import check_new, make_sample, make_samples
-from torchdata_wds.handlers import warn_seldom
+from torchdata_wds.handlers import count_loss, warn_seldom
 
 __all__ = ["WITHOUT_FIELDS", "group_members", "release_whole_samples"]
 
@@ -182,7 +182,7 @@ def _drafts(
             if draft is not None and (closed or item is Mark.END):
                 yield draft
             elif draft is not None:
-                skipped["sample cut off by a broken shard"] += 1
+                count_loss(skipped, "sample cut off by a broken shard")
             draft = None
         elif isinstance(item, PassedMember):
             closed = closed or (draft is not None and parts is not None and parts[0] != draft.key)

@@ -18,6 +18,7 @@ from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
 from torchdata_wds.handlers import (
     Handler,
+    SkipCounts,
     check_handler,
     ignore_and_continue,
     keep_going,
@@ -113,7 +114,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         self.max_samples = max_samples
         self.allow_pickle = allow_pickle
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
 
     def __iter__(self) -> Iterator[T]:
         if self.file is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from torchdata_wds.errors import CacheError, ShardListError
 from torchdata_wds.format.headers import BLOCK
 from torchdata_wds.format.slicing import ShardSlice
 from torchdata_wds.format.whole import begins_a_tar, check_whole
-from torchdata_wds.handlers import Handler, check_handler, reraise_exception
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.mapping import map_items
 from torchdata_wds.storage.cache_names import Naming, check_naming, copy_name, digest_of, names_a_tar, unsigned
@@ -173,7 +172,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
 
     def __iter__(self) -> Iterator[Any]:
         if self.folder is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from torchdata_wds.format.grouping import WITHOUT_FIELDS, group_members
 from torchdata_wds.format.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.rules import OnDuplicate, OnReappearing, grouping_rules
-from torchdata_wds.handlers import Asked, Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, in_order, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.notes import note_source_failure
@@ -99,7 +98,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         self.on_duplicate = on_duplicate
         self.on_reappearing = on_reappearing
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
         self._watch: Watch | None = None
         self._restart: _Restart | None = None
         self._passed_over = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -23,7 +22,7 @@ from torchdata_wds.format.interleaved import (
     in_order_of_place,
     is_image_field,
 )
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, count_loss, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.notes import note_source_failure
@@ -128,7 +127,7 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         self.max_images = max_images
         self.min_similarity = min_similarity
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
         self._decoder = _make_decoder(images)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -162,7 +161,10 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         _check_fields(found.sample, rest)
         images = self._leave_out(found, there)
         if images is None or sum(value is not None for _, value in images) < (self.min_images or 0):
-            self.skipped["document with missing images" if images is None else "document with too few images"] += 1
+            if images is None:
+                count_loss(self.skipped, "document with missing images")
+            else:
+                self.skipped["document with too few images"] += 1
             return None
         placed = [(entry.place, self._segment(found, entry, value)) for entry, value in images]
         matrix = None if document.matrix is None else [document.matrix[entry.row] for entry, _ in images]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -14,7 +13,7 @@ from torchdata_wds import storage
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
 from torchdata_wds.format.slicing import ShardSlice
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, register
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
@@ -55,7 +54,7 @@ class RecordLoader(WdsPipe[Any]):
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
 
     def __iter__(self) -> Iterator[Any]:
         warn_about_workers(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
@@ -21,7 +20,7 @@ from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMem
 from torchdata_wds.format.names import KeyRule, SplitName, key_splitter
 from torchdata_wds.format.slicing import PaddingSlice, slice_members
 from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
-from torchdata_wds.handlers import Asked, Handler, check_handler, reraise_exception
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order, register
 from torchdata_wds.pipes.cache_shards import CachedShard
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
@@ -162,7 +161,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
         self._shards_read = 0
         self._cycled = CycledPasses()
 

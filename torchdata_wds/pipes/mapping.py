@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, count_loss, keep_going, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
 
@@ -54,7 +54,10 @@ def map_items(
                     return
                 continue
             if result is None:
-                skipped[dropped] += 1
+                if dropped == "None":
+                    skipped[dropped] += 1  # on purpose
+                else:
+                    count_loss(skipped, dropped)
             else:
                 yield result
     except Exception as error:
@@ -92,7 +95,7 @@ class ItemMapper(WdsPipe[Any]):
     def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
         self.source_datapipe = source_datapipe
         self.handler = check_handler(handler)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
         self._latest = Latest()
 
     @abstractmethod

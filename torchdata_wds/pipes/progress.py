@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardListError
@@ -17,12 +17,14 @@ from torchdata_wds.errors import ShardListError
 __all__ = [
     "EpochEnded",
     "Facts",
+    "ItemsSkipped",
     "PassBegun",
     "PassEnded",
     "ShardBegun",
     "SkipNotice",
     "Wanted",
     "Watch",
+    "merge_skips",
     "other_shards",
 ]
 
@@ -72,7 +74,37 @@ class SkipNotice(NamedTuple):
     stage: str
 
 
-Fact = ShardBegun | PassEnded | PassBegun | EpochEnded | SkipNotice
+class ItemsSkipped(NamedTuple):
+    """A stage has skipped items.
+
+    Attributes:
+        stage: The stage, as it was written.
+        reason: The type of the exceptions, or the rule.
+        times: How many.
+        is_loss: Whether they are lost, and not left out by a rule.
+        example: The message for one of them, or "".
+    """
+
+    stage: str
+    reason: str
+    times: int
+    is_loss: bool
+    example: str = ""
+
+
+def merge_skips(skips: Iterable[ItemsSkipped]) -> list[ItemsSkipped]:
+    """Adds up what was told of the same stage and reason; the first example stays."""
+    merged: dict[tuple[str, str, bool], ItemsSkipped] = {}
+    for skipped in skips:
+        place = skipped.stage, skipped.reason, skipped.is_loss
+        before = merged.get(place)
+        if before is not None:
+            skipped = before._replace(times=before.times + skipped.times, example=before.example or skipped.example)
+        merged[place] = skipped
+    return list(merged.values())
+
+
+Fact = ShardBegun | PassEnded | PassBegun | EpochEnded | SkipNotice | ItemsSkipped
 
 
 class Watch:
@@ -168,6 +200,7 @@ class Facts:
         lengths: How many samples passes had that have ended.
         ended: Where the epoch came to its end.
         skipping: The stages that have left items out.
+        skips: What was skipped in the epoch.
         shards_cut: Whether shards that began after the last of `shards` have been left out.
         passes_cut: Whether passes that began after the last of `passes` have been left out.
     """
@@ -178,6 +211,7 @@ class Facts:
         self.lengths: dict[int, int] = {}
         self.ended: EpochEnded | None = None
         self.skipping: set[str] = set()
+        self.skips: list[ItemsSkipped] = []
         self.shards_cut = False
         self.passes_cut = False
 
@@ -204,6 +238,8 @@ class Facts:
                 self.ended = fact
             elif isinstance(fact, PassEnded):
                 self.lengths[fact.passing] = fact.samples
+            elif isinstance(fact, ItemsSkipped):
+                self.skips = merge_skips([*self.skips, fact])
             else:
                 self.skipping.add(fact.stage)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
@@ -13,7 +12,7 @@ from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
-from torchdata_wds.handlers import Handler, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe, register
 from torchdata_wds.pipes.field_specs import expect_sample
 from torchdata_wds.pipes.notes import note_failure
@@ -90,7 +89,7 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         self.handler = check_handler(handler)
         options["storage_options"] = StorageOptions(options.get("storage_options"))
         self.options = Held(options)
-        self.skipped: Counter[str] = Counter()
+        self.skipped = SkipCounts()
         self._writer(Place())  # checks the options
 
     def __iter__(self) -> Iterator[ShardInfo]:

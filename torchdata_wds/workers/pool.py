@@ -114,7 +114,10 @@ class WorkerPool:
             self._check_empty()
             shared, local = self._seeds
             seeds = mix(shared, "pass", self._pass), mix(local, "pass", self._pass)
-            self._start(seeds, Streams(self._num_workers, epoch=self.streams.epoch))
+            streams = Streams(self._num_workers, epoch=self.streams.epoch)
+            for before, facts in zip(self.streams.facts, streams.facts, strict=True):
+                facts.skips = before.skips  # which are those of the epoch
+            self._start(seeds, streams)
         self._is_fresh = False
         return self._run(self._board.turn, self.streams)
 

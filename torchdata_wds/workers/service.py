@@ -30,6 +30,7 @@ from torchdata_wds.workers.pauses import Pausable
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
 from torchdata_wds.workers.ranks import current_ranks, ranks_of, shard_by_rank
 from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.skips import EpochSkips
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
 from torchdata_wds.workers.worker_functions import WorkerFunctions, checked_function
@@ -146,6 +147,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self.worker_init_fn = checked_function("worker_init_fn", worker_init_fn)
         self.worker_reset_fn = checked_function("worker_reset_fn", worker_reset_fn)
         self._functions = WorkerFunctions(worker_init_fn, worker_reset_fn, WorkerInfo, _generator)
+        self._skips = EpochSkips()
         self._workers = self.num_workers  # that the graph allows
         self._epoch = 0
         self._in_epoch = False
@@ -184,6 +186,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
                     self._move_to_workers(branch)
             for number, run in enumerate(self._runs):
                 run.streams = Streams(max(self._workers, 1), continues=bool(find_chain(self._graph(number)).epochs))
+        self._skips.watch(self._runs, self._end if self._workers else None)
         end: IterDataPipe[Any] = self._end
         return end
 
@@ -205,6 +208,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self._epoch += 1
         was_left_early, self._in_epoch = self._in_epoch, True
         self._shards = None
+        self._skips.begin()
         self._stream_seeds = self._stream_seeds or (shared, local)
         self._end._number_of_samples_yielded = 0
         # A number that no worker has: random stages after .join_workers() have an order of their own.
@@ -232,19 +236,48 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
                     "this iterator was ended by Ctrl-C in the middle of the epoch: begin another epoch by iterating "
                     "over the loader again"
                 )
-            self._in_epoch = False
-            warn_of_more(self._end._number_of_samples_yielded, self._promised, self.num_workers)
             for run in self._runs:
                 run.wait_for_facts()
+            self._in_epoch = False
+            warn_of_more(self._end._number_of_samples_yielded, self._promised, self.num_workers)
+            self._skips.end(self._epoch)
+            for run in self._runs:
                 run.streams = run.streams.next_epoch()
 
     def finalize(self) -> None:
         """Ends the workers; DataLoader2 calls it at its shutdown."""
+        self._skips.stop()
         for run in self._runs:
             run.close()
         group, self._group = self._group, None
         if group is not None:
             dist.destroy_process_group(group)
+
+    def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
+        """Counts what the stages have skipped in the running or the last epoch, in all workers of this rank.
+
+        A warning at the end of the epoch says the same. DataLoader2 runs a copy of the service; each answers for both.
+
+        Args:
+            by_rule: Whether to count also what is left out by a rule and not lost: hidden files and folders in shards,
+                samples for which a function returns None.
+
+        Returns:
+            The counts by stage, written as in the chain, and exception type or reason.
+
+        Example:
+            >>> from torch.utils.data.datapipes.iter import IterableWrapper
+            >>> from torchdata.dataloader2 import DataLoader2
+            >>> from torchdata_wds import WorkersReadingService, ignore_and_continue
+            >>> pipe = IterableWrapper(["1", "x"]).wds_map(int, handler=ignore_and_continue)
+            >>> service = WorkersReadingService(0)
+            >>> with DataLoader2(pipe, reading_service=service) as loader:
+            ...     list(loader)
+            [1]
+            >>> service.skipped()
+            {'wds_map(int)': {'ValueError': 1}}
+        """
+        return self._skips.counts(by_rule=by_rule)
 
     def checkpoint(self) -> bytes:
         """Gives the state for ``DataLoader2.state_dict()``, in the middle of an epoch or between two.

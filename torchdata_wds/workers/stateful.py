@@ -18,6 +18,7 @@ from torchdata_wds.workers.checkpoints import pack_streams, unpack_streams
 from torchdata_wds.workers.epoch_numbers import EpochNumbers, iteration_key
 from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.skips import log_skips
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
 
@@ -134,6 +135,7 @@ class StatefulPipeline(IterableDataset[Any]):
     def _items(self, run: LocalIterDataPipe) -> Iterator[Any]:
         yield from run
         run.wait_for_facts()
+        log_skips(run.streams.facts[0].skips, self._epoch + 1)
         run.streams = run.streams.next_epoch()
         self._is_over = True
         self._packed.clear()

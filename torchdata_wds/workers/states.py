@@ -75,6 +75,7 @@ class Streams:
             ended, facts.ended = facts.ended, None
             facts.passes = [] if ended is None else [PassBegun(ended.passing, -ended.taken)]
             facts.passes_cut = False
+            facts.skips = []
         return Streams(len(self.facts), facts=self.facts, continues=True)
 
 

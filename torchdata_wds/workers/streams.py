@@ -16,6 +16,7 @@ from torchdata_wds.pipes.progress import Fact, Facts, SkipNotice, Wanted, Watch
 from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers.chains import Chain, find_chain
 from torchdata_wds.workers.generators import OwnGenerators, seed_generators
+from torchdata_wds.workers.skips import SkipWatch
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Stream:
         self._chain: Chain | None = None
         self._stream_seeds: Seeds | None = None
         self._skipped: dict[int, int] = {}
+        self._skips: SkipWatch | None = None
+        self._worker = 0
         self._is_checked = False  # whether its work is divided
 
     @property
@@ -81,6 +84,7 @@ class Stream:
         if self._chain is None:
             self._chain = find_chain(self._datapipe)
             self._skipped = {id(stage): stage.skipped.total() for stage in self._chain.counted}
+            self._skips = SkipWatch(self._datapipe)
             for pipe in (*self._chain.epochs, self._chain.grouper):
                 if pipe is not None:
                     pipe._watch = self._watch
@@ -93,6 +97,8 @@ class Stream:
             if skipped != self._skipped[id(stage)]:
                 self._skipped[id(stage)] = skipped
                 self._watch.facts.append(SkipNotice(short_name(stage)))
+        if self._skips is not None:
+            self._watch.facts.extend(self._skips.news(is_first=self._worker == 0))
         return self._watch.take()
 
     def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
@@ -112,6 +118,7 @@ class Stream:
             self._is_checked = True
             check_division(self._datapipe)
         self._watch.epoch = epoch
+        self._worker = worker
         if not chain.epochs:
             self.facts()  # of another epoch
         own = OwnGenerators() if self._keeps_apart and chain.draws else None

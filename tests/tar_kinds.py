@@ -196,6 +196,10 @@ DIFFERENT: dict[str, Draw] = {
     "global-names": fixed(pax(("path", "all.txt"), kind=b"g") + long_name(b"gnu.txt") + A),
     "several-global-headers": fixed(pax(("path", "all.txt"), kind=b"g") + pax(("comment", "x"), kind=b"g") + A),
     "global-size": fixed(pax(("size", "1"), kind=b"g") + block(b"a.txt") + filled(b"A") + B),
+    "bytes-after-headers": any_of(
+        fixed(block(b"x", 16, b"x") + filled(b"16 path=one.txt\n16 path=two.txt\n") + A),
+        fixed(block(b"x", 1, b"L", magic=GNU) + filled(b"gnu.txt\0") + A),
+    ),
     "nul-in-pax-name": fixed(pax(("path", b"seen.txt\0hidden.txt")) + A),
     "empty-names": any_of(
         fixed(pax(("path", "")) + A),

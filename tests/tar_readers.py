@@ -79,7 +79,8 @@ def read_with_tarfile(archive: bytes) -> Reading:
             for found in tar:
                 if found.isreg() or found.islnk():
                     file = tar.extractfile(found)
-                    assert file is not None
+                    if file is None:
+                        raise KeyError(found.linkname)
                     members.append((_as_here(found.name.encode("utf-8", "surrogateescape")), file.read()))
     except (tarfile.TarError, ValueError, KeyError, OverflowError, OSError) as error:
         return Reading(members, f"{type(error).__name__}: {error}")

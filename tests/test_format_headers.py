@@ -52,6 +52,11 @@ NAMES = {
         member(b"x", record("path", "one.txt") + bytes(9) + record("path", "two.txt"), b"x") + A,
         "one.txt",
     ),
+    "records after the size of their header": (
+        block(b"x", 16, b"x") + filled(record("path", "one.txt") + record("path", "two.txt")) + A,
+        "one.txt",
+    ),
+    "a long name without a NUL": (block(b"x", 512, b"L") + b"n" * 512 + A, "n" * 512),
     "a prefix with another magic": (block(b"a.txt", prefix=b"front", magic=b"ustar 00"), "a.txt"),
     "a prefix in a GNU header": (block(b"a.txt", prefix=b"front", magic=GNU), "a.txt"),
     "a prefix in a V7 header": (block(b"a.txt", prefix=b"front", magic=V7), "a.txt"),
@@ -231,6 +236,7 @@ def test_read_plain_header_takes_no_other_checksum_when_it_is_off_by_the_modulus
 
 REFUSED = {
     "an empty long name": (long_name(b"") + A, "an empty long name"),
+    "a long name that goes on": (block(b"x", 1, b"L") + filled(b"gnu.txt\0") + A, "goes on after its size of 1 bytes"),
     "a PAX size that is empty": (pax(("size", "")) + A, "is no size"),
     "a PAX size above all numbers": (pax(("size", str(1 << 63))) + A, "is no size"),
     "a PAX size with a sign": (pax(("size", "+1")) + A, "is no size"),

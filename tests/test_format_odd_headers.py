@@ -35,6 +35,7 @@ ODD = {
     "a NUL in a path": (pax(("path", b"a.txt\0b.txt")) + A, "nul-in-name"),
     "an empty path": (pax(("path", "")) + A, "empty-record"),
     "bytes after records": (member(b"x", record("path", "b.txt") + b"\0more", b"x") + A, "bytes-after-records"),
+    "bytes after a PAX header": (block(b"x", 16, b"x") + filled(b"16 path=one.txt\nmore") + A, "bytes-after-records"),
     "a size under that of the header": (pax(("size", "0")) + block(b"a.txt", 512), "two-sizes"),
     "a size over that of the header": (pax(("size", "600")) + block(b"a.txt") + INNER, "two-sizes"),
     "a hard link with a size": (A + block(b"b.txt", 600, b"1", link=b"a.txt") + INNER, "sized-link"),

@@ -260,16 +260,17 @@ class TarEntries:
             raise self.damaged(what, "The shard is probably corrupt.")
         if header.kind != headers.GLOBAL_PAX:
             self._count_extended(BLOCK + header.size)
-        entry = TarEntry("(extended header)", header.kind, header.size, "", self.offset)
-        data = self._take(entry)
+        size = header.size + padding(header.size)
+        content = self._take(TarEntry("(extended header)", header.kind, size, "", self.offset))
         if self.keeps_raw:
-            self.raw.append(data + bytes(padding(header.size)))
+            self.raw.append(content)
         if header.kind not in (headers.LONG_NAME, headers.LONG_LINK):
-            self._extend_pax(header.kind, data)
+            self._extend_pax(header.kind, content[: header.size])
             return
-        name = data.partition(b"\0")[0]
-        if not name:
-            raise self.damaged("has a damaged extended header: an empty long name", "Write the shard again.")
+        try:
+            name = headers.long_name(content, header.size)
+        except HeaderError as error:
+            raise self.damaged(f"has a damaged extended header: {error}", "Write the shard again.") from None
         self._long["path" if header.kind == headers.LONG_NAME else "linkpath"] = name
 
     def _count_extended(self, size: int) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "full_name",
     "has_payload",
     "is_file",
+    "long_name",
     "padding",
     "parse_header",
     "parse_number",
@@ -149,6 +150,24 @@ def parse_header(block: bytes) -> Header:
     if kind in _NEVER_SIZED:
         size = 0
     return Header(full_name(block), size, kind, block[157:257].partition(b"\0")[0])
+
+
+def long_name(content: bytes, size: int) -> bytes:
+    """Reads a GNU long name, which ends at a NUL.
+
+    Args:
+        content: The content of its header, with what fills the last block.
+        size: The bytes of it that the header counts.
+
+    Raises:
+        HeaderError: if it is empty, or goes on after its size: other programs take all of it.
+    """
+    name = content.partition(b"\0")[0]
+    if not name:
+        raise HeaderError("an empty long name")
+    if len(name) > size:
+        raise HeaderError(f"a long name that goes on after its size of {size:,} bytes")
+    return name
 
 
 def full_name(block: bytes) -> bytes:

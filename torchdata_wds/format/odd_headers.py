@@ -45,16 +45,16 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
         ['folder-as-file']
     """
     extended, block = _divide(blocks)
-    kinds = Counter("PAX headers" if kind in headers.PAX else _REPEATED[kind] for kind, _ in extended)
+    kinds = Counter("PAX headers" if kind in headers.PAX else _REPEATED[kind] for kind, _, _ in extended)
     for what, count in kinds.items():
         if count > 1:
             yield "repeated-header", f"has {count} {what}; only the last one counts, and for other programs the first"
     records: dict[str, bytes] = {}
-    for kind, data in extended:
+    for kind, data, has_more in extended:
         if kind in headers.PAX:
             records = pax.parse_records(data)
-            yield from _odd_records(data)
-    long_names = [data.partition(b"\0")[0] for kind, data in extended if kind == headers.LONG_NAME]
+            yield from _odd_records(data, has_more)
+    long_names = [data.partition(b"\0")[0] for kind, data, _ in extended if kind == headers.LONG_NAME]
     if long_names and records.get("path", long_names[-1]) != long_names[-1]:
         yield "two-names", f"has two long names: {text(records['path'])!r} counts, not {text(long_names[-1])!r}"
     yield from _odd_sizes(records, block)
@@ -74,18 +74,20 @@ def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:
         yield "sparse-end", "is sparse, and its map ends before its size: GNU tar gives less"
 
 
-def _divide(blocks: Sequence[bytes]) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Gives the types and contents of the extended headers, and the entry's own block."""
+def _divide(blocks: Sequence[bytes]) -> tuple[list[tuple[int, bytes, bool]], bytes]:
+    """Gives each extended header's type, its content and whether more follows it, and the entry's own block."""
     extended = []
     place = 0
     while blocks[place][156] in headers.EXTENSIONS:
         size = parse_number(blocks[place][124:136])
-        extended.append((blocks[place][156], blocks[place + 1][:size]))
+        content = blocks[place + 1]
+        has_more = blocks[place][156] in headers.PAX and content[size:].strip(b"\0") != b""
+        extended.append((blocks[place][156], content[:size], has_more))
         place += 2
     return extended, blocks[place]
 
 
-def _odd_records(data: bytes) -> Iterator[Oddity]:
+def _odd_records(data: bytes, has_more: bool) -> Iterator[Oddity]:
     found = list(pax.each_record(data))
     repeated = Counter(keyword for keyword, _, _ in found if keyword not in _PIECES_OF_MAPS)
     for keyword, count in repeated.items():
@@ -100,7 +102,7 @@ def _odd_records(data: bytes) -> Iterator[Oddity]:
     names = [keyword for keyword, _, _ in found if keyword in ("path", "GNU.sparse.name")]
     if len(set(names)) > 1 and names[-1] == "path":
         yield "two-names", "has a PAX path after its name as a sparse member; for other programs the path counts"
-    if data[found[-1][2] if found else 0 :].strip(b"\0"):
+    if has_more or data[found[-1][2] if found else 0 :].strip(b"\0"):
         yield "bytes-after-records", "has other bytes after its PAX records"
 
 

@@ -103,6 +103,6 @@ class _Windows:
 
 def _octal(digits: bytes) -> int:
     try:
-        return int(digits, 8)
+        return int(digits, 8) if digits.isdigit() else -1
     except ValueError:
         return -1

@@ -157,7 +157,7 @@ def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable
     """
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
     for begin, start, end, behind, kind in extended:
-        records = _read_records(kind, data[start:end])
+        records = _read_records(kind, data[start:behind], end - start)
         if before.pop(begin, None) is None and records is not None:
             before[behind] = begin, records
     for row, begin in enumerate(begins if before else ()):
@@ -166,14 +166,14 @@ def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable
             names[row] = text(own["path"]) if own.get("path") else names[row]
 
 
-def _read_records(kind: int, data: bytes) -> dict[str, bytes] | None:
+def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
     """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
-    if kind == headers.LONG_NAME:
-        name = data.partition(b"\0")[0]
-        return {"path": name} if name else None
-    if kind not in headers.PAX:
-        return None
     try:
+        if kind == headers.LONG_NAME:
+            return {"path": headers.long_name(content, size)}
+        if kind not in headers.PAX:
+            return None
+        data = content[:size]
         records = pax.parse_records(data)
     except HeaderError:
         return None

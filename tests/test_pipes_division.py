@@ -604,6 +604,23 @@ if __name__ == "__main__":
 """
 
 
+def test_division_warns_in_the_main_process_when_the_service_runs_the_graph(
+    urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a notebook and a program's own logging see it; the workers keep silent."""
+    run_by_service(mixed(urls))
+    run_by_service(unfiltered(urls))
+    run_by_service(late(urls))
+    beginnings = [
+        "only some branches",
+        "shards are read in several workers or ranks with no",
+        "shards are read in several",
+    ]
+    assert [
+        message[: len(beginning)] for message, beginning in zip(caplog.messages, beginnings, strict=True)
+    ] == beginnings
+
+
 def test_division_warns_of_a_branch_when_no_shards_are_read(said: Callable[[], list[str]]) -> None:
     """WorkersReadingService looks at every graph that it runs."""
     pipe = IterableWrapper(range(4)).sharding_filter().concat(IterableWrapper(range(2)))

@@ -75,15 +75,16 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
         _check_reader(pipe, next((outer for outer in running if id(outer) in checked.pipes), root), root)
 
 
-def check_division(root: Any, *, for_reader: bool = False) -> _Checked | None:
+def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
     """Warns, once a process, where the consumers of a graph do not divide its work.
 
     Args:
         root: The graph's last pipe, in the process that is about to run it.
+        workers: How many workers are going to run it, where this is the main process, which tells them their places.
         for_reader: Whether a reader asks, which says by itself where it is not divided.
     """
     global _checked
-    if not _speaks():
+    if not (_speaks() if workers is None else workers * _rank_count() > 1):
         return None
     graph = graph_of(root)
     if graph is None:
@@ -91,10 +92,10 @@ def check_division(root: Any, *, for_reader: bool = False) -> _Checked | None:
     pipes: list[Any] = get_all_graph_pipes(graph)
     _checked = _Checked(root, set(map(id, pipes)))
     share, warnings = share_of(root, graph[id(root)][1])
-    if _warn_of_untold(pipes):
+    if workers is None and _warn_of_untold(pipes):
         return _checked
     for warning in warnings:
-        warn_once("branch", warning)
+        warn_once(warning, warning)  # each branch once
     if share == "all" and any(map(reads_shards, pipes)):
         _warn_of_none()
     elif share == "all" and not for_reader and all(map(is_known, pipes)):

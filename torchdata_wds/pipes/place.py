@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +23,13 @@ __all__ = [
     "Seed",
     "find_sharder",
     "graph_of",
+    "leave_unsaid",
     "mix",
     "place_among_ranks",
     "place_of",
     "process_place",
     "rank_place",
+    "said",
     "upstream",
     "warn_once",
 ]
@@ -151,6 +153,16 @@ class Seed:
         rng = random.Random(f"{seed}/{self.epoch}/{name}/{place.consumers}/{place.number}")
         self.epoch += 1
         return rng
+
+
+def said() -> frozenset[str]:
+    """Returns the kinds of warnings that this process has logged, for one that is spawned to keep silent about them."""
+    return frozenset(_warned)
+
+
+def leave_unsaid(kinds: Iterable[str]) -> None:
+    """Keeps this process from logging kinds of warnings that the process which spawned it has logged."""
+    _warned.update(kinds)
 
 
 def warn_once(kind: str, message: str) -> None:

@@ -125,7 +125,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         if self.index is None:
             if not urls:
                 raise self._nothing_for(0, urls, None)
-            if 0 < len(urls) < place.consumers:
+            if 0 < len(urls) < place.consumers and not place.number:  # the first consumer speaks for all
                 _warn_about_strides(urls, place.consumers)
             return whole_shards(urls, place)
         try:

@@ -17,6 +17,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
+from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.place import mix
 from torchdata_wds.workers.branches import find_branches, runs_once
 from torchdata_wds.workers.chains import find_chain
@@ -183,6 +184,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
                 self._keep_here()
             else:
                 for branch in self._branches:
+                    check_division(branch, workers=self._workers)
                     self._move_to_workers(branch)
             for number, run in enumerate(self._runs):
                 run.streams = Streams(max(self._workers, 1), continues=bool(find_chain(self._graph(number)).epochs))

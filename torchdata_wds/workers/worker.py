@@ -25,7 +25,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.pipes.collate import stack_in
 from torchdata_wds.pipes.notes import note_source_failure
-from torchdata_wds.pipes.place import mix
+from torchdata_wds.pipes.place import leave_unsaid, mix, said
 from torchdata_wds.pipes.progress import Fact
 from torchdata_wds.workers.board import NoticeBoard
 from torchdata_wds.workers.failures import Failure
@@ -79,9 +79,10 @@ class WorkerGraph:
     def __getstate__(self) -> dict[str, Any]:
         # torch's wrapper pickles with dill what pickle cannot (lambdas), where dill is installed.
         packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
-        return {**vars(self), "datapipe": packed, "_stream": None}
+        return {**vars(self), "datapipe": packed, "_stream": None, "said": said()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        leave_unsaid(state.pop("said"))
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
     def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:

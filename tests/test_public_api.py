@@ -27,11 +27,11 @@ MODULES = sorted(
 )
 
 #: Each floor, and what of the package it may import besides itself.
-GROUND = {"errors", "handlers", "environment", "interrupts"}
+GROUND = {"errors", "handlers", "environment", "program_interrupts"}
 FLOORS: dict[str, set[str]] = {
     "errors": set(),
     "environment": set(),
-    "interrupts": set(),
+    "program_interrupts": set(),
     "handlers": {"errors"},
     "storage": GROUND,
     "format": GROUND | {"storage"},

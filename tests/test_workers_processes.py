@@ -156,6 +156,31 @@ def test_workers_end_when_they_heed_no_signal(tmp_path: Path, monkeypatch: pytes
     results.close()
 
 
+EARLY = """
+import multiprocessing.process, os, signal
+from torchdata_wds.workers.processes import run_in_processes
+
+bootstrap = multiprocessing.process.BaseProcess._bootstrap
+
+def interrupted(process, *arguments, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+    return bootstrap(process, *arguments, **options)
+
+multiprocessing.process.BaseProcess._bootstrap = interrupted
+for item, result in run_in_processes(str, range(2), 2, start_method="fork"):
+    print(item, result)
+"""
+
+
+def test_workers_are_quiet_when_interrupted_while_they_start() -> None:
+    """As by Ctrl-C, which comes to them too: no traceback of multiprocessing."""
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        f"{item} its worker process ended with exit status 130 (perhaps SIGINT)" for item in range(2)
+    ]
+
+
 SCRIPT = """
 import os, sys, time
 from torchdata_wds.workers.processes import run_in_processes

@@ -16,7 +16,7 @@ if os.name == "nt":
         "they have them. On Windows use it inside the Windows Subsystem for Linux (WSL)"
     )
 
-import torchdata_wds.interrupts  # noqa: F401 - before anything that takes time
+import torchdata_wds.program_interrupts  # noqa: F401 - before anything that takes time
 from torchdata_wds.codecs import handle_extension, image_decoder
 from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.errors import (

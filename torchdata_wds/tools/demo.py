@@ -23,10 +23,10 @@ from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.printing import printable
 from torchdata_wds.handlers import warn_and_continue
-from torchdata_wds.interrupts import armed
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.collate import wds_collate
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
+from torchdata_wds.program_interrupts import armed
 from torchdata_wds.tools.command import Command, UsageError, whole_number
 from torchdata_wds.tools.demo_shards import SIZES, keep_shards, write_shards
 from torchdata_wds.tools.messages import counted, say

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from torchdata_wds import __version__
 from torchdata_wds.errors import WdsError
-from torchdata_wds.interrupts import INTERRUPTED, arm, disarm
+from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
 from torchdata_wds.tools import (
     cache,
     cat,

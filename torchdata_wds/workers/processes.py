@@ -16,6 +16,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch
 
 from torchdata_wds.storage.command import status_text
+from torchdata_wds.workers.interrupts import interrupts_held
 
 __all__ = ["run_in_processes"]
 
@@ -78,7 +79,8 @@ class _Worker(Generic[Item]):
         self.process: Any = context.Process(target=_serve, args=(other, work))  # type: ignore[attr-defined]
         self._item: Item
         try:
-            self.process.start()
+            with interrupts_held():
+                self.process.start()
         except BaseException:
             self.line.close()
             raise
@@ -147,12 +149,20 @@ def _terminate(*_: object) -> NoReturn:
     raise _Terminated
 
 
+def _heed_interrupts() -> None:
+    """Lets Ctrl-C end this process, which began with the signal held; one that came meanwhile does so now."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
 def _serve(line: Connection, work: Callable[[Item], str]) -> None:
     """Runs in a worker: works on items until there are no more, or the parent has died."""
     signal.signal(signal.SIGTERM, _terminate)
     torch.set_num_threads(1)  # the processes are what runs in parallel
     parent: Any = multiprocessing.parent_process()
     try:
+        _heed_interrupts()
         while line in wait([line, parent.sentinel]):
             item = line.recv()
             if item is None:

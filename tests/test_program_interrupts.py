@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import in_child
-from torchdata_wds import interrupts
+from torchdata_wds import program_interrupts as interrupts
 
 TORCH = """
 import os, signal, time

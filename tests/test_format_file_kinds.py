@@ -91,3 +91,14 @@ def test_record_loaders_raise_when_a_shard_is_an_empty_tar(tmp_path: Path, form:
     (tmp_path / "x.tar").write_bytes(bytes(10_240))
     with pytest.raises(ShardFormatError, match="empty tar archive"):
         list(getattr(IterableWrapper([str(tmp_path / "x.tar")]), form)())
+
+
+@pytest.mark.parametrize("form", ["load_cbor_shards", "load_msgpack_shards"])
+@pytest.mark.parametrize(
+    ("data", "kind"), [(data, kind) for name, data, kind in FILES if name in ("x.zip", "x.parquet")]
+)
+def test_record_loaders_raise_when_a_shard_is_another_file(tmp_path: Path, form: str, data: bytes, kind: str) -> None:
+    """Its first bytes would be read as numbers."""
+    (tmp_path / "x.bin").write_bytes(data)
+    with pytest.raises(ShardFormatError, match=kind):
+        list(getattr(IterableWrapper([str(tmp_path / "x.bin")]), form)())

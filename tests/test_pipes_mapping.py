@@ -220,6 +220,8 @@ async def later(item: Any) -> Any:
         lambda pipe, fn: pipe.wds_map(fn),
         lambda pipe, fn: pipe.wds_map_tuple(None, fn),
         lambda pipe, fn: pipe.wds_map_dict(cls=fn),
+        lambda pipe, fn: pipe.wds_decode("pil", fn),
+        lambda _, fn: torchdata_wds.load_dataset({"dataset": [{"shards": "x.tar"}]}, transforms=fn),
     ],
 )
 def test_maps_refuse_when_a_function_is_a_generator_function(form: Any, fn: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["describe_file"]
+__all__ = ["describe_file", "describe_magic"]
 
 _CREATE = "Make shards of its content with ShardWriter or `wds create`."
 _PAGE = "It is a page or an error message of a server: read it, and check the URL and the credentials."
@@ -23,12 +23,15 @@ _BY_MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\n#\xd7\xce", f"It is an MXNet RecordIO file. {_CREATE}"),
     (b"SQLite format 3\0", "It is an SQLite database; .cache_samples(file) reads those that it wrote."),
     (b"\x93NUMPY", "It is one numpy array, not a shard of samples."),
-    (b"\x80\x04\x95", "It is a pickle, not a shard of samples."),
-    (b"\x80\x05\x95", "It is a pickle, not a shard of samples."),
     (b"\xff\xd8\xff", "It is one JPEG image, not a shard of samples."),
     (b"\x89PNG\r\n", "It is one PNG image, not a shard of samples."),
     (b"%PDF-", "It is a PDF document, not a shard of samples."),
+)
+#: These may also begin records of CBOR or MessagePack.
+_BY_SHORT_MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\xd9\xd9\xf7", _CBOR),
+    (b"\x80\x04\x95", "It is a pickle, not a shard of samples."),
+    (b"\x80\x05\x95", "It is a pickle, not a shard of samples."),
 )
 _BY_SUFFIX: dict[str, str] = {
     "cbor": _CBOR,
@@ -44,6 +47,13 @@ _LMDB, _LMDB_AT = b"\xde\xc0\xef\xbe", 16
 _SUFFIX = re.compile(r"\.(\w+)(?:\.(?:gz|bz2|xz|zst))?(?:[?#].*)?\Z", re.DOTALL)
 
 
+def describe_magic(head: bytes) -> str | None:
+    """Says what a file is by its first bytes, and what to do; None where they tell nothing."""
+    if head[_LMDB_AT : _LMDB_AT + len(_LMDB)] == _LMDB:
+        return f"It is an LMDB database. {_CREATE}"
+    return next((text for magic, text in _BY_MAGIC if head.startswith(magic)), None)
+
+
 def describe_file(head: bytes, shard: str) -> str:
     """Says what a file seems to be that was read as a tar archive, and what to do.
 
@@ -55,11 +65,9 @@ def describe_file(head: bytes, shard: str) -> str:
         >>> describe_file(b"PAR1", "x.tar").partition(". ")[0], describe_file(b"?", "x.cbors.gz")
         ('It is a Parquet file', 'It looks like CBOR records: read it with .load_cbor_shards().')
     """
-    for magic, text in _BY_MAGIC:
-        if head.startswith(magic):
-            return text
-    if head[_LMDB_AT : _LMDB_AT + len(_LMDB)] == _LMDB:
-        return f"It is an LMDB database. {_CREATE}"
+    text = describe_magic(head) or next((text for magic, text in _BY_SHORT_MAGIC if head.startswith(magic)), None)
+    if text is not None:
+        return text
     suffix = _SUFFIX.search(shard)
     if suffix is not None and suffix[1].lower() in _BY_SUFFIX:
         return _BY_SUFFIX[suffix[1].lower()]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.format.file_kinds import describe_magic
 from torchdata_wds.format.headers import BLOCK
 from torchdata_wds.storage import ByteStream
 
@@ -119,12 +120,14 @@ class _Place:
         """Recognises shards of other kinds, whose bytes would pass for numbers.
 
         Raises:
-            ShardFormatError: if the shard begins like a tar archive, or like text.
+            ShardFormatError: if the shard begins like a tar archive or another file, or like text.
         """
         if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
             raise self._error("is a tar archive, which .load_wds_shards() reads")
         if len(head) >= BLOCK and not any(head[:BLOCK]):
             raise self._error(f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written")
+        if kind := describe_magic(head):
+            raise ShardFormatError(f"shard {self.shard} is no {self.record_format}. {kind}", shard=self.shard)
         text = head[:_TEXT_SIZE]
         # In MessagePack each byte below 128 is a number by itself; in CBOR it may begin a text.
         if self.record_format == "msgpack" and len(text) == _TEXT_SIZE and text.isascii() and _is_printable(text):

@@ -26,6 +26,7 @@ from torchdata_wds.pipes.dataset_entries import (
 )
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.mapping import check_function
 
 __all__ = ["load_dataset"]
 
@@ -112,6 +113,7 @@ def load_dataset(
         raise ValueError(f"stop must be one of {', '.join(map(repr, _STOPS))}, not {stop!r}")
     if transforms is not None and not callable(transforms):
         raise TypeError(f"transforms must be a function of a sample and an entry's other keys, not {transforms!r}")
+    check_function("load_dataset(transforms=)", transforms)
     if cache_dir is not None and (not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir)):
         raise ValueError(f"cache_dir must be a folder, or None, not {cache_dir!r}")
     check_handler(handler)

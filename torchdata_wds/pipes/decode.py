@@ -14,7 +14,7 @@ from torchdata_wds.format.names import is_metadata
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.field_specs import expect_sample
-from torchdata_wds.pipes.mapping import ItemMapper
+from torchdata_wds.pipes.mapping import ItemMapper, check_function
 
 __all__ = ["SampleDecoderIterDataPipe"]
 
@@ -64,6 +64,8 @@ class SampleDecoderIterDataPipe(ItemMapper):
         errors: str = "strict",
         handler: Handler = reraise_exception,
     ) -> None:
+        for decoder in decoders:
+            check_function("wds_decode", decoder)
         self._decode = Decoder(
             *decoders, only=only, allow_pickle=allow_pickle, exif_transpose=exif_transpose, errors=errors
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import zipfile
 from typing import Any
 
@@ -194,3 +195,53 @@ def test_decode_torch_refuses_when_an_archive_unpacks_to_more_than_the_limit() -
     with pytest.raises(DecodingError, match="max_bytes"):
         decode_sample({"pth": packed.getvalue()}, max_bytes=1_000_000)
     assert decode_sample({"pth": plain.getvalue()}, max_bytes=1_000)["pth"].shape == (1_000_000,)
+
+
+def npy_claiming(shape: str, descr: str = "'<f4'") -> bytes:
+    """An npy file of a header alone."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr"),
+    [
+        ("(1099511627776,)", "'<f4'"),
+        ("(1, 1073741824)", "'<f8'"),
+        ("(1,)", "'<U500000000'"),
+        ("(2,)", "[('a', '<f4', 999999)]"),
+    ],
+)
+def test_npy_takes_no_memory_when_a_header_claims_it(shape: str, descr: str) -> None:
+    """A file of 100 bytes is cut off, whatever it says; it is no lack of memory, which no handler may skip."""
+    for field, data in (("npy", npy_claiming(shape, descr)), ("npz", npz_of(npy_claiming(shape, descr)))):
+        tracemalloc.start()
+        try:
+            with pytest.raises(DecodingError, match=r"cut off: an array of .* takes [0-9,]+ more bytes") as raised:
+                decode(field, data)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert isinstance(raised.value.__cause__, ValueError)
+
+
+def npz_of(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.npy", data)
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format")
+@pytest.mark.parametrize("dtype", [[("é", "<f4"), ("b", "<i2", (2,))], [("日本", "<f4")], "V0", ">i8", "M8[s]"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_equals_numpy_when_a_type_is_unusual(dtype: Any, order: Any) -> None:
+    """All three versions of the format, and types without bytes."""
+    array = np.zeros((2, 3), dtype, order=order)
+    out = io.BytesIO()
+    np.lib.format.write_array(out, array)
+    found = decode("npy", out.getvalue())
+    expected = np.lib.format.read_array(io.BytesIO(out.getvalue()))
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes("A") == expected.tobytes("A")
+    assert (found.flags.writeable, found.flags.f_contiguous) == (True, expected.flags.f_contiguous)

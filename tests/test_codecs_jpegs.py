@@ -309,10 +309,12 @@ def test_cut_image_is_given_when_pillow_is_told_to() -> None:
 
 
 def test_pillows_limit_holds_when_an_image_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size above Pillow's limit warns, one above twice that is an error, and None is no limit."""
+    """A size above Pillow's limit is an error, where Pillow warns as where it raises, and None is no limit."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 30 - 1)
     with pytest.warns(Image.DecompressionBombWarning):
-        assert both(PLAIN)[2] == 0
+        fast, slow, decoded = both(PLAIN)
+    assert fast == slow
+    assert (fast[0], decoded) == (Image.DecompressionBombError, 0)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 30 // 2 - 1)
     fast, slow, _ = both(PLAIN)
     assert fast == slow

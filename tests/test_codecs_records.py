@@ -14,7 +14,7 @@ import msgpack
 import pytest
 import torch
 
-from torchdata_wds.codecs import Decoder
+from torchdata_wds.codecs import Decoder, records
 from torchdata_wds.errors import DecodingError, SampleError, UnsafeDataError
 
 from .test_codecs_table import torch_bytes
@@ -162,3 +162,21 @@ def test_decoder_raises_when_allow_pickle_is_no_bool(allow_pickle: Any) -> None:
     """Permission is True or False: a string must not switch pickles on."""
     with pytest.raises(TypeError, match="allow_pickle"):
         Decoder(allow_pickle=allow_pickle)
+
+
+def test_msgpack_raises_when_lists_claim_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the field that is at fault then, and a handler may skip it; of a large field the memory error is kept."""
+
+    class Full:
+        @staticmethod
+        def unpackb(data: bytes, **options: Any) -> Any:
+            raise MemoryError
+
+    monkeypatch.setattr(records, "_msgpack", Full)
+    with pytest.raises(DecodingError, match="claims more memory than there is") as raised:
+        decode("mp", b"\xdd\0\0\0\1" * 100)
+    assert isinstance(raised.value.__cause__, ValueError)
+    monkeypatch.setattr(records, "_LARGE", 100)
+    with pytest.raises(DecodingError) as raised:
+        decode("mp", b"\xdd\0\0\0\1" * 100)
+    assert isinstance(raised.value.__cause__, MemoryError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,13 @@ _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _ZIP_UNIX = 3
 _MAX_NAME = 60_000
 
+# The header of version 3 is that of version 2 with other names of fields in it, and NumPy gives no function for it.
+_READ_HEADER: dict[tuple[int, int], Any] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,
+}
+
 # Kinds of types whose names say all about them; what else NumPy writes may read back as another type.
 _PLAIN_KINDS = "biufcmMSU"
 
@@ -31,10 +39,26 @@ def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # 
         ValueError: if it is cut, has bytes behind the array, or holds Python objects.
     """
     stream = io.BytesIO(data)
-    array: np.ndarray[Any, Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    rest = len(data) - stream.tell()
+    version = np.lib.format.read_magic(stream)
+    if version not in _READ_HEADER:
+        raise ValueError(f"npy files of version {version[0]}.{version[1]} are not known")
+    shape, is_fortran, dtype = _READ_HEADER[version](stream)
+    if dtype.hasobject:
+        raise ValueError("Object arrays need pickle, which runs code of the shard; use arrays of a plain type")
+    # NumPy's own reader takes the memory that the header claims before it looks for the bytes
+    begin = stream.tell()
+    rest = len(data) - begin - math.prod(shape) * dtype.itemsize
+    if rest < 0:
+        raise ValueError(f"cut off: an array of {dtype} and shape {shape} takes {-rest:,} more bytes")
     if rest:
         raise ValueError(f"{rest} bytes follow behind the array")
+    if version == (3, 0):
+        return _read_array(io.BytesIO(data))
+    return np.ndarray(shape, dtype, data, begin, order="F" if is_fortran else "C").copy(order="K")
+
+
+def _read_array(stream: io.BytesIO) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(stream, allow_pickle=False)
     return array
 
 

@@ -135,9 +135,9 @@ def _check_size(size: tuple[int, ...], file_format: FileFormat) -> None:
             f"its longer side has {max(size):,} pixels, and a {file_format.name} file has {file_format.max_side:,} at "
             "most; reduce it, cut it into parts, or name the field png"
         )
-    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS:
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
         raise ValueError(
-            f"it has {size[0] * size[1]:,} pixels, which Pillow refuses to read as a decompression bomb; cut it into "
+            f"it has {size[0] * size[1]:,} pixels, which readers refuse as a decompression bomb; cut it into "
             "parts, name the field npy, or raise PIL.Image.MAX_IMAGE_PIXELS wherever it is written and read"
         )
 

@@ -21,9 +21,22 @@ _ORIENTATION = 0x0112
 
 
 def open_image(data: bytes) -> ImageFile:
-    """Opens an image file of one of the accepted formats; reads its header only."""
+    """Opens an image file of one of the accepted formats; reads its header only.
+
+    Raises:
+        PIL.Image.DecompressionBombError: above ``PIL.Image.MAX_IMAGE_PIXELS``, where Pillow itself only warns.
+        OSError: if Pillow does not know it.
+    """
     pillow, formats = _pillow()
-    return cast("ImageFile", pillow.open(io.BytesIO(data), formats=formats))
+    image = pillow.open(io.BytesIO(data), formats=formats)
+    limit, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
+    if limit is not None and pixels > limit:
+        image.close()
+        raise pillow.DecompressionBombError(
+            f"it has {pixels:,} pixels, more than the limit of {limit:,}. If you trust it, raise "
+            "PIL.Image.MAX_IMAGE_PIXELS"
+        )
+    return cast("ImageFile", image)
 
 
 @functools.cache

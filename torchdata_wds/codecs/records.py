@@ -23,6 +23,8 @@ from torchdata_wds.codecs.text import without_bom
 
 __all__ = ["decode_cbor", "decode_json", "decode_msgpack", "encode_cbor", "encode_json", "encode_msgpack"]
 
+# What is smaller than this does not run out of memory, unless it claims more than it has.
+_LARGE = 16 << 20
 _BASICS = "None, bool, int, float, str, bytes, list, dict"
 # Reading ends at 400 levels, of which a set takes two.
 _CBOR_DEPTH = 150
@@ -52,7 +54,13 @@ def decode_msgpack(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
         MissingPackageError: without the msgpack package.
         ValueError: if the value is cut or bytes follow it.
     """
-    return _msgpack().unpackb(data, raw=False, strict_map_key=False)
+    try:
+        return _msgpack().unpackb(data, raw=False, strict_map_key=False)
+    except MemoryError:
+        if len(data) > _LARGE:
+            raise
+        # lists in lists, each of which claims as many items as there are bytes
+        raise ValueError("it claims more memory than there is, out of all proportion to its size") from None
 
 
 def decode_cbor(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001

@@ -11,7 +11,9 @@ import io
 import math
 import pickle
 import struct
+import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -20,6 +22,8 @@ __all__ = ["check_claims"]
 #: What a field may claim, in bytes: so much, and so many times its size.
 _ROOM, _TIMES = 16 << 20, 8
 _LARGEST_ITEM = 16
+_HASH_MODULUS = sys.hash_info.modulus
+_MOST_OF_A_HASH = 200
 _ITEM_SIZES = {
     **dict.fromkeys(["Double", "Long", "ComplexFloat"], 8),
     **dict.fromkeys(["Float", "Int", "QInt32"], 4),
@@ -55,7 +59,10 @@ def check_claims(data: bytes, max_bytes: int) -> None:
     except (ClaimError, MemoryError):
         raise
     except Exception as error:  # whatever nonsense in the place of a pickle makes Python's unpickler raise
-        raise ValueError(f"it is damaged, or not what torch.save writes ({type(error).__name__}: {error})") from error
+        raise ValueError(
+            "it is damaged, or holds more than the tensors and containers that torch.load(weights_only=True) takes "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def _check_archive(data: bytes, max_bytes: int) -> None:
@@ -115,9 +122,6 @@ class _Standin:
         self.size = size
         self.storage = storage
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.size += 1
-
 
 class _Claims:
     """The account of what a field asks for.
@@ -131,6 +135,7 @@ class _Claims:
         self._left = _ROOM + _TIMES * size
         self._records = records
         self._storages: set[Any] = set()
+        self._hashes: Counter[int] = Counter()
 
     def take(self, size: int, what: str) -> None:
         """Adds a claim.
@@ -187,7 +192,19 @@ class _Claims:
         if short.endswith(("Tensor", "Storage")):
             self.take(8 * math.prod(_numbers_in(arguments)), function)
         self.take_copies(arguments, function)
+        for argument in arguments:
+            if isinstance(argument, (list, tuple)):
+                self.note_keys(argument)
+                self.note_keys(item[0] for item in argument if isinstance(item, (list, tuple)) and item)
         return _Standin(sum(map(_size_of, arguments)))
+
+    def note_keys(self, keys: Iterable[Any]) -> None:
+        """Counts keys of dicts and items of sets by their hash: very many of one hash would take quadratic time."""
+        for key in keys:
+            if (type(key) is int and not -_HASH_MODULUS < key < _HASH_MODULUS) or type(key) is tuple:
+                self._hashes[hash(key)] += 1
+                if self._hashes[hash(key)] > _MOST_OF_A_HASH:
+                    raise ClaimError(f"more than {_MOST_OF_A_HASH} keys of dicts and sets have the same hash")
 
     def view(self, arguments: tuple[Any, ...]) -> _Standin:
         """Adds nothing for a tensor that lies in its storage; torch would enlarge one that is too small.
@@ -220,6 +237,8 @@ class _Reader(pickle._Unpickler):
     """Follows a pickle and makes nothing but stand-ins, text, numbers and plain containers."""
 
     stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
 
     def __init__(self, stream: io.BytesIO, claims: _Claims) -> None:
         super().__init__(stream, encoding="bytes")
@@ -230,6 +249,19 @@ class _Reader(pickle._Unpickler):
 
     def persistent_load(self, identity: Any) -> _Standin:
         return self._claims.take_storage(identity)
+
+    def load_empty_dict(self) -> None:
+        self.append(_Standin())
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        self._claims.note_keys(items[::2])
+        self.stack[-1].size += len(items) // 2
+
+    def load_setitem(self) -> None:
+        self.stack.pop()
+        self._claims.note_keys((self.stack.pop(),))
+        self.stack[-1].size += 1
 
     def load_build(self) -> None:
         state = self.stack.pop()
@@ -253,6 +285,9 @@ class _Reader(pickle._Unpickler):
             *(pickle.BINGET, pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.LONG1),
         )
     }
+    dispatch[pickle.EMPTY_DICT[0]] = load_empty_dict
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
     dispatch[pickle.BUILD[0]] = load_build
     dispatch[pickle.NEWOBJ[0]] = load_newobj
 

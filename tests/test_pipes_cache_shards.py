@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -32,6 +33,7 @@ from torchdata_wds import (
     WebDataset,
     ignore_and_continue,
     ignore_and_stop,
+    index_shard,
 )
 from torchdata_wds.pipes.cache_shards import check_copy
 from torchdata_wds.storage.cache_names import copy_name
@@ -215,6 +217,99 @@ def test_cache_shards_raises_when_the_copy_of_a_name_is_from_another_place(
     with pytest.raises(CacheError, match="or as itself at another place"):
         samples_of(pipes[1])
     assert keys_of(samples_of(pipes[0])) == KEYS[:4]
+
+
+# ------------------------------------------------------------------------------------------- copies and their indexes
+
+
+def put_with_index(server: CacheServer, folder: Path, data: bytes, **changes: Any) -> str:
+    """Puts a shard and its index on a server, or one that states something else."""
+    path = folder / "x.tar"
+    path.write_bytes(data)
+    index = index_shard(path)
+    index.header = index.header._replace(**{"sha256": hashlib.sha256(data).hexdigest(), **changes})
+    server.put("x.tar.index", index.dump())
+    return server.put("x.tar", data)
+
+
+OLD, NEW = (tar_bytes([(f"{name}{number}.txt", name.encode()) for number in range(2)]) for name in ("o", "n"))
+
+
+@pytest.mark.parametrize("while_reading", [True, False])
+@pytest.mark.parametrize("stated", ["both", "size", "digest"])
+def test_cache_shards_fetches_again_when_a_copy_is_not_that_of_the_index(
+    tmp_path: Path, server: CacheServer, stated: str, while_reading: bool
+) -> None:
+    """By size or digest, once; what comes is then used, and the digest not computed anew."""
+    old = tar_bytes(text_samples("o", 40)) if stated == "size" else OLD
+    url = server.put("x.tar", old)
+    samples_of(IterableWrapper([url]).cache_shards(tmp_path / "cache"))
+    put_with_index(server, tmp_path, NEW, **{"size": {"sha256": None}, "digest": {"bytes": None}}.get(stated, {}))
+    server.requests.clear()
+    divided = IterableWrapper([url]).split_shards(index=True)
+    pipe = divided.cache_shards(tmp_path / "cache", while_reading=while_reading)
+    for _ in range(3):
+        assert keys_of(samples_of(pipe)) == ["n0", "n1"]
+    assert server.requests["/x.tar"] == 1
+    assert [path.read_bytes() for path in (tmp_path / "cache").iterdir()] == [NEW]
+    shard = pickle.loads(pickle.dumps(next(iter(pipe))))
+    assert shard.fetch().read_bytes() == NEW
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_cache_shards_raises_when_a_fresh_copy_is_not_that_of_the_index_either(
+    tmp_path: Path, server: CacheServer, was_there: bool
+) -> None:
+    """Naming both, through the loader's handler, and without a sample of the wrong shard."""
+    url = put_with_index(server, tmp_path, OLD, sha256="0" * 64)
+    if was_there:
+        samples_of(IterableWrapper([url]).cache_shards(tmp_path / "cache"))
+    server.requests.clear()
+    pipe = IterableWrapper([url]).split_shards(index=True).cache_shards(tmp_path / "cache")
+    with pytest.raises(
+        ShardFormatError, match=r"is not the one of the index beside it: it has the SHA-256 \w+, and not 0"
+    ):
+        samples_of(pipe)
+    assert server.requests["/x.tar"] == 1
+    loader = pipe.load_wds_shards(handler=ignore_and_continue)
+    assert list(loader.group_by_key()) == []
+    assert loader.skipped == {"ShardFormatError": 1}
+    with pytest.raises(ShardFormatError):
+        next(iter(pipe)).fetch()
+
+
+def test_cache_shards_keeps_files_when_they_were_put_there_by_hand_and_do_not_fit_the_index(
+    tmp_path: Path, server: CacheServer
+) -> None:
+    """They are not used either."""
+    url = put_with_index(server, tmp_path, NEW)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "x.tar").write_bytes(OLD)
+    pipe = IterableWrapper([url]).split_shards(index=True).cache_shards(tmp_path / "cache", name="basename")
+    with pytest.raises(ShardFormatError, match="remove the copy if it was put there by hand"):
+        samples_of(pipe)
+    assert (tmp_path / "cache" / "x.tar").read_bytes() == OLD
+
+
+def test_cache_shards_compares_nothing_when_the_index_states_nothing(tmp_path: Path, server: CacheServer) -> None:
+    """Counts alone, of an index without size and digest or of a dict, are checked by the reader."""
+    url = put_with_index(server, tmp_path, OLD, bytes=None, sha256=None)
+    for index in (True, {url: 2}):
+        pipe = IterableWrapper([url]).split_shards(index=index).cache_shards(tmp_path / "cache")
+        assert keys_of(samples_of(pipe)) == ["o0", "o1"]
+        assert next(iter(pipe)).facts is None
+
+
+def test_load_wds_shards_reads_from_the_start_when_a_copy_is_not_that_of_the_index_that_it_seeks_by(
+    tmp_path: Path, server: CacheServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slice by hand: the counts are not those of the index, and its offsets lead into another shard."""
+    url = put_with_index(server, tmp_path, NEW, sha256="0" * 64)
+    pipe = IterableWrapper([ShardSlice(url, 1, 2)]).cache_shards(tmp_path / "cache")
+    with pytest.raises(ShardFormatError, match="is not the one of the index"):
+        samples_of(pipe)
+    put_with_index(server, tmp_path, NEW)
+    assert keys_of(samples_of(pipe)) == ["n1"]
 
 
 # ---------------------------------------------------------------------------------------------------- names and folders

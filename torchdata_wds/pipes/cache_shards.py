@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,14 @@ from torchdata_wds.format.whole import begins_a_tar, check_whole
 from torchdata_wds.handlers import Handler, SkipCounts, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_flags, register
 from torchdata_wds.pipes.mapping import map_items
+from torchdata_wds.pipes.place import upstream
+from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe
 from torchdata_wds.storage.cache_names import Naming, check_naming, copy_name, digest_of, names_a_tar, unsigned
 from torchdata_wds.storage.local import open_local
 from torchdata_wds.storage.origins import origin_of
 from torchdata_wds.storage.rewriting import rewritten
 from torchdata_wds.storage.shard_cache import ShardCache
+from torchdata_wds.storage.shard_facts import ShardFacts
 from torchdata_wds.storage.urls import STDIN, check_letter, scheme_of
 
 __all__ = ["CachedShard", "ShardCacherIterDataPipe", "check_copy"]
@@ -36,6 +39,7 @@ class CachedShard(NamedTuple):
         path: The copy's absolute path, whether it is there yet or not.
         part: The slice that came, if one came.
         cache: What makes the copy; None reads what is there, or else the URL.
+        facts: Its size and digest as an index states them, which the copy is compared with; None compares nothing.
 
     Example:
         >>> CachedShard("https://me:secret@host/x.tar", "/cache/x.tar")
@@ -46,6 +50,7 @@ class CachedShard(NamedTuple):
     path: str
     part: ShardSlice | None = None
     cache: ShardCache | None = None
+    facts: ShardFacts | None = None
 
     def open(self, offset: int = 0) -> storage.ByteStream:
         """Opens the copy, which is made if it is not there.
@@ -58,11 +63,12 @@ class CachedShard(NamedTuple):
 
         Raises:
             ShardOpenError: if there is no copy, and the source cannot be opened.
+            ShardFormatError: if the copy, and a fresh one too, is not as the index says.
         """
         if self.cache is None:
             there = os.path.exists(self.path)  # noqa: PTH110 - a str
             return storage.open_shard(self.path if there else self.url, offset=offset)
-        return self.cache.open(self.url, self.path, offset, finish=self.part is not None)
+        return self.cache.open(self.url, self.path, offset, finish=self.part is not None, facts=self.facts)
 
     def fetch(self) -> Path:
         """Makes the copy if it is not there, waits for it, and gives its path.
@@ -72,8 +78,9 @@ class CachedShard(NamedTuple):
         Raises:
             CacheError: if it cannot be kept.
             ShardOpenError: if the source cannot be opened or read.
+            ShardFormatError: if the copy, and a fresh one too, is not as the index says.
         """
-        return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path)
+        return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path, self.facts)
 
     def __repr__(self) -> str:
         part = None if self.part is None else self.part._replace(url=storage.mask_url(self.part.url))
@@ -87,9 +94,11 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
     It stands between the shards and ``load_wds_shards``. Each shard is downloaded once, by one process of the machine,
     in a thread that does not wait for its consumer; whoever else reads it meanwhile reads along. A copy holds the
     object's own bytes, appears only when it is whole, and is used as it is from then on: a shard that changes under
-    the same URL is not noticed. Where a copy cannot be made or read (the disk is full, the folder cannot be written or
-    fails, a file has vanished or is cut, the process that downloads does not go on for five minutes), the source
-    is read instead, with a warning. A compressed copy whose damage shows only while it is read is removed, and raises.
+    the same URL is not noticed, except with ``split_shards(index=True)`` before: a copy that has not the size and
+    digest of the index is fetched again, once, and an error if the fresh one has not either. It is then read when
+    it is whole. Where a copy cannot be made or read (the disk is full, the folder cannot be written or fails, a
+    file has vanished or is cut, the process that downloads does not go on for five minutes), the source is read
+    instead, with a warning. A compressed copy whose damage shows only while it is read is removed, and raises.
 
     The folder holds only the copies, and files that end in ``.part`` or ``.lock``, for downloads. With ``"basename"``,
     ``"path"`` or a function, what was put there by hand is used as it is, and never changed or evicted. Where two URLs
@@ -187,10 +196,21 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
             verbose=self.verbose,
             storage_options=self.storage_options,
         )
-        cached = partial(self._cached, cache, {})
+        cached = partial(self._cached, cache, {}, lru_cache(1)(self._index))
         yield from map_items(self.source_datapipe, cached, self.handler, self.skipped, pipe=self)
 
-    def _cached(self, cache: ShardCache, taken: dict[str, str], item: Any) -> Any:
+    def _index(self) -> Callable[[str], ShardFacts | None]:
+        """What tells size and digest of the shards that a splitter above divides."""
+        splitter = next((pipe for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe)), None)
+        return (lambda _: None) if splitter is None or splitter.index is None else splitter.index.facts
+
+    def _cached(
+        self,
+        cache: ShardCache,
+        taken: dict[str, str],
+        index: Callable[[], Callable[[str], ShardFacts | None]],
+        item: Any,
+    ) -> Any:
         part = item if isinstance(item, ShardSlice) else None
         url = item.url if part is not None else item
         if not isinstance(url, (str, os.PathLike)) or not isinstance(text := os.fspath(url), str):
@@ -207,7 +227,8 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         name = copy_name(text, self.name, origin)
         if not cache.is_named_by_digest:
             _check_unshared(name, text, origin, taken)
-        return CachedShard(text, os.path.join(cache.folder, name), part, cache)  # noqa: PTH118 - a str
+        facts = None if part is None else index()(text)
+        return CachedShard(text, os.path.join(cache.folder, name), part, cache, facts)  # noqa: PTH118 - a str
 
     def __len__(self) -> int:
         if self.handler is not reraise_exception:

@@ -7,14 +7,17 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, _parse_header, index_url, shard_name
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
+from torchdata_wds.storage.shard_facts import ShardFacts
 from torchdata_wds.storage.urls import scheme_of
 
-__all__ = ["Index", "ShardCounts", "shard_counts"]
+__all__ = ["Index", "ShardCounts", "header_facts", "shard_counts"]
+
+T = TypeVar("T")
 
 Index = bool | str | os.PathLike[str] | Mapping[Any, int] | None
 
@@ -33,6 +36,9 @@ class ShardCounts(Protocol):
         Raises:
             ShardListError: for a shard whose number is not known.
         """
+
+    def facts(self, url: str) -> ShardFacts | None:
+        """Gives size and digest of a shard whose samples were counted last, where they are known."""
 
 
 def shard_counts(index: Index) -> ShardCounts | None:
@@ -65,7 +71,7 @@ class _Sidecars:
     """The index beside each shard. Those on servers are read once, local ones each time."""
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self._known: dict[str, IndexHeader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Sidecars, ()
@@ -76,15 +82,20 @@ class _Sidecars:
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
         """Reads the first line of each index."""
 
-        def read(url: str) -> int:
-            return _read_header(url, storage_options).samples
+        def read(url: str) -> IndexHeader:
+            return _read_header(url, storage_options)
 
         distinct = dict.fromkeys(urls)
         remote = [url for url in distinct if scheme_of(url) not in ("", "file")]
         missing = [url for url in remote if url not in self._known]
         self._known.update(zip(missing, _map_in_threads(read, missing), strict=True))
-        found = {url: self._known[url] if scheme_of(url) not in ("", "file") else read(url) for url in distinct}
-        return [found[url] for url in urls]
+        self._known.update((url, read(url)) for url in distinct if scheme_of(url) in ("", "file"))
+        return [self._known[url].samples for url in urls]
+
+    def facts(self, url: str) -> ShardFacts | None:
+        """What the index beside a shard states of it."""
+        header = self._known.get(url)
+        return None if header is None else header_facts(header)
 
 
 class _CountFile:
@@ -107,6 +118,9 @@ class _CountFile:
             self._table = table
         return table.of(urls, storage_options)
 
+    def facts(self, url: str) -> ShardFacts | None:
+        """Nothing: such files count samples."""
+
 
 class _CountTable:
     """Counts by URL, or by base name where that names one shard only."""
@@ -125,6 +139,9 @@ class _CountTable:
         """Looks the shards up."""
         taken: dict[str, str] = {}  # the entry for a base name -> the shard that it was taken for
         return [self._counts[url] if url in self._counts else self._by_base_name(url, taken) for url in urls]
+
+    def facts(self, url: str) -> ShardFacts | None:
+        """Nothing: such tables count samples."""
 
     def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
         entries = self._by_name.get(shard_name(url), [])
@@ -170,7 +187,12 @@ def _checked(counts: Iterable[tuple[Any, Any]], source: str) -> dict[str, int]:
     return found
 
 
-def _map_in_threads(function: Callable[[str], int], urls: list[str]) -> list[int]:
+def header_facts(header: IndexHeader) -> ShardFacts | None:
+    """What an index states of its shard's bytes; None if nothing."""
+    return None if header.bytes is None and header.sha256 is None else ShardFacts(header.bytes, header.sha256)
+
+
+def _map_in_threads(function: Callable[[str], T], urls: list[str]) -> list[T]:
     if len(urls) < 2:
         return list(map(function, urls))
     from concurrent.futures import ThreadPoolExecutor

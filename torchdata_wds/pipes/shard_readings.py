@@ -10,12 +10,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardFormatError, ShardListError
-from torchdata_wds.format.index import IndexedSample
+from torchdata_wds.format.index import IndexedSample, ShardIndex
 from torchdata_wds.format.members import LocatedUrl
 from torchdata_wds.format.names import KeyRule
 from torchdata_wds.format.slicing import ShardSlice, check_size, find_index, place_of_sample
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.pipes.cache_shards import CachedShard
+from torchdata_wds.pipes.shard_counts import header_facts
 from torchdata_wds.storage.read_ahead import ReadAhead, close_all
 from torchdata_wds.storage.urls import check_letter
 
@@ -54,6 +55,12 @@ class ShardSource(NamedTuple):
     def url(self) -> str:
         """The shard's URL as its members have it: with the path of its copy, if there is one."""
         return self.part.url if self.cached is None else LocatedUrl(self.part.url, self.cached.path)
+
+    def stated_by(self, index: ShardIndex) -> ShardSource:
+        """The same, with a copy that must be as an index says."""
+        if self.cached is None:
+            return self
+        return self._replace(cached=self.cached._replace(facts=header_facts(index.header) or self.cached.facts))
 
 
 class OpenedShard(NamedTuple):
@@ -137,8 +144,9 @@ class ShardOpener:
             begin = None if index is None else place_of_sample(index, start)
             if index is not None and begin is not None:
                 try:
-                    check_size(index, source.part.url)
-                    return OpenedShard(self.open_at(source, begin.start), begin)
+                    if source.cached is None:
+                        check_size(index, source.part.url)
+                    return OpenedShard(self.open_at(source.stated_by(index), begin.start), begin)
                 except ShardFormatError as error:
                     stale_index(source, start, begin, error)
         return OpenedShard(self.open_at(source))

@@ -23,6 +23,7 @@ from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.origins import origin_of
+from torchdata_wds.storage.shard_facts import ShardFacts
 from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
 from torchdata_wds.storage.urls import mask_url
 from torchdata_wds.storage.waiting import Waiting
@@ -64,7 +65,9 @@ class ShardCache:
     verbose: bool = False
     storage_options: StorageOptions = field(default_factory=StorageOptions)
 
-    def open(self, url: str, path: str, offset: int = 0, *, finish: bool = False) -> ByteStream:
+    def open(
+        self, url: str, path: str, offset: int = 0, *, finish: bool = False, facts: ShardFacts | None = None
+    ) -> ByteStream:
         """Opens the copy of a shard, which is made if it is not there.
 
         Args:
@@ -72,16 +75,19 @@ class ShardCache:
             path: The path of its copy.
             offset: Decompressed bytes to leave out.
             finish: Whether to make the copy whole also when the stream is closed before its end.
+            facts: What is known of the shard. The copy is then made before it is read, and compared; another one is
+                made again, once.
 
         Raises:
             ShardOpenError: if there is no copy, and the source cannot be opened or read.
+            ShardFormatError: if the copy is not as `facts` say.
             CacheError: if the copy is that of another shard.
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative, found {offset}")
-        copy = self._open_copy(url, path, offset)
-        if copy is None and not self.while_reading:
-            reason = self._make(url, path)
+        copy = None if facts is not None else self._open_copy(url, path, offset)
+        if facts is not None or (copy is None and not self.while_reading):
+            reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
             if reason is not None:
                 self.warn(url, reason)
                 return self._open_source(url, offset)
@@ -91,14 +97,15 @@ class ShardCache:
         source = FollowedShard(self, url, path, find_origin(self, url, path), finish=finish)
         return wrap_source(source, mask_url(url), skip=offset)
 
-    def fetch(self, url: str, path: str) -> Path:
+    def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
         """Makes the copy of a shard if it is not there, and gives its path; other processes' downloads are waited for.
 
         Raises:
             CacheError: if it cannot be kept, or is that of another shard.
             ShardOpenError: if the source cannot be opened or read.
+            ShardFormatError: if the copy is not as `facts` say.
         """
-        reason = self._make(url, path)
+        reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
         if reason is not None:
             raise self._not_kept(url, reason)
         self.check_mark(url, path, path)
@@ -149,6 +156,39 @@ class ShardCache:
         except OSError as error:
             return error.strerror or str(error)
         return None
+
+    def _make_as(self, facts: ShardFacts, url: str, path: str) -> str | None:
+        """Makes a copy that is as an index says, once more where there was another one; gives the reason if it cannot.
+
+        Raises:
+            ShardFormatError: if what the source gives is not as the index says.
+        """
+        may_be_old = os.path.exists(path)  # noqa: PTH110 - a str
+        while (reason := self._make(url, path)) is None:
+            try:
+                with open_copy(path) as file:
+                    self.check_mark(url, path, file.fileno())
+                    difference = facts.difference(file.fileno())
+                    if not difference:
+                        return None
+                    if not may_be_old or not self.drop(path, file):
+                        raise self._not_as_indexed(url, path, difference)
+            except FileNotFoundError:  # evicted
+                continue
+            except OSError as error:
+                return error.strerror or str(error)
+            report(self.verbose, "stale %s: its copy has %s", mask_url(url), difference)
+            may_be_old = False
+        return reason
+
+    def _not_as_indexed(self, url: str, path: str, difference: str) -> ShardFormatError:
+        shard = mask_url(url)
+        return ShardFormatError(
+            f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has {difference}, as the "
+            "index says. Index or shard is of another version: make the index again with index_shard, or remove the "
+            "copy if it was put there by hand",
+            shard=shard,
+        )
 
     def _not_kept(self, url: str, reason: str) -> CacheError:
         shard = mask_url(url)

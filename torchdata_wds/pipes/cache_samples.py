@@ -306,7 +306,7 @@ def part_name(file: str | os.PathLike[str], place: Place) -> Path:
         >>> part_name("/data/cache.db", Place()).name, part_name("/data/cache.db", Place(4, 1)).name
         ('cache.db', 'cache-00001-of-00004.db')
     """
-    path = Path(file).absolute()
+    path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 - leaves unknown users alone
     if place.consumers == 1:
         return path
     return path.with_name(f"{path.stem}-{place.number:05d}-of-{place.consumers:05d}{path.suffix}")

@@ -93,4 +93,6 @@ def _open(path: str, shard: str) -> LocalFile:
 def _cure(path: str) -> str:
     if not _PATTERN_MARKS.isdisjoint(path):
         return " and looks like a pattern that nobody expanded; put .list_shards() before the loader"
+    if path.startswith("~"):
+        return f", and there is no user {path[1:].partition('/')[0]!r} of this machine whose home it could be in"
     return "" if os.path.isabs(path) else f" in {os.getcwd()}"  # noqa: PTH109, PTH117 - a str, not a Path

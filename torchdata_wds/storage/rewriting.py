@@ -7,6 +7,7 @@ has made.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -79,7 +80,8 @@ class RewriteRules:
                 if scheme_of(start + rest) == "pipe" and scheme_of(url) != "pipe":
                     _check_origin(url, replacement)
                     _check_words(url, [*found.groups(""), rest if start[-1:].isspace() else ""])
-                return start + rest
+                place = start + rest
+                return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111 - a str
         return None
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from urllib.parse import quote
 
 from torchdata_wds.errors import ShardListError, WdsError
 from torchdata_wds.storage.connecting import connect, error_words, protocol_of
+from torchdata_wds.storage.globs import find_matches
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.urls import local_path, mask_url, masked_cause, scheme_of
 
@@ -37,12 +37,11 @@ def search_local(url: str) -> Iterator[str]:
         if not found:
             raise _nothing(url, f"the folder holds {len(names):,} files, none of them ends in {_suffixes()}")
     elif os.path.lexists(path) or not _MAGIC.search(path):
-        yield url
+        yield path if url.startswith("~") else url
         return
     else:
-        # Path.glob shows hidden files and drops "./".
-        matches = glob.glob(path, recursive=True)  # noqa: PTH207
-        found = sorted(match for match in matches if not os.path.isdir(match))  # noqa: PTH112
+        matches = find_matches(path)
+        found = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
         if not found:
             raise _nothing(url, _local_hint(path, len(matches)))
     yield from (_as_url(name) for name in found) if scheme_of(url) == "file" else found

@@ -85,9 +85,13 @@ def scheme_of(url: str) -> str:
 def local_path(url: str) -> str:
     """Turns a local path or a ``file:`` URL into the path: the one verbatim, the other percent-decoded.
 
+    A home at its beginning, ``~`` or ``~user``, is put in, unless there is a file of this very name.
+
     Raises:
         ShardOpenError: if the ``file:`` URL names another host.
     """
+    if url.startswith("~") and not os.path.lexists(url):
+        return os.path.expanduser(url)  # noqa: PTH111 - a str
     if scheme_of(url) != "file":
         return url
     rest = url[len("file:") :]

@@ -81,7 +81,7 @@ def _action(
     actions: Any, name: str, summary: str, work: Callable[[argparse.Namespace, Sequence[CacheFile]], int]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=summary)
-    parser.add_argument("folder", metavar="FOLDER", help="the folder of a cache")
+    parser.add_argument("folder", metavar="FOLDER", type=os.path.expanduser, help="the folder of a cache")
     parser.add_argument(
         "-r", "--recursive", action="store_true", help="look into its folders too, as for copies named by host and path"
     )

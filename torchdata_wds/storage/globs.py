@@ -81,7 +81,7 @@ def _folders(start: str, left_out: list[str]) -> Iterator[str]:
         try:
             with os.scandir(folder or ".") as entries:
                 folders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             left_out.append(folder)

@@ -218,11 +218,11 @@ def test_part_list_takes_the_delimiter_of_its_suffix(tmp_path: Path) -> None:
         ("", None, "the name of the source is empty"),
         ("", "folder", "the name of the source is empty"),
         ("no\x1b[2J", None, r"there is no recipe no\\x1b\[2J"),
-        ("no\x1b[2J", "folder", r"no\\x1b\[2J is no folder"),
+        ("no\x1b[2J", "folder", r"no\\x1b\[2J is not a folder"),
         ("nothing.csv", None, "there is no plan nothing.csv"),
-        ("nothing", "folder", "nothing is no folder"),
+        ("nothing", "folder", "nothing is not a folder"),
         (".", "recipe", ". is a folder, and no recipe"),
-        ("x.tar", None, "recipe x.tar is no text"),
+        ("x.tar", None, "recipe x.tar is not text"),
     ],
 )
 def test_part_list_says_what_is_wrong_with_its_source(

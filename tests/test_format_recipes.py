@@ -99,14 +99,14 @@ def test_recipe_refuses_a_field_that_comes_twice(sort: bool) -> None:
         ("/a.txt text:x", "key '/a' cannot be written"),
         ("../a.txt text:x", "key '../a' cannot be written"),
         ("a.__key__ text:x", "field '__key__' has a name of the form __x__"),
-        ("a.txt -", "standard input ('-') is no source"),
+        ("a.txt -", "standard input ('-') cannot be the source"),
         ("a.txt file:", "it names no file"),
         ("a.txt file://elsewhere/x", "not of host 'elsewhere'"),
         ("a.txt pipe: ", "pipe: names no command"),
-        ("a.txt base64:!!", "what follows base64: is none"),
+        ("a.txt base64:!!", "what follows base64: is not Base64"),
         ("a.txt nothing.txt", "there is no file"),
         ("a.txt .", "is a folder"),
-        ("a.txt /dev/null", "is no regular file"),
+        ("a.txt /dev/null", "is not a regular file"),
         (b"\xff.txt text:x", "'\\udcff', which is no character of its own"),
     ],
 )
@@ -146,14 +146,14 @@ def test_recipe_keeps_bytes_that_are_no_utf8(tmp_path: Path) -> None:
 
 def test_recipe_is_refused_when_it_is_no_text() -> None:
     """A shard that was given for it, say."""
-    with pytest.raises(SpecError, match=r"no text with lines .* it has a NUL at byte 3"):
+    with pytest.raises(SpecError, match=r"not text with lines .* it has a NUL at byte 3"):
         Recipe(b"a.x\0\0\0", "x.tar")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_recipe_without_lines_is_an_error(text: str) -> None:
     """An empty archive is nothing that anybody wants."""
-    with pytest.raises(SpecError, match="nothing that makes a sample"):
+    with pytest.raises(SpecError, match="has no samples"):
         samples_of(text)
 
 

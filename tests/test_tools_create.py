@@ -123,7 +123,7 @@ def test_create_tells_what_it_passed_over_when_nothing_is_left() -> None:
     done = create("odd", "-o", "x.tar")
     assert done.status == 1
     assert "passed over 1 in folder odd that belong to no sample: no extension\n" in done.err
-    assert done.err.endswith("folder odd has nothing that makes a sample: there is nothing to write\n")
+    assert done.err.endswith("folder odd has no samples: there is nothing to write\n")
 
 
 def test_create_writes_no_control_characters_to_the_terminal() -> None:

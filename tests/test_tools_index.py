@@ -133,7 +133,7 @@ def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None
         (["-"], "no place beside"),
         (["-", "-o", "out"], "no name"),
         (["pipe:cat x.tar"], "no place beside"),
-        (["pipe:cat x.tar", "--wids", "list.json"], "by a list"),
+        (["pipe:cat x.tar", "--wids", "list.json"], "a list cannot refer to"),
         (["x.tar", "--md5"], "--wids"),
         (["x.tar", "--name", "x"], "--wids"),
         (["x.tar", "--wids", "list.json", "-o", "out"], "-o"),

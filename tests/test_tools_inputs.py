@@ -157,7 +157,7 @@ def test_inputs_are_refused_when_a_list_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe" * 100)
     done = run_wds("copy", f"@{path}")
     assert done.status == 1
-    assert "is no UTF-8 text" in done.err
+    assert "is not UTF-8 text" in done.err
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def check_that_one_failure_costs_one_output(here: Path, *arguments: str) -> None
     second = run_wds(*command)
     assert (second.status, second.out) == (0, b"")
     assert second.err.splitlines()[-2:] == [
-        "wds: skipped: 7 outputs exist already (--force makes them anew)",
+        "wds: skipped: 7 outputs exist already (--force replaces them)",
         "wds: 1 done, 0 failed, 7 skipped",
     ]
     assert outputs(here / "out") == names(suffix=".x.tar")

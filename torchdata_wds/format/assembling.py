@@ -164,7 +164,7 @@ class SampleAssembler:
             self._check_sample(key, run, lines, problems)
         problems.check()
         if not self.count:
-            raise SpecError(f"{self._parts.name} has nothing that makes a sample: there is nothing to write")
+            raise SpecError(f"{self._parts.name} has no samples: there is nothing to write")
         self._is_checked = True
 
     def _check_sample(self, key: str, run: Iterator[Part], lines: dict[str, int], problems: Problems) -> None:

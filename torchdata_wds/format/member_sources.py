@@ -106,9 +106,9 @@ def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberS
         MemberSource(kind='url', value='s3://bucket/a.jpg')
     """
     if text == STDIN:
-        raise SampleError("standard input ('-') is no source of a member; a file of that name is './-'")
+        raise SampleError("standard input ('-') cannot be the source of a member; write './-' for a file of that name")
     if scheme_of(text) == "pipe":
-        raise SampleError("a command (pipe:) is no file; it may stand in a recipe")
+        raise SampleError("a command (pipe:) is not a file; recipes may have commands")
     try:
         path = local_path(text)
     except ShardOpenError as error:
@@ -170,7 +170,7 @@ def _check_file(path: str) -> Stamp | None:
     if not stat.S_ISREG(status.st_mode):
         if stat.S_ISDIR(status.st_mode):
             raise SampleError(f"{path!r} is a folder, and a member is a file")
-        raise SampleError(f"{path!r} is no regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
+        raise SampleError(f"{path!r} is not a regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
     if not os.access(path, os.R_OK):
         raise SampleError(f"file {path!r} cannot be read: Permission denied")
     return Stamp(status.st_size, status.st_mtime_ns & _BITS)
@@ -228,7 +228,7 @@ def _read_file(path: str, stamp: Stamp) -> bytes:
     if (status.st_size, status.st_mtime_ns & _BITS) != stamp:
         raise SampleError(
             f"file {path!r} was changed after it was checked ({stamp.size:,} bytes then, {status.st_size:,} now). "
-            "Start again when nobody writes it"
+            "Start again when it no longer changes"
         )
     if len(data) != stamp.size:
         raise SampleError(
@@ -246,4 +246,4 @@ def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text.strip(), validate=True)
     except ValueError as error:
-        raise SampleError(f"what follows base64: is none: {error}") from error
+        raise SampleError(f"what follows base64: is not Base64: {error}") from error

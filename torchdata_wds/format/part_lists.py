@@ -71,7 +71,7 @@ def open_part_list(
     kind = kind or kind_of(source)
     if kind == "folder":
         if not _is_folder(source):
-            raise SpecError(f"{_shown(source)} is no folder")
+            raise SpecError(f"{_shown(source)} is not a folder")
         return SampleFolder(local_path(source))
     data = _read(source, kind)
     base = _folder_of(source) if folder is None else local_path(folder)

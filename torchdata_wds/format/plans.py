@@ -84,7 +84,7 @@ class Plan:
         self._base64 = base64
         # UTF-16 has them everywhere, an archive in its first name
         if (place := data.partition(b"\n")[0].find(b"\0")) >= 0:
-            raise SpecError(f"{self.name} is no table in UTF-8: its first line has a NUL at byte {place:,}")
+            raise SpecError(f"{self.name} is not a table in UTF-8: its first line has a NUL at byte {place:,}")
         self._text = list_text(data)
         self._columns = self._read_header()
 
@@ -147,7 +147,7 @@ class Plan:
         try:
             cell.encode()
         except UnicodeEncodeError as error:
-            raise SampleError(f"the text is no UTF-8, at its character {error.start + 1:,}") from error
+            raise SampleError(f"the text is not UTF-8, at its character {error.start + 1:,}") from error
         return MemberSource("text", text)
 
     def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
@@ -176,7 +176,7 @@ class Plan:
                     yield line, cells
                 line = reader.line_num + 1
         except csv.Error as error:
-            problems.add(f"line {line:,}", f"it is no CSV: {error}")
+            problems.add(f"line {line:,}", f"it is not CSV: {error}")
 
 
 def _checked_format(key_format: str) -> str:

@@ -71,7 +71,7 @@ class Recipe:
         self._folder = folder
         self._trusted = trusted
         if b"\0" in data:
-            raise SpecError(f"{self.name} is no text with lines 'name source': it has a NUL at byte {data.index(0):,}")
+            raise SpecError(f"{self.name} is not text with lines 'name source': it has a NUL at byte {data.index(0):,}")
         self._lines = list_text(data).split("\n")
         self._order: range | list[int] = range(len(self._lines))
         if sort:

@@ -196,16 +196,14 @@ def _new_sample(key: str, fields: dict[str, bytes], sample: Mapping[str, Any]) -
 
 def _check_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> None:
     if field != _KEY and is_metadata(field):
-        raise _failure(
-            sample, f"has got the file {entry.name!r}, whose field is metadata: shards do not hold it", field
-        )
+        raise _failure(sample, f"has a file {entry.name!r}, whose field is metadata that shards do not hold", field)
     if entry.is_file(follow_symlinks=False):
         return
     kinds = {"a symbolic link": entry.is_symlink(), "a folder": entry.is_dir(follow_symlinks=False)}
     kind = next((kind for kind, fits in kinds.items() if fits), "a device, a pipe or a socket")
     raise _failure(
         sample,
-        f"has got {entry.name!r}, which is {kind}: only a regular file becomes a field. Copy or delete it",
+        f"has a file {entry.name!r} that is {kind}: only a regular file becomes a field. Copy or delete it",
         field,
     )
 
@@ -217,13 +215,15 @@ def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -
         with file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise _failure(sample, f"has got {entry.name!r}, which is no longer a regular file", field)
+                raise _failure(sample, f"has a file {entry.name!r} that is no longer regular", field)
             return file.read(status.st_size)
     except OSError as error:
-        raise _failure(sample, f"has got {entry.name!r}, which cannot be read: {error.strerror}", field) from error
+        raise _failure(sample, f"has a file {entry.name!r} that cannot be read: {error.strerror}", field) from error
     except MemoryError as error:
         raise _failure(
-            sample, f"has got {entry.name!r} of {status.st_size:,} bytes, for which there is not enough memory", field
+            sample,
+            f"has a file {entry.name!r} of {status.st_size:,} bytes, for which there is not enough memory",
+            field,
         ) from error
 
 
@@ -234,7 +234,7 @@ def _read_key(data: bytes, sample: Mapping[str, Any]) -> str:
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise _failure(sample, f"has got a key that is not UTF-8 text: {data[:60]!r}") from error
+        raise _failure(sample, f"has a key that is not UTF-8 text: {data[:60]!r}") from error
 
 
 def _failure(sample: Mapping[str, Any], what: str, field: str | None = None) -> SampleError:

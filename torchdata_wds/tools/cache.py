@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="a JSON object a line")
     verifying = _action(actions, "verify", "read each copy to its end, and report those that are damaged", _verify)
     verifying.add_argument("--remove", action="store_true", help="remove what is damaged")
-    clearing = _action(actions, "clear", "remove copies that nobody uses, and what killed processes have left", _clear)
+    clearing = _action(actions, "clear", "remove unused copies, and what killed processes left", _clear)
     clearing.add_argument(
         "--older-than", type=duration, metavar="TIME", help="only copies not used for 30m, 12h, 7d or 2w"
     )
     clearing.add_argument(
-        "--max-bytes", type=byte_size, metavar="SIZE", help="only so many that the others take no more, oldest first"
+        "--max-bytes", type=byte_size, metavar="SIZE", help="remove the oldest until the others take no more than SIZE"
     )
     clearing.add_argument("--dry-run", action="store_true", help="say what would be removed")
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Does what is asked for, and returns the exit status."""
     if not os.path.lexists(arguments.folder):
-        say(f"there is no folder {printable(arguments.folder)} (yet): nothing is cached there")
+        say(f"the folder {printable(arguments.folder)} does not exist (yet): nothing is cached there")
         return 0
     files = list_cache(arguments.folder, recursive=arguments.recursive)
     work: Callable[[argparse.Namespace, Sequence[CacheFile]], int] = arguments.work
@@ -99,7 +99,7 @@ def _list(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
             print(json.dumps(content))
         else:
             age = _span(now - file.used)
-            print(f"{file.size:>15,}  {file.kind:<7}  {file.state:<10}  {age:>5} ago  {printable(name)}")
+            print(f"{file.size:>15,} B  {file.kind:<7}  {file.state:<10}  {age:>5} ago  {printable(name)}")
     if not arguments.json:
         print(f"{sum(file.size for file in shown):>15,}  bytes in {counted(len(shown), 'file')}")
     return 0
@@ -128,7 +128,7 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
     verb = "would be removed" if arguments.dry_run else "removed"
     removed = [file for file in chosen if arguments.dry_run or _remove(file)]
     for file in removed:
-        print(f"{file.size:>15,}  {verb}  {printable(os.path.relpath(file.path, arguments.folder))}")
+        print(f"{file.size:>15,} B  {verb}  {printable(os.path.relpath(file.path, arguments.folder))}")
     made = [Path(file.path).name for file in files if file.state == "being made" and file.kind != "lock"]
     if made:
         say(f"{counted(len(made), 'file is', 'files are')} being made and kept: {printable(', '.join(made[:5]))}")

@@ -136,7 +136,7 @@ def _place(url: str, arguments: argparse.Namespace) -> str | None:
         UsageError: if there is no place for it.
     """
     if arguments.wids is not None and scheme_of(url) in (STDIN, "pipe"):
-        raise UsageError(f"{mask_url(url)} is nothing that could be found by a list: name the shard itself")
+        raise UsageError(f"a list cannot refer to {mask_url(url)}: name the shard itself")
     try:
         if arguments.output is not None:
             return index_in_folder(url, arguments.output, dali=arguments.dali)

@@ -80,7 +80,7 @@ def add_input_arguments(
         "--on-reappearing", choices=("error", "warn", "allow"), default="error", help="a key that comes back later"
     )
     group.add_argument("--no-end-marker", action="store_true", help="take a shard without end marker as whole")
-    group.add_argument("--concatenated", action="store_true", help="read on behind an end marker")
+    group.add_argument("--concatenated", action="store_true", help="read on after an end marker")
     group.add_argument(
         "--max-member-bytes",
         type=byte_size,
@@ -129,7 +129,7 @@ def key_rule(text: str) -> KeyRule:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
     if pattern.groups != 2:
         raise argparse.ArgumentTypeError(
             f"expected first_dot, last_dot, or a regular expression with two groups, key and field, not {text!r}"
@@ -218,7 +218,7 @@ def _listed(url: str, allow_pipe: bool) -> Iterator[str]:
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ShardListError(f"the list {storage.mask_url(url)} is no UTF-8 text: {error}") from error
+        raise ShardListError(f"the list {storage.mask_url(url)} is not UTF-8 text: {error}") from error
     is_remote = scheme_of(url) not in ("", "file", STDIN)
     place = SpecPlace(Origin(f"list {storage.mask_url(url)}", trusted=allow_pipe, remote=is_remote))
     for number, line in enumerate(lines, 1):

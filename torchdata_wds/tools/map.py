@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder, for outputs of the same names, or a name with {name} (the input's, without .tar and the like) "
         "or {shard:06d} (its number); outputs that exist are skipped",
     )
-    parser.add_argument("--force", action="store_true", help="make outputs that exist anew")
+    parser.add_argument("--force", action="store_true", help="replace outputs that exist")
     parser.add_argument(
         "--per-sample",
         action="store_true",

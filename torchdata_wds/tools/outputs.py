@@ -188,7 +188,7 @@ class Rekeying:
             places = [name for _, name, _, _ in string.Formatter().parse(self._pattern) if name is not None]
             self._pattern.format(number=0, key="a", shard="x")
         except (ValueError, LookupError, AttributeError, OverflowError, MemoryError) as error:
-            raise UsageError(f"--rekey {pattern!r} is no pattern of keys: {error}") from error
+            raise UsageError(f"--rekey {pattern!r} is not a pattern for keys: {error}") from error
         if not set(places) <= set(_PLACES) or {"number", "key"}.isdisjoint(places):
             raise UsageError(f"--rekey {pattern!r} needs {{number}} or {{key}}, and takes {{shard}} besides")
 

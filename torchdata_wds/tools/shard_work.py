@@ -42,7 +42,7 @@ def work_on_shards(
     skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
     pairs = [pair for pair in pairs if pair[1] not in skipped]
     if skipped:
-        say(f"skipped: {counted(len(skipped), 'output exists', 'outputs exist')} already (--force makes them anew)")
+        say(f"skipped: {counted(len(skipped), 'output exists', 'outputs exist')} already (--force replaces them)")
     with staged_tasks(pairs, overwrite=arguments.force) as tasks:
         failed = _tell(work(tasks), len(tasks))
     say(f"{len(pairs) - failed:,} done, {failed:,} failed, {len(skipped):,} skipped")

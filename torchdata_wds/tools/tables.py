@@ -72,7 +72,7 @@ def _cell(value: Any, column: str, binary: Binary, sample: Mapping[str, Any]) ->
     except ValueError as error:
         name, place = name_sample(sample)
         raise DecodingError(
-            f"field {column!r} of {name} is no text: {error}. Leave the field out, or pass --binary escape or "
+            f"field {column!r} of {name} is not text: {error}. Leave the field out, or pass --binary escape or "
             "--binary base64",
             **place,
             field=column,

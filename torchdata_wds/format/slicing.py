@@ -65,12 +65,17 @@ class PaddingSlice(ShardSlice):
     __slots__ = ()
 
 
+class FewerSamplesError(ShardFormatError):
+    """A shard that is read once more has fewer samples than it had."""
+
+
 def slice_members(
     units: Iterable[Unit],
     split: SplitName,
     part: ShardSlice,
     *,
     first: int = 0,
+    least: int = 0,
     shard: str = "",
 ) -> Iterator[Unit]:
     """Leaves out the members of all samples but those of a slice, without cutting them out of what was read.
@@ -85,12 +90,14 @@ def slice_members(
         split: From name to (key, field), or None.
         part: Which samples to keep.
         first: Which sample the units begin with.
+        least: How many samples the shard is known to have had at least.
         shard: The shard's URL as messages may show it.
 
     Yields:
         The units of the slice, runs cut down to it.
 
     Raises:
+        FewerSamplesError: if the shard has fewer samples than `least`.
         ShardFormatError: if the shard has fewer samples than the slice (unless that is an `OpenSlice`), or not as many
             as a `TailSlice` says.
 
@@ -107,6 +114,12 @@ def slice_members(
         if slicer.is_done:
             return
     count = slicer.number + 1
+    if count < least:
+        raise FewerSamplesError(
+            f"shard {shard} has {count:,} samples, and had {least:,} or more when the state was made that is resumed "
+            "here: it holds other samples now. Resume with the shards of that run, or begin a new epoch",
+            shard=shard,
+        )
     if part.stop is None or isinstance(part, OpenSlice):
         return
     if count < part.stop or (count > part.stop and isinstance(part, TailSlice)):

@@ -169,6 +169,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         skips: Mapping[int, int] | None = None,
     ) -> Generator[dict[str, Any], None, None]:
         """Groups what the loader reads: shard after shard, or several of them in turn."""
+        if watch is not None:
+            watch.counts = loader.handler is reraise_exception and self.handler is reraise_exception
         loading = Asked(loader.handler, loader.skipped, loader._note)
         grouping = Asked(self.handler, self.skipped, self._note)
         with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:

@@ -18,7 +18,7 @@ from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.index import IndexedSample
 from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, SplitName, key_splitter
-from torchdata_wds.format.slicing import PaddingSlice, slice_members
+from torchdata_wds.format.slicing import FewerSamplesError, PaddingSlice, slice_members
 from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
 from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order, register
@@ -243,10 +243,14 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, ask: Asked, watch: Watch | None
     ) -> Generator[Unit, None, None]:
         with nullcontext() if ahead is None else closing(ahead):
-            if watch is not None and item.digest is not None:
-                watch.begin_shard(item.ordinal, item.digest)
+            if watch is not None:
+                if item.digest is not None:
+                    watch.begin_shard(item.ordinal, item.digest)
+                watch.reading = str(getattr(item.value, "url", _identity(item.value)))
             try:
                 yield from self._read(item, ahead, opener, keys)
+            except FewerSamplesError:  # of no handler: whatever follows is not what is left of the epoch
+                raise
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 yield Mark.BROKEN  # what is whole goes out before the handler may raise
                 ask(error)
@@ -277,7 +281,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             if start or part.stop is not None or part.step > 1:
                 part = part._replace(start=start)
                 first = 0 if begin is None else start
-                units = slice_members(units, key_splitter(keys), part, first=first, shard=storage.mask_url(part.url))
+                least = start - part.step + 1 if item.skip else 0
+                shown = storage.mask_url(part.url)
+                units = slice_members(units, key_splitter(keys), part, first=first, least=least, shard=shown)
             yield from units
 
     def _members_of(

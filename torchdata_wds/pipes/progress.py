@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.storage.urls import mask_url
 
 __all__ = [
     "EpochEnded",
@@ -20,6 +21,7 @@ __all__ = [
     "ItemsSkipped",
     "PassBegun",
     "PassEnded",
+    "Reached",
     "ShardBegun",
     "SkipNotice",
     "Wanted",
@@ -74,6 +76,14 @@ class SkipNotice(NamedTuple):
     stage: str
 
 
+class Reached(NamedTuple):
+    """Item number `ordinal` of a pass had been read at least until the pass had so many samples."""
+
+    passing: int
+    ordinal: int
+    samples: int
+
+
 class ItemsSkipped(NamedTuple):
     """A stage has skipped items.
 
@@ -117,7 +127,10 @@ class Watch:
         agreed_seed: The seed that all consumers of the stream share.
         epoch: The number of the epoch, counted from 0, on which all consumers agree; None where nobody said it.
         places: What a loader that reads several items in turn has open, as `ShardBegun` tells it.
-        known: The digests of items that loaders came to before the stream was stopped, by pass and ordinal.
+        known: The beginnings of shards that were known when the stream was stopped, by pass and ordinal.
+        reached: Where the stream had come at least; None where that is not known.
+        reading: The item that a loader reads, for messages.
+        counts: Whether samples can be counted: no handler may have skipped some then that come now.
         reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
             stage draws from the global generators.
     """
@@ -129,7 +142,10 @@ class Watch:
         self.agreed_seed: int | None = None
         self.epoch: int | None = None
         self.places: Sequence[tuple[int, int]] = ()
-        self.known: dict[tuple[int, int], int] = {}
+        self.known: dict[tuple[int, int], ShardBegun] = {}
+        self.reached: Reached | None = None
+        self.counts = False
+        self.reading = ""
         self.reseed: Callable[[int, int], object] | None = None
 
     def begin_pass(self, number: int, item: int) -> None:
@@ -144,16 +160,33 @@ class Watch:
     def begin_shard(self, ordinal: int, digest: int) -> None:
         """Tells which item of its source a loader has come to.
 
+        Args:
+            ordinal: The number of the item in the pass.
+            digest: A CRC-32 over the items up to and with it.
+
         Raises:
-            ShardListError: if it came to another one when the stream was first run.
+            ShardListError: if it came to another one when the stream was first run, or after another number of samples.
         """
-        if self.known.get((self.passing, ordinal), digest) != digest:
+        known = self.known.get((self.passing, ordinal))
+        if known is not None and known.digest != digest:
             raise other_shards(ordinal)
+        if known is not None and self.counts and known.samples != self.samples:
+            raise _other_samples(self.reading, known.samples, self.samples)
+        self._check_reached(ordinal)
         self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest, tuple(self.places)))
 
     def end_samples(self) -> None:
         """Tells that the samples of the pass have ended."""
+        self._check_reached(None)
         self.facts.append(PassEnded(self.passing, self.samples))
+
+    def _check_reached(self, ordinal: int | None) -> None:
+        """Checks that no shard ended before the sample that had been taken of it."""
+        reached = self.reached
+        if reached is None or not self.counts or self.passing != reached.passing:
+            return
+        if (ordinal is None or ordinal > reached.ordinal) and self.samples < reached.samples:
+            raise _other_samples(self.reading, reached.samples, self.samples, " or more")
 
     def take(self) -> list[Fact]:
         """Gives the facts that have not been passed on."""
@@ -272,3 +305,12 @@ class Facts:
             return found, not self.shards_cut
         following = self.shards[number + 1]
         return found, (following.passing, following.ordinal) == (passing, found.ordinal + 1)
+
+
+def _other_samples(shard: str, then: int, now: int, more: str = "") -> ShardListError:
+    what = f"shard {mask_url(shard)} has" if shard else "shards before this one have"
+    return ShardListError(
+        f"{what} another number of samples than when the state was made that is resumed here: up to its end the pass "
+        f"had {then:,}{more} samples then, and has {now:,} now. Resume with the shards of that run, or begin a new "
+        "epoch"
+    )

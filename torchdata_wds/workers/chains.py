@@ -23,7 +23,7 @@ from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe
 from torchdata_wds.pipes.group import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.mapping import ItemMapper
-from torchdata_wds.pipes.progress import Facts, Wanted
+from torchdata_wds.pipes.progress import Facts, Reached, Wanted
 from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe
 from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers.known_stages import gives_shards_again, is_one_to_one, is_torchdata
@@ -109,6 +109,22 @@ class Chain(NamedTuple):
         is_over = wanted.least >= facts.lengths.get(passing, wanted.least + 1)
         self.grouper.restart(wanted, *facts.shard_of(passing, wanted.least), is_over=is_over)
         return True
+
+    def reached(self, item: int, facts: Facts) -> Reached | None:
+        """Says how far the samples had come, at least, when so many items of an epoch had been taken."""
+        if self.grouper is None or self.grouper.source_datapipe.interleave > 1 or self.obstacle is not None:
+            return None
+        passing = facts.passes[0].passing
+        for stage in self.stages:
+            if isinstance(stage, Batcher):
+                item = max(0, item - 1) * stage.batch_size + min(item, 1)  # the last one may be smaller
+            elif isinstance(stage, EpochCounterIterDataPipe):
+                begun = facts.pass_of(Wanted((), item))
+                if begun is None:
+                    return None
+                passing, item = begun.passing, item - begun.item
+        shard, is_last = facts.shard_of(passing, item)
+        return Reached(passing, shard.ordinal, item) if shard is not None and is_last else None
 
 
 def _length(stages: list[Any], samples: int | None, share: int) -> int | None:

@@ -30,7 +30,13 @@ from torchdata_wds.workers.options import checked_context, checked_int, checked_
 from torchdata_wds.workers.pauses import Pausable
 from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
 from torchdata_wds.workers.ranks import current_ranks, ranks_of, shard_by_rank
-from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.signatures import (
+    Signature,
+    check_signature,
+    describe_shards,
+    graph_signature,
+    without_lists,
+)
 from torchdata_wds.workers.skips import EpochSkips
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
@@ -158,7 +164,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self._fronts: list[Any] = []  # what stands for each branch in the main process
         self._runs: list[Run] = []
         self._signature: Signature = {}
-        self._shards: list[tuple[int, int]] | None = None  # as listed in this epoch
+        self._shards: Signature | None = None  # as listed in this epoch
         self._generator = b""  # as the epoch found it
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
@@ -290,9 +296,9 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         if self._end is None:
             return b""
         if self._shards is None:
-            self._shards = _digest(self._branches)
+            self._shards = without_lists(describe_shards(*self._branches))
         return Checkpoint(
-            {**self._signature, "shards": self._shards},
+            {**self._signature, **self._shards},
             self._epoch,
             self._in_epoch,
             self._generator,
@@ -309,7 +315,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         """
         if serialized_state:
             restored = Checkpoint.load(serialized_state)
-            now = {**self._describe(datapipe), "shards": _digest(find_branches(datapipe))}
+            now = {**self._describe(datapipe), **describe_shards(*find_branches(datapipe))}
             check_signature(restored.signature, now)
             self._restored = restored
         return self.initialize(datapipe)
@@ -398,10 +404,6 @@ def _seeds_of(number: int, seeds: Seeds) -> Seeds:
     """The seeds of a branch; the first one has the epoch's as they are, as one branch is the normal case."""
     shared, local = seeds
     return (mix(shared, number), mix(local, number)) if number else seeds
-
-
-def _digest(branches: list[Any]) -> list[tuple[int, int]]:
-    return [digest for branch in branches for digest in shards_digest(branch)]
 
 
 def _seed_graph(datapipe: DataPipe, seeds: tuple[int, int], place: int) -> None:

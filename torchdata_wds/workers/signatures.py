@@ -19,10 +19,13 @@ from torch.utils.data.graph import traverse_dps
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
+from torchdata_wds.pipes.load_records import RecordLoader
+from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.place import upstream
 from torchdata_wds.pipes.stage_names import full_name, short_name
+from torchdata_wds.workers.shard_contents import contents_of, describe_changes
 
-__all__ = ["Signature", "check_signature", "graph_signature", "shards_digest"]
+__all__ = ["Signature", "check_signature", "describe_shards", "graph_signature", "shards_digest", "without_lists"]
 
 Signature = dict[str, Any]
 
@@ -34,8 +37,17 @@ _NO_ARGUMENTS = {
 }
 
 
+#: How many changed shards a message names.
+_MOST_CHANGES = 3
+
 #: Stages that change nothing but the order and the number of the patterns.
 _ORDER_ONLY = (Shuffler, ShardingFilter)
+
+#: What reads shards, whose files are looked at then.
+_LOADERS = (ShardLoaderIterDataPipe, RecordLoader)
+
+#: The lists of shards themselves, which are no part of a state.
+_LISTS = "lists"
 
 #: What can be looked at more than once; a set has another order in each process, which the checksum shows.
 _COLLECTIONS = (list, tuple, range, dict, set, frozenset)
@@ -106,7 +118,23 @@ def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
     Raises:
         ShardListError: if a pattern matches nothing any more.
     """
-    digests = []
+    return [_digest(shards) for shards in _listed(datapipe)]
+
+
+def describe_shards(*datapipes: Any) -> Signature:
+    """Describes the shards of graphs: their names, as `shards_digest` does, and what is known of their contents.
+
+    Raises:
+        ShardListError: if a pattern matches nothing any more.
+    """
+    lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
+    reads = any(isinstance(pipe, _LOADERS) for datapipe in datapipes for pipe in upstream(datapipe))
+    contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
+    return {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
+
+
+def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
+    lists: list[Sequence[Any]] = []
     listed: set[int] = set()
     for pipe in {id(found): found for found in upstream(datapipe)}.values():
         if type(pipe) is ShardListerIterDataPipe:
@@ -114,22 +142,21 @@ def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
             if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
                 listed.update(map(id, above))
                 patterns = IterableWrapper([item for found in above for item in found.iterable], deepcopy=False)
-                digests.append(_digest(iter(ShardListerIterDataPipe(patterns, storage_options=pipe.storage_options))))
+                lists.append(list(ShardListerIterDataPipe(patterns, storage_options=pipe.storage_options)))
         elif type(pipe) is FileLister:
             listed.update(map(id, upstream(pipe)))
-            digests.append(_digest(iter(copy.deepcopy(pipe))))
+            lists.append(list(copy.deepcopy(pipe)))
         elif type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, _COLLECTIONS):
-            digests.append(_digest(iter(pipe.iterable)))
-    return digests
+            lists.append(pipe.iterable if isinstance(pipe.iterable, (list, tuple, range)) else list(pipe.iterable))
+    return lists
 
 
-def _digest(items: Iterator[Any]) -> tuple[int, int]:
-    count = digest = 0
+def _digest(items: Sequence[Any]) -> tuple[int, int]:
+    digest = 0
     for item in items:
         text = item if isinstance(item, str) else " ".join(_describe(item, 2))
         digest = zlib.crc32(text.encode("utf-8", "surrogateescape"), digest)
-        count += 1
-    return count, digest
+    return len(items), digest
 
 
 def check_signature(then: Signature, now: Signature) -> None:
@@ -141,8 +168,14 @@ def check_signature(then: Signature, now: Signature) -> None:
     differences = [
         f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
         for name in {**then, **now}
-        if name != "stages" and then.get(name) != now.get(name)
+        if name not in ("stages", "contents", _LISTS) and then.get(name) != now.get(name)
     ]
+    if then.get("shards") == now.get("shards"):
+        described = zip(now.get(_LISTS, ()), then.get("contents", ()), now.get("contents", ()), strict=False)
+        changes = [change for lists in described for change in describe_changes(*lists)]
+        differences += changes[:_MOST_CHANGES]
+        if len(changes) > _MOST_CHANGES:
+            differences.append(f"and {len(changes) - _MOST_CHANGES:,} more shards")
     old, new = then["stages"], now["stages"]
     if [name for name, _ in old] != [name for name, _ in new]:
         differences.append(f"the graph: {_chain(old)} then, {_chain(new)} now")
@@ -154,6 +187,11 @@ def check_signature(then: Signature, now: Signature) -> None:
             "the state is of another run, and would not give the items that are left of its epoch. What differs: "
             + "; ".join(differences)
         )
+
+
+def without_lists(signature: Signature) -> Signature:
+    """The part of a signature that a state keeps."""
+    return {name: value for name, value in signature.items() if name != _LISTS}
 
 
 def _shown(value: Any) -> str:

@@ -17,7 +17,7 @@ from torchdata_wds.workers.chains import find_chain
 from torchdata_wds.workers.checkpoints import pack_streams, unpack_streams
 from torchdata_wds.workers.epoch_numbers import EpochNumbers, iteration_key
 from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.signatures import Signature, check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.signatures import Signature, check_signature, describe_shards, graph_signature, without_lists
 from torchdata_wds.workers.skips import log_skips
 from torchdata_wds.workers.states import Streams
 from torchdata_wds.workers.streams import Seeds
@@ -100,6 +100,7 @@ class StatefulPipeline(IterableDataset[Any]):
         self._packed.clear()
         if restored is not None:
             check_signature(restored["signature"], self._signature)
+            self._signature = without_lists(self._signature)
             self._epoch = self._count(is_new, restored["epoch"])
             self._stream_epoch, self._is_over = restored["stream_epoch"], restored["is_over"]
             stream_seeds = self._seeds(self._stream_epoch)
@@ -157,7 +158,7 @@ class StatefulPipeline(IterableDataset[Any]):
         _, order, packed = self._packed[known]
         counts, _ = run.streams.turns.at(run.streams.taken)
         return {
-            "signature": self._signature,
+            "signature": without_lists(self._signature),
             "epoch": self._epoch,
             "stream_epoch": self._stream_epoch,
             "is_over": self._is_over,
@@ -183,7 +184,7 @@ class StatefulPipeline(IterableDataset[Any]):
             "rank": rank,
             "seed": self.seed,
             "stages": graph_signature(self.pipe),
-            "shards": shards_digest(self.pipe),
+            **describe_shards(self.pipe),
         }
         apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         apply_sharding(self.pipe, max(workers, 1), worker, SHARDING_PRIORITIES.MULTIPROCESSING)

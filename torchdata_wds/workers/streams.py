@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.handlers import reraise_exception
 from torchdata_wds.pipes.division import check_division
+from torchdata_wds.pipes.place import upstream
 from torchdata_wds.pipes.progress import Fact, Facts, SkipNotice, Wanted, Watch
 from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.workers.chains import Chain, find_chain
@@ -24,6 +27,8 @@ __all__ = ["Point", "SeedGraph", "Seeds", "Stream"]
 
 Seeds = tuple[int, int]
 SeedGraph = Callable[[DataPipe, Seeds, int], object]
+
+_END: Final = object()
 
 #: Before each so many-th item the global generators are seeded, where nothing asks for each item.
 _SEEDED_ITEMS = 64
@@ -136,7 +141,9 @@ class Stream:
                 for passed in range(number, number + left):
                     if every and passed % every == 0:
                         seed_generators(seeds[1], worker, "item", passed)
-                    next(iterator, None)
+                    if next(iterator, _END) is _END:
+                        self._tell_of_fewer(passed, number + left)
+                        break
             number += left
             while True:
                 with own.in_use() if own else nullcontext():
@@ -148,13 +155,25 @@ class Stream:
                     return
                 yield found.pop()
 
+    def _tell_of_fewer(self, made: int, taken: int) -> None:
+        """Refuses to end an epoch that has fewer items than had been taken of it; warns where that may be by chance."""
+        message = (
+            f"only {made:,} items came of the {taken:,} that had been taken when the state was made: the data or the "
+            "functions are not those of that run"
+        )
+        handlers = [getattr(pipe, "handler", reraise_exception) for pipe in upstream(self._datapipe)]
+        if not self.chain.private and all(handler is reraise_exception for handler in handlers):
+            raise ShardListError(f"{message}. Resume with those, or begin a new epoch")
+        logger.warning("%s", message)
+
     def _begin(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> int:
         """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""
         chain = self.chain
         self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
         self._watch.agreed_seed = self._stream_seeds[0]
         shards = [] if point is None else point.facts.shards
-        self._watch.known = {(shard.passing, shard.ordinal): shard.digest for shard in shards}
+        self._watch.known = {(shard.passing, shard.ordinal): shard for shard in shards}
+        self._watch.reached = None if point is None else chain.reached(point.item, point.facts)
         if point is not None and chain.epochs:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)
             for counter in chain.epochs:

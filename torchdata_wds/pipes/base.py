@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
@@ -10,6 +11,7 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.chain_text import chain_text
 from torchdata_wds.pipes.form_names import argument_hint
+from torchdata_wds.pipes.pickling import check_functions
 
 if TYPE_CHECKING:
     import os
@@ -52,6 +54,11 @@ class WdsPipe(IterDataPipe[T_co]):
 
     def __repr__(self) -> str:
         return chain_text(self) if self.repr_hook is None else super().__repr__()
+
+    def __reduce_ex__(self, *args: Any) -> Any:
+        if self.reduce_ex_hook is None:  # not for a traversal of the graph
+            check_functions(self, sys._getframe(1))
+        return super().__reduce_ex__(*args)
 
     if TYPE_CHECKING:
         # What editors and type checkers see of the functional forms. A test compares each with its constructor.

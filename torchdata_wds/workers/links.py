@@ -63,9 +63,13 @@ class WorkerLink:
             target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
         )
         _start_helpers(context)
+        self._is_new = context.get_start_method() != "fork"
         try:
             with interrupts_held():
                 self._process.start()
+        except BrokenPipeError as error:  # it ended before it had read what it is to run
+            self._connection.close()
+            raise RuntimeError(self._death_notice()) from error
         except BaseException:
             self._connection.close()
             raise
@@ -205,6 +209,12 @@ class WorkerLink:
         else:
             how = f"was killed by {signal.Signals(-code).name}"
             how += " (the system does so when memory runs out)" if -code == signal.SIGKILL else ""
+        if self._is_new and not self._board.answered(self._number) and code == 1:
+            return (
+                f"worker {self._number} of {self._workers} ended before it could begin: its traceback stands above. "
+                "Most often it cannot import what the graph holds: functions and classes that are defined under if "
+                "__name__ == '__main__' belong into a module; or start workers with multiprocessing_context='fork'"
+            )
         return (
             f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "
             "num_workers=0 runs the same stages in the main process, where a crash shows its place"

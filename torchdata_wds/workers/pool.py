@@ -15,6 +15,7 @@ from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.pickling import check_main_functions
 from torchdata_wds.pipes.place import Place, mix
 from torchdata_wds.pipes.starvation import most_empty_passes
 from torchdata_wds.workers.board import NoticeBoard
@@ -155,6 +156,9 @@ class WorkerPool:
 
     def _start(self, seeds: Seeds, streams: Streams) -> None:
         self._check_owner()
+        if not self._links and self._context.get_start_method() != "fork":
+            functions = self._graph.functions
+            check_main_functions(self._graph.datapipe, () if functions is None else functions[:2])
         self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
         with self._lock:
             points = streams.points()

@@ -367,7 +367,7 @@ class TarEntries:
 
     def _refuse_part(self, name: str) -> NoReturn:
         what = f"begins with the rest of member {name} of another volume"
-        raise self.damaged(what, "Join the volumes first.", member=name)
+        raise self.damaged(what, "Join the volumes first.", member=name, at=self._start)
 
     def _pass_end_marker(self) -> bytes:
         """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""

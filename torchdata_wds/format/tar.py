@@ -142,35 +142,27 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
             if is_file(entry.kind):
                 skips.has_files = True
                 links.note(entry)
-                yield from _read_file(entry, ShardMember(url, name, b"", visit), wanted, entries, links)
+                try:
+                    data = None
+                    if wanted is None or wanted(name):
+                        data = _read_file(entry, entries, links)
+                    else:
+                        _pass(entry, entries, links)
+                except Exception:
+                    yield PassedMember(name)
+                    raise
+                yield PassedMember(name) if data is None else ShardMember(url, name, data, visit)
             else:
                 skips.add(entry, name)
                 entries.skip(entry)
     yield Mark.END  # an archive without end marker, where that is allowed
 
 
-def _read_file(
-    entry: TarEntry,
-    member: ShardMember,
-    wanted: Callable[[str], bool] | None,
-    entries: TarEntries,
-    links: HardLinks,
-) -> Iterator[ShardMember | PassedMember]:
-    """Gives a member with its content, or what stands for it where it is not wanted or cannot be read."""
-    passed = PassedMember(member.name)
-    try:
-        if wanted is not None and not wanted(member.name):
-            _pass(entry, entries, links)
-            found: ShardMember | PassedMember = passed
-        else:
-            data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
-            found = member._replace(data=data)
-            if links.recent is not None:
-                links.recent.note(found._replace(name=entry.name))
-    except Exception:
-        yield passed
-        raise
-    yield found
+def _read_file(entry: TarEntry, entries: TarEntries, links: HardLinks) -> bytes:
+    data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+    if links.recent is not None:
+        links.recent.note(ShardMember("", entry.name, data))
+    return data
 
 
 def _pass(entry: TarEntry, entries: TarEntries, links: HardLinks) -> None:

@@ -235,6 +235,8 @@ def test_shard_names_fill_both_kinds_of_places(pattern: str, number: int, name: 
         ("x.tar", "0 places"),
         ("x-%d-{shard}.tar", "2 places"),
         ("x-{number}-%d.tar", r"unknown place \{number\}"),
+        ("x-{0..3}-%d.tar", r"unknown place \{0\.\.3\}"),
+        ("x{}-%d.tar", r"unknown place \{\}"),
         ("x-{epoch:03d}-%d.tar", "unknown place"),
         ("{rank}.tar", "0 places"),
     ],

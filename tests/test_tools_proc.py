@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -397,6 +398,31 @@ def test_proc_kills_its_commands_when_interrupted(
     assert not is_alive(int(pid.read_text()))
     assert (tmp_path / "txt").read_text() == "text of s0-00000"
     assert not (tmp_path / "out.tar").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_proc_goes_on_behind_the_last_whole_output_when_it_was_ended(
+    number: signal.Signals, shards: list[str], tmp_path: Path, temporary: Path
+) -> None:
+    """Of the shard that it was at there is nothing under its name, and the next run makes that one only."""
+    at, out = tmp_path / "at", tmp_path / "out"
+    command = f"case $(cat sample.__key__) in s1-00002) test -e {at} || {{ touch {at}; sleep 1000; }};; esac"
+    options = ("-c", command, "--tmpdir", str(temporary), *shards, "-o", f"{out}/")
+    process = subprocess.Popen([*PROGRAM, *options], stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts)
+    assert wait_until(at.exists)
+    os.kill(process.pid, number)
+    assert process.wait(300) == (130 if number == signal.SIGINT else -number)
+    assert [path.name for path in out.iterdir() if not path.name.startswith(".")] == ["shard-000000.tar"]
+    assert number == signal.SIGKILL or len(list(out.iterdir())) == 1
+    for left in temporary.iterdir():
+        shutil.rmtree(left)  # of what was killed
+    done = run_wds("proc", *options)
+    assert (done.status, done.err.splitlines()[-1]) == (0, "wds: 1 done, 0 failed, 1 skipped")
+    assert [keys_in(out / f"shard-00000{number}.tar") for number in range(2)] == [
+        text_keys((3, 0)),
+        text_keys((0, 4)),
+    ]
 
 
 @pytest.mark.slow

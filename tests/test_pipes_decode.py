@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pickle
@@ -218,3 +219,13 @@ def test_wds_decode_decodes_when_the_samples_are_torchdatas_own(tmp_path: Path) 
     pipe = IterableWrapper([str(tmp_path / "x.tar")]).open_files("rb").load_from_tar().webdataset().wds_decode()
     (sample,) = pipe
     assert (sample[".cls"], sample[".txt"]) == (7, "cat")
+
+
+def test_wds_decode_refuses_a_compressed_field_when_it_is_larger_than_the_limit() -> None:
+    """max_bytes reaches the decoder, and a wrong one raises in the constructor."""
+    source = IterableWrapper([{"__key__": "a", "txt.gz": gzip.compress(bytes(1000))}])
+    assert len(next(iter(source.wds_decode(max_bytes=1000)))["txt.gz"]) == 1000
+    with pytest.raises(DecodingError, match="max_bytes=999"):
+        list(source.wds_decode(max_bytes=999))
+    with pytest.raises(ValueError, match="max_bytes must be at least 1"):
+        source.wds_decode(max_bytes=0)

@@ -129,6 +129,7 @@ class WdsPipe(IterDataPipe[T_co]):
             allow_pickle: bool = False,
             exif_transpose: bool = False,
             errors: str = "strict",
+            max_bytes: int = ...,
             handler: Handler = ...,
         ) -> WdsPipe[dict[str, Any]]: ...
 

@@ -10,6 +10,7 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.codecs import Decoder
 from torchdata_wds.codecs.matching import is_named
 from torchdata_wds.codecs.notices import note_once
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.format.names import is_metadata
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
@@ -37,6 +38,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         allow_pickle: Whether pickles may be loaded, which can run any code.
         exif_transpose: Whether images are turned upright by their EXIF orientation.
         errors: What text that is no UTF-8 does: ``"strict"``, ``"replace"`` or another of Python's error handlers.
+        max_bytes: The most that a compressed field (``txt.gz``, ``npz``) may decompress to, in bytes.
         handler: Asked about each sample that does not decode.
 
     Yields:
@@ -62,12 +64,18 @@ class SampleDecoderIterDataPipe(ItemMapper):
         allow_pickle: bool = False,
         exif_transpose: bool = False,
         errors: str = "strict",
+        max_bytes: int = DEFAULT_MAX_BYTES,
         handler: Handler = reraise_exception,
     ) -> None:
         for decoder in decoders:
             check_function("wds_decode", decoder)
         self._decode = Decoder(
-            *decoders, only=only, allow_pickle=allow_pickle, exif_transpose=exif_transpose, errors=errors
+            *decoders,
+            only=only,
+            allow_pickle=allow_pickle,
+            exif_transpose=exif_transpose,
+            errors=errors,
+            max_bytes=max_bytes,
         )
         super().__init__(source_datapipe, handler)
         self.decoders = Held(decoders)
@@ -75,6 +83,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         self.allow_pickle = allow_pickle
         self.exif_transpose = exif_transpose
         self.errors = errors
+        self.max_bytes = max_bytes
         self._is_unsure = only is not None
 
     def apply(self, item: Any) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ChainDataset, DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph_settings import apply_sharding
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -193,6 +194,28 @@ def prefetched(urls: list[str]) -> Any:
     return samples(urls).prefetch(3).map(str)
 
 
+class Numbers(MapDataPipe):
+    """Labels that are looked up by number."""
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+    def __len__(self) -> int:
+        return 5
+
+
+def from_a_map(urls: list[str]) -> Any:
+    return SequenceWrapper(urls).to_iter_datapipe().sharding_filter().load_wds_shards().group_by_key().map(key_of)
+
+
+def looked_up_by_number(urls: list[str]) -> Any:
+    return samples(urls).zip_with_map(Numbers(), zero).map(first_of)
+
+
+def zero(_: Any) -> int:
+    return 0
+
+
 def filtered_alike(urls: list[str]) -> Any:
     return samples(urls[:2]).concat(samples(urls[2:]))
 
@@ -213,6 +236,8 @@ RIGHT: list[Graph] = [
     in_threads,
     in_a_map,
     prefetched,
+    from_a_map,
+    looked_up_by_number,
     zipped_evenly,
     joined_by_key,
     looked_up,
@@ -552,6 +577,7 @@ def paired(urls: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("graph", "branch"),
     [
+        (lambda urls: samples(urls).concat(Numbers().to_iter_datapipe()), "(MapToIterConverter <- Numbers)"),
         (mixed, "SampleMixer are divided among workers or ranks: source 1, counted from 0, (IterableWrapper)"),
         (mixed_deeper, "source 1, counted from 0, (SampleMixer <- IterableWrapper <- IterableWrapper)"),
         (zipped, "Zipper are divided among workers or ranks: source 1, counted from 0, (Mapper <- IterableWrapper)"),

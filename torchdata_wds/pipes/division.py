@@ -227,7 +227,8 @@ def _warn_of_untold(pipes: list[Any]) -> bool:
     """Warns where the filters of a graph do not know its consumers; returns whether that is so."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
     # A resampler divides nothing: what it needs to know it finds out by itself. Counting epochs needs the filter.
-    own = set() if counts else {id(pipe.source_datapipe) for pipe in pipes if short_name(pipe) == "ShardResampler"}
+    resamplers = [pipe for pipe in pipes if short_name(pipe) == "ShardResampler" and is_known(pipe)]
+    own = set() if counts else {id(pipe.source_datapipe) for pipe in resamplers}
     filters = [pipe for pipe in pipes if _is_filter(pipe) and id(pipe) not in own]
     workers, ranks = _workers().consumers, _rank_count()
     untold = {_untold(found.groups, workers, ranks) for found in filters}

@@ -91,7 +91,8 @@ def _heeds_place(pipe: Any) -> bool:
     """Returns whether a pipe of somebody else, or a function in it, asks for the worker or rank that it runs in."""
     held = [value.value if isinstance(value, Held) else value for value in vars(pipe).values()]
     if not is_known(pipe):
-        held.append(inspect.unwrap(type(pipe).__iter__))
+        method = getattr(type(pipe), "__iter__", None)  # a MapDataPipe has none
+        held += [] if method is None else [inspect.unwrap(method)]
     codes = [getattr(getattr(value, "func", value), "__code__", None) for value in held]
     return any(code is not None and not _PLACE_NAMES.isdisjoint(code.co_names) for code in codes)
 

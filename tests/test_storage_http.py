@@ -484,3 +484,11 @@ def test_open_shard_names_the_shard_when_its_address_is_malformed(url: str) -> N
     with pytest.raises(ShardOpenError, match="malformed") as caught:
         open_shard(url)
     assert caught.value.shard == url
+
+
+def test_open_http_names_the_cure_when_braces_were_not_expanded(server: str) -> None:
+    """As for local paths; other failures and names say nothing of it."""
+    for path, is_pattern in {"missing?{0..3}": True, "missing?%7Ba,b%7D": True, "missing?{a}": False}.items():
+        with pytest.raises(ShardOpenError) as caught:
+            open_shard(f"http://{server}/{path}")
+        assert ("a pattern that nobody expanded" in str(caught.value)) is is_pattern

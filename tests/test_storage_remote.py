@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import io
 import logging
 import os
 import random
@@ -220,6 +221,56 @@ class Planned:
 
     def close(self) -> None:
         self.store.closed += 1
+
+
+class Prefixes(MemoryFileSystem):  # type: ignore[misc]
+    """Opens a folder as an empty object, as clients of S3, GCS and Azure do."""
+
+    protocol = "prefixes"
+    cachable = False
+    tells: ClassVar[bool] = True
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.partition("://")[2].strip("/") if "://" in path else path
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if not self.isdir(path):
+            return super()._open(path, mode, **options)
+        file: Any = type("Empty", (io.BytesIO,), {"size": 0, "details": {"size": 0, "type": "directory"}})()
+        if not self.tells:
+            file.details = {"size": 0}
+        return file
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize(
+    ("url", "offset"), [("prefixes://shards", 0), ("prefixes://shards", 512), ("memory://shards", 0)]
+)
+def test_open_shard_names_the_folder_when_a_url_lacks_its_slash(
+    url: str, offset: int, tells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the store opens it as an empty object, and says so, or does not find it."""
+    monkeypatch.setattr(Prefixes, "tells", tells)
+    fsspec.register_implementation("prefixes", Prefixes, clobber=True)
+    with pytest.raises(
+        ShardOpenError, match=r"it is a folder; \.list_shards\(\) lists its shards if its URL ends in /"
+    ):
+        open_shard(url, offset=offset)
+    assert read("prefixes://shards/empty.tar") == b""
+    with pytest.raises(ShardOpenError, match=r"not found$"):
+        open_shard("memory://nothing")
+
+
+@pytest.mark.parametrize(
+    ("url", "is_pattern"),
+    [("memory://shards/{0..3}.tar", True), ("memory://shards/*.tar", True), ("memory://shards/x.tar?a=1", False)],
+)
+def test_open_shard_names_the_cure_when_a_pattern_was_not_expanded(url: str, is_pattern: bool) -> None:
+    """As for local paths."""
+    with pytest.raises(ShardOpenError) as caught:
+        open_shard(url)
+    assert ("put .list_shards() before the loader" in str(caught.value)) is is_pattern
 
 
 class Breaking(MemoryFileSystem):  # type: ignore[misc]

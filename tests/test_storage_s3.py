@@ -185,6 +185,16 @@ def test_s3_raises_at_once_when_not_found(url: str, server: S3Server) -> None:
     assert len(server.asked) < 6
 
 
+def test_s3_names_the_folder_when_a_url_lacks_its_slash(server: S3Server) -> None:
+    """s3fs opens a prefix as an empty object; an object of that name is an empty shard, though."""
+    server.put("data/folder/a.tar", tar_bytes(text_samples("a", 3)))
+    for offset in (0, 512):
+        with pytest.raises(ShardOpenError, match="it is a folder"):
+            open_shard("s3://data/folder", offset=offset, storage_options=server.options)
+    with pytest.raises(ShardOpenError, match="a pattern that nobody expanded"):
+        open_shard("s3://data/{a,b}.tar", storage_options=server.options)
+
+
 # -------------------------------------------------------------------------------------------------------- credentials
 
 

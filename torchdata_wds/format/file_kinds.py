@@ -7,7 +7,10 @@ import re
 __all__ = ["describe_file", "describe_magic"]
 
 _CREATE = "Make shards of its content with ShardWriter or `wds create`."
-_PAGE = "It is a page or an error message of a server: read it, and check the URL and the credentials."
+_PAGE = (
+    "It is a page or an error message of a server: read it, and check the URL and the credentials. Folders of web "
+    "servers are not listed: write braces."
+)
 _CBOR = "It looks like CBOR records: read it with .load_cbor_shards()."
 _MSGPACK = "It looks like MessagePack records: read it with .load_msgpack_shards()."
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import product
+from urllib.parse import unquote
 
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.storage.urls import mask_url, masked_cause
+from torchdata_wds.storage.urls import mask_url, masked_cause, scheme_of
 
-__all__ = ["expand_braces", "expand_clear_braces"]
+__all__ = ["expand_braces", "expand_clear_braces", "unexpanded"]
 
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
+_MARKS = frozenset("{*[")
 # Inside braces that mean something to a shell or a program rather than to us.
 _FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
 
@@ -56,6 +58,16 @@ def expand_clear_braces(pattern: str) -> Iterator[str]:
         end = stop
     for parts in product(*choices):
         yield "".join(parts) + pattern[end:]
+
+
+def unexpanded(url: str) -> str:
+    """What to say of a URL that is not there: that it looks like a pattern, if it does; else ""."""
+    scheme = scheme_of(url)
+    if scheme in ("http", "https"):
+        is_pattern = any(_clear_groups(unquote(url)))
+    else:
+        is_pattern = not _MARKS.isdisjoint(url) or ("?" in url and scheme in ("", "file"))
+    return " and looks like a pattern that nobody expanded; put .list_shards() before the loader" if is_pattern else ""
 
 
 def _clear_groups(pattern: str) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.urls import mask_text, mask_url, masked_cause
 
@@ -96,7 +97,7 @@ def _options_for(protocol: str, options: StorageOptions) -> dict[str, Any]:
 def refusal(error: Exception, shard: str) -> ShardOpenError:
     """The error that a store does not open a shard, in words."""
     if isinstance(error, FileNotFoundError):
-        return ShardOpenError(f"cannot open shard {shard}: not found", shard=shard)
+        return ShardOpenError(f"cannot open shard {shard}: not found{unexpanded(shard)}", shard=shard)
     if isinstance(error, IsADirectoryError):
         return ShardOpenError(
             f"cannot open shard {shard}: it is a folder; .list_shards() lists its shards if its URL ends in /",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.http_client import Answer, HttpRequest
 from torchdata_wds.storage.http_retries import HttpFailure
 from torchdata_wds.storage.http_versions import Version, content_range
@@ -277,7 +278,9 @@ class HttpSource(Source):
     def _error(self, failure: HttpFailure, more: str) -> ShardOpenError:
         shard = self._request.shard
         if not self._begun:
-            error = ShardOpenError(f"cannot open shard {shard}: {failure.reason}{more}", shard=shard)
+            pattern = unexpanded(shard)
+            looks = f"; it may not be there{pattern}" if pattern and failure.lasting else ""
+            error = ShardOpenError(f"cannot open shard {shard}: {failure.reason}{more}{looks}", shard=shard)
         else:
             of = "" if self.version.total is None else f" of {self.version.total:,}"
             position = self._delivered.position

@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.streams import wrap_source
@@ -20,7 +21,6 @@ __all__ = ["open_local"]
 
 #: A read past what the buffer holds goes straight into its own bytes, but for less than the buffer's size at its end.
 _BUFFER_SIZE = 1 << 16
-_PATTERN_MARKS = frozenset("{*?[")
 
 
 class LocalFile(io.FileIO):
@@ -91,8 +91,8 @@ def _open(path: str, shard: str) -> LocalFile:
 
 
 def _cure(path: str) -> str:
-    if not _PATTERN_MARKS.isdisjoint(path):
-        return " and looks like a pattern that nobody expanded; put .list_shards() before the loader"
+    if pattern := unexpanded(path):
+        return pattern
     if path.startswith("~"):
         return f", and there is no user {path[1:].partition('/')[0]!r} of this machine whose home it could be in"
     return "" if os.path.isabs(path) else f" in {os.getcwd()}"  # noqa: PTH109, PTH117 - a str, not a Path

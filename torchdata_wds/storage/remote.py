@@ -67,6 +67,8 @@ class RemoteShard:
         file = _open_file(self._filesystem, self._path)
         try:
             version = self._version_of(file)
+            if not version.get("size") and self._is_folder(file, known_to_be_empty=version.get("size") == 0):
+                raise IsADirectoryError(self._path)
             if self._version is None or untouched:
                 self._version = version
             elif change := _change(self._version, version):
@@ -89,6 +91,18 @@ class RemoteShard:
         """Whether the object is known not to be compressed."""
         head = self._filesystem.cat_file(self._path, start=0, end=HEAD_SIZE)
         return len(head) == HEAD_SIZE and not is_compressed(head)
+
+    def _is_folder(self, file: Any, *, known_to_be_empty: bool) -> bool:
+        details = getattr(file, "details", None)
+        is_directory = isinstance(details, Mapping) and details.get("type") == "directory"
+        return is_directory or (known_to_be_empty and self.is_folder())
+
+    def is_folder(self) -> bool:
+        """Whether the path is that of a folder, which some stores open as an empty object."""
+        with contextlib.suppress(Exception):  # read permission does not imply permission to list
+            self._filesystem.invalidate_cache()  # which may be older than the folder
+            return bool(self._filesystem.isdir(self._path))
+        return False
 
     def size_of(self, file: Any) -> int | None:
         """How many bytes the object has, where its store says so."""
@@ -211,6 +225,8 @@ def open_remote(url: str, offset: int, options: StorageOptions) -> io.BufferedRe
     except (ShardOpenError, ShardFormatError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        if isinstance(error, FileNotFoundError) and remote.is_folder():
+            error = IsADirectoryError(path)
         raise refusal(error, shard) from masked_cause(error)
     source = RemoteSource(remote, file, position)
     return wrap_source(source, shard, skip=offset - position, plain=plain)

@@ -296,6 +296,24 @@ def test_validate_finds_members_that_are_no_files(member: Any, level: str, kind:
     assert findings[-1].kind == "duplicate-field"
 
 
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([special("a.jpg", tarfile.SYMTYPE, "b.jpg"), ("README", b"x")], ["no-samples"]),
+        ([("README", b"x")], ["no-samples"]),
+        ([special("folder.d", tarfile.DIRTYPE)], []),
+        ([], []),
+        ([special("a.jpg", tarfile.SYMTYPE, "b.jpg"), ("b.txt", b"x")], []),
+        ([("a.jpg", b"1"), ("a.jpg", b"2")], ["duplicate-field"]),
+    ],
+)
+def test_validate_finds_a_shard_that_gives_nothing(members: Any, expected: list[str], tmp_path: Path) -> None:
+    """All of whose members are passed over: an error, as for what is lost. One without members is a valid shard."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(archive(*members))
+    assert [finding.kind for finding in validate_shard(str(path)) if finding.level == "error"] == expected
+
+
 def test_validate_does_not_take_the_sample_of_a_dangling_link_as_sound(tmp_path: Path) -> None:
     """A field is missing in it."""
     path = tmp_path / "x.tar"

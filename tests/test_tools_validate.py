@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_validate_counts_what_it_does_not_show(tmp_path: Path) -> None:
 
 def test_validate_writes_json_lines(damaged: Path, tmp_path: Path) -> None:
     """Each with its place, the summary last."""
-    write_tar(tmp_path / "odd.tar", [(f"README{number}", b"") for number in range(3)])
+    write_tar(tmp_path / "odd.tar", [*((f"README{number}", b"") for number in range(3)), ("a.txt", b"x")])
     done = run_wds("validate", "--json", "--most", "2", damaged, tmp_path / "odd.tar")
     *findings, summary = [json.loads(line) for line in done.text.splitlines()]
     errors = [finding for finding in findings if finding["level"] == "error"]
@@ -107,6 +108,17 @@ def test_validate_writes_json_lines(damaged: Path, tmp_path: Path) -> None:
     assert summary["level"] == "summary"
     assert summary["shards"] == {"good": 3, "bad": len(DAMAGES)}
     assert sum(summary["counts"]["error"].values()) == len(DAMAGES)
+
+
+def test_validate_fails_when_a_shard_gives_nothing(tmp_path: Path) -> None:
+    """Though it is whole: its members are links, as ``tar`` without --dereference leaves them."""
+    (tmp_path / "a.jpg").symlink_to("elsewhere")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        tar.add(tmp_path / "a.jpg", "a.jpg")
+    done = run_wds("validate", tmp_path / "x.tar")
+    assert done.status == 1
+    assert ": error: no-samples: the shard has no samples: loaders pass over all of its members (1)\n" in done.text
+    assert run_wds("validate", write_tar(tmp_path / "empty.tar", [])).status == 0
 
 
 def test_validate_decodes_when_asked_to(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ class ShardValidation:
         self._seen: set[int] = set()
         self._run: list[_Part] = []  # the members so far of the sample that is open
         self._has_globals = False
+        self._passed_over = 0  # members that belong to no sample
         self._entered: str | None = None  # the member whose content is being read
 
     def __iter__(self) -> Iterator[Finding | CheckedSample]:
@@ -162,6 +163,9 @@ class ShardValidation:
                 archive = _Archive(stream, self.shard, max_member_bytes=largest, **self._markers)
                 yield from self._read(archive)
                 self._index.finish(archive.offset)
+                if self._passed_over and not self.sound + self.bad:
+                    what = f"the shard has no samples: loaders pass over all of its members ({self._passed_over:,})"
+                    yield Finding("error", "no-samples", what, self.shard)
         except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
             is_broken = True
             yield from self._end_at(error, archive)
@@ -187,6 +191,7 @@ class ShardValidation:
             yield from self._odd(entry, archive)
             if not is_file(entry.kind):
                 if (odd := odd_kind(entry)) is not None:
+                    self._passed_over += 1
                     yield self._about(entry, "warning", *odd)
                 archive.skip(entry)
                 continue
@@ -197,6 +202,7 @@ class ShardValidation:
                 yield self._about(entry, "error", "key-rule", what)
                 parts = None
             else:
+                self._passed_over += parts is None
                 for kind, message in odd_name(entry.name, parts is not None, archive.raw):
                     yield self._about(entry, "warning", kind, message)
             self._entered = entry.name

@@ -160,6 +160,10 @@ AGREED: list[Draw] = [
     fixed(block(b"a.txt", size_field=bytes(12))),
 ]
 
+WHOLE = {386: b"%011o\0%011o\0" % (0, 512), 410: b"%011o\0%011o\0" % (1024, 0), 483: b"%011o\0" % 1024}
+"""A map of one block and a hole, in GNU's old header."""
+PAX_MAP = pax(("GNU.sparse.size", "1024"), ("GNU.sparse.numblocks", "2"), ("GNU.sparse.map", "0,512,1024,0"))
+
 #: What is read differently, by the row of the table in docs/tar-differences.md.
 DIFFERENT: dict[str, Draw] = {
     "content-after-links": any_of(
@@ -261,6 +265,13 @@ DIFFERENT: dict[str, Draw] = {
         sparse([(100, 600), (1000, 600), (2000, 0)], 2000, b"A" * 1200),
     ),
     "sparse-ends": any_of(sparse([(0, 512)], 2000, bytes(512)), sparse([(512, 10)], 600, b"A" * 10)),
+    "sparse-magic": any_of(
+        *(
+            fixed(block(b"a.bin", 512, b"S", magic=magic, fields=WHOLE) + bytes(512))
+            for magic in (b"ustar\x0000", b"ustar\0", V7)
+        ),
+        *(fixed(PAX_MAP + member(b"a.bin", bytes(512), magic=magic)) for magic in (GNU, V7)),
+    ),
     "sparse-names": fixed(
         pax(
             *(("GNU.sparse.size", "700"), ("GNU.sparse.numblocks", "1"), ("GNU.sparse.map", "690,10")),

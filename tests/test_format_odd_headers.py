@@ -50,6 +50,14 @@ ODD = {
     "a checksum with more after it": (block(b"a.txt", checksum=lambda total: b"%05o\0xx" % total), "odd-number"),
     "a global name": (pax(("path", "all.txt"), kind=b"g") + A, "global-header"),
     "a global size": (pax(("size", "1"), kind=b"g") + A, "global-header"),
+    "an old sparse map in a ustar header": (
+        block(b"a.bin", kind=b"S", fields={386: b"%011o\0%011o\0" % (0, 0)}),
+        "sparse-magic",
+    ),
+    "a sparse map before a GNU header": (
+        pax(("GNU.sparse.size", "9"), ("GNU.sparse.map", "9,0")) + block(b"a.bin", magic=GNU),
+        "sparse-magic",
+    ),
     "sparse pieces that are no blocks": (pax_sparse([(0, 5), (600, 5)], 605, b"0123456789"), "sparse-pieces"),
     "such pieces in the content": (pax_sparse([(0, 5), (600, 5)], 605, b"0123456789", "1.0"), "sparse-pieces"),
     "such pieces in an old header": (old_sparse([(0, 5), (600, 5)], 605, b"0123456789"), "sparse-pieces"),

@@ -128,6 +128,11 @@ def _odd_block(entry: TarEntry, block: bytes) -> Iterator[Oddity]:
             "prefix",
             "has bytes at the place of a name's prefix in a header that is not ustar: others read a name there",
         )
+    if entry.sparse is not None and block[257:263] != (b"ustar " if kind == headers.SPARSE else b"ustar\0"):
+        yield (
+            "sparse-magic",
+            "is sparse by its type or its PAX records, in a header of another format: GNU tar misreads it",
+        )
     for what, (start, stop) in _NUMBERS.items():
         if _NUMBER.fullmatch(block[start:stop]) is None:
             yield "odd-number", f"has {block[start:stop]!r} as its {what}, which other programs refuse"

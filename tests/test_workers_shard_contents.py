@@ -13,8 +13,9 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.resume_kit import keys_of, left_of, resumed, row, run, stopped
-from tests.shards import text_samples, write_tar, write_text_shards
+from tests.cache_server import CacheServer, cache_server
+from tests.resume_kit import keys_of, left_of, loader_of, resumed, row, run, stopped
+from tests.shards import tar_bytes, text_samples, write_tar, write_text_shards
 from tests.workers_kit import time_limit
 from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, ignore_and_continue, index_shard
 from torchdata_wds.workers import signatures
@@ -230,3 +231,45 @@ def test_resume_raises_when_shards_are_read_again(tmp_path: Path) -> None:
     state = stopped(pipe, 0, 0, 25)
     with pytest.raises(ShardListError, match=rf"{rewritten(urls, 0, 14)} has another number of samples"):
         resumed(state, 0, 1)
+
+
+# --------------------------------------------------------------------------------------------------------- on a server
+
+
+@pytest.fixture
+def server() -> Iterator[CacheServer]:
+    with cache_server() as running:
+        yield running
+
+
+def put_shards(server: CacheServer, sizes: Sequence[int]) -> list[str]:
+    return [
+        server.put(f"{number}.tar", tar_bytes(text_samples(f"s{number}-", size))) for number, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("build", [divided, samples], ids=["counted", "made again"])
+@pytest.mark.parametrize("read_ahead", [0, 2])
+def test_resume_raises_when_a_shard_on_a_server_has_another_size(
+    read_ahead: int, build: Callable[..., Any], workers: int, server: CacheServer
+) -> None:
+    """The size came with the shard, so that no request is made for a state."""
+    urls = put_shards(server, SIZES * 2)
+    state = stopped(build(urls, read_ahead=read_ahead, handler=ignore_and_continue), workers, 0, 30)
+    assert resumed(state, workers, 1)
+    for number in range(6):
+        server.put(f"{number}.tar", tar_bytes(text_samples("new", 40)))
+    with pytest.raises(ShardFormatError, match=r"\d\.tar has [\d,]+ bytes, and had [\d,]+ when the state was made"):
+        resumed(state, workers, 1)
+
+
+def test_state_makes_no_request(server: CacheServer) -> None:
+    """However many shards are listed."""
+    urls = put_shards(server, SIZES)
+    pipe = samples([*urls, *(f"{urls[0]}?{number}" for number in range(500))])
+    with loader_of(pipe, 0) as loader:
+        next(iter(loader))
+        before = dict(server.requests)
+        assert loader.state_dict()
+        assert dict(server.requests) == before

@@ -18,6 +18,7 @@ from torchdata_wds.storage import StorageOptions
 from torchdata_wds.storage.urls import local_path, scheme_of
 
 __all__ = [
+    "ChangedShardError",
     "OpenSlice",
     "PaddingSlice",
     "ShardSlice",
@@ -65,8 +66,8 @@ class PaddingSlice(ShardSlice):
     __slots__ = ()
 
 
-class FewerSamplesError(ShardFormatError):
-    """A shard that is read once more has fewer samples than it had."""
+class ChangedShardError(ShardFormatError):
+    """A shard that is read once more is not what it was."""
 
 
 def slice_members(
@@ -97,7 +98,7 @@ def slice_members(
         The units of the slice, runs cut down to it.
 
     Raises:
-        FewerSamplesError: if the shard has fewer samples than `least`.
+        ChangedShardError: if the shard has fewer samples than `least`.
         ShardFormatError: if the shard has fewer samples than the slice (unless that is an `OpenSlice`), or not as many
             as a `TailSlice` says.
 
@@ -115,7 +116,7 @@ def slice_members(
             return
     count = slicer.number + 1
     if count < least:
-        raise FewerSamplesError(
+        raise ChangedShardError(
             f"shard {shard} has {count:,} samples, and had {least:,} or more when the state was made that is resumed "
             "here: it holds other samples now. Resume with the shards of that run, or begin a new epoch",
             shard=shard,

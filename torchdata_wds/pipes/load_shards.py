@@ -18,7 +18,7 @@ from torchdata_wds.format.grouping import release_whole_samples
 from torchdata_wds.format.index import IndexedSample
 from torchdata_wds.format.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.format.names import KeyRule, SplitName, key_splitter
-from torchdata_wds.format.slicing import FewerSamplesError, PaddingSlice, slice_members
+from torchdata_wds.format.slicing import ChangedShardError, PaddingSlice, slice_members
 from torchdata_wds.format.tar import ReadOptions, Select, name_filter, read_marked_members
 from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception
 from torchdata_wds.pipes.base import WdsPipe, check_count, check_flags, in_order, register
@@ -40,6 +40,7 @@ from torchdata_wds.pipes.shard_readings import (
 )
 from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
 from torchdata_wds.storage.read_ahead import ReadAhead
+from torchdata_wds.storage.streams import stored_size
 
 __all__ = ["ShardLoaderIterDataPipe"]
 
@@ -248,8 +249,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                     watch.begin_shard(item.ordinal, item.digest)
                 watch.reading = str(getattr(item.value, "url", _identity(item.value)))
             try:
-                yield from self._read(item, ahead, opener, keys)
-            except FewerSamplesError:  # of no handler: whatever follows is not what is left of the epoch
+                yield from self._read(item, ahead, opener, keys, watch)
+            except ChangedShardError:  # of no handler: whatever follows is not what is left of the epoch
                 raise
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 yield Mark.BROKEN  # what is whole goes out before the handler may raise
@@ -258,7 +259,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     def _note(self, error: Exception) -> None:
         note_source_failure(error, self)
 
-    def _read(self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule) -> Iterator[Unit]:
+    def _read(
+        self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, watch: Watch | None
+    ) -> Iterator[Unit]:
         """Reads what an item asks for, without so many of its samples at its beginning."""
         source = as_source(item.value)
         part = source.part
@@ -269,6 +272,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         with ExitStack() as stack:
             stream, begin = opener.open(source, start, keys) if ahead is None else ahead.opened()
             stack.enter_context(closing(stream))
+            size = None if watch is None else stored_size(stream)
+            if watch is not None and size is not None:
+                watch.open_shard(item.ordinal, size)
             units = self._members_of(source, stream, visit, opener, 0 if begin is None else begin.start)
             if begin is not None:
                 try:

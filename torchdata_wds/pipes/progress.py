@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.slicing import ChangedShardError
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = [
@@ -23,12 +24,17 @@ __all__ = [
     "PassEnded",
     "Reached",
     "ShardBegun",
+    "ShardOpened",
     "SkipNotice",
     "Wanted",
     "Watch",
     "merge_skips",
     "other_shards",
 ]
+
+
+#: Of how many shards sizes are kept: as many as a worker may open ahead of what is delivered.
+_MOST_SIZES = 1000
 
 
 class ShardBegun(NamedTuple):
@@ -76,6 +82,14 @@ class SkipNotice(NamedTuple):
     stage: str
 
 
+class ShardOpened(NamedTuple):
+    """A loader opened an item of its source, which has so many bytes as it is stored."""
+
+    passing: int
+    ordinal: int
+    size: int
+
+
 class Reached(NamedTuple):
     """Item number `ordinal` of a pass had been read at least until the pass had so many samples."""
 
@@ -114,7 +128,7 @@ def merge_skips(skips: Iterable[ItemsSkipped]) -> list[ItemsSkipped]:
     return list(merged.values())
 
 
-Fact = ShardBegun | PassEnded | PassBegun | EpochEnded | SkipNotice | ItemsSkipped
+Fact = ShardBegun | PassEnded | PassBegun | EpochEnded | SkipNotice | ItemsSkipped | ShardOpened
 
 
 class Watch:
@@ -128,6 +142,7 @@ class Watch:
         epoch: The number of the epoch, counted from 0, on which all consumers agree; None where nobody said it.
         places: What a loader that reads several items in turn has open, as `ShardBegun` tells it.
         known: The beginnings of shards that were known when the stream was stopped, by pass and ordinal.
+        known_sizes: The sizes that shards had then, where they were told, by pass and ordinal.
         reached: Where the stream had come at least; None where that is not known.
         reading: The item that a loader reads, for messages.
         counts: Whether samples can be counted: no handler may have skipped some then that come now.
@@ -143,6 +158,7 @@ class Watch:
         self.epoch: int | None = None
         self.places: Sequence[tuple[int, int]] = ()
         self.known: dict[tuple[int, int], ShardBegun] = {}
+        self.known_sizes: dict[tuple[int, int], int] = {}
         self.reached: Reached | None = None
         self.counts = False
         self.reading = ""
@@ -174,6 +190,21 @@ class Watch:
             raise _other_samples(self.reading, known.samples, self.samples)
         self._check_reached(ordinal)
         self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest, tuple(self.places)))
+
+    def open_shard(self, ordinal: int, size: int) -> None:
+        """Tells how large an item of a loader's source is that it has opened.
+
+        Raises:
+            ChangedShardError: if it was of another size when the stream was first run.
+        """
+        then = self.known_sizes.get((self.passing, ordinal), size)
+        if then != size:
+            raise ChangedShardError(
+                f"shard {mask_url(self.reading)} has {size:,} bytes, and had {then:,} when the state was made that is "
+                "resumed here: it holds other samples now. Resume with the shards of that run, or begin a new epoch",
+                shard=mask_url(self.reading),
+            )
+        self.facts.append(ShardOpened(self.passing, ordinal, size))
 
     def end_samples(self) -> None:
         """Tells that the samples of the pass have ended."""
@@ -231,6 +262,7 @@ class Facts:
         passes: Where passes began, in this epoch; at least the one that it began in.
         shards: Where shards began, in their order.
         lengths: How many samples passes had that have ended.
+        sizes: How large shards are that were opened lately, by pass and ordinal, where their stores have told it.
         ended: Where the epoch came to its end.
         skipping: The stages that have left items out.
         skips: What was skipped in the epoch.
@@ -242,6 +274,7 @@ class Facts:
         self.passes: list[PassBegun] = []
         self.shards: list[ShardBegun] = []
         self.lengths: dict[int, int] = {}
+        self.sizes: dict[tuple[int, int], int] = {}
         self.ended: EpochEnded | None = None
         self.skipping: set[str] = set()
         self.skips: list[ItemsSkipped] = []
@@ -271,6 +304,10 @@ class Facts:
                 self.ended = fact
             elif isinstance(fact, PassEnded):
                 self.lengths[fact.passing] = fact.samples
+            elif isinstance(fact, ShardOpened):
+                self.sizes[fact.passing, fact.ordinal] = fact.size
+                if len(self.sizes) > _MOST_SIZES:
+                    del self.sizes[next(iter(self.sizes))]
             elif isinstance(fact, ItemsSkipped):
                 self.skips = merge_skips([*self.skips, fact])
             else:

@@ -95,6 +95,10 @@ class HttpSource(Source):
         """What is known of the object, once there is an answer."""
         return self._known or Version()
 
+    def stored_size(self) -> int | None:
+        """The length of the object, if a server has said it of the object as it is."""
+        return self.version.total if self.version.encoding in ("", "identity") else None
+
     def connect(self) -> None:
         """Waits for an answer, unless there is one.
 

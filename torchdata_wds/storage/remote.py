@@ -174,6 +174,9 @@ class RemoteSource(Source):
         """Ends a pause that another thread waits in; what the client has begun, it ends by itself."""
         self._patience.interrupt()
 
+    def stored_size(self) -> int | None:
+        return None if self._remote is None or self._file is None else self._remote.size_of(self._file)
+
     def _read(self, remote: RemoteShard, size: int) -> bytes:
         if self._file is None:
             self._file = remote.open(self._position, untouched=self._position == self._start)

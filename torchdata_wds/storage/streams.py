@@ -29,6 +29,7 @@ __all__ = [
     "interrupt",
     "is_decompressed",
     "stored_bytes",
+    "stored_size",
     "wrap_source",
     "wrap_stream",
 ]
@@ -73,6 +74,10 @@ class Source(io.RawIOBase):
     def interrupt(self) -> None:
         """Ends a read that another thread waits in soon, where the source can; whatever is read then is not used."""
 
+    def stored_size(self) -> int | None:
+        """The size in bytes of the whole shard as it is stored, where an answer that came anyway has told it."""
+        return None
+
     def readable(self) -> bool:
         """True."""
         return True
@@ -113,6 +118,9 @@ class ShardSource(Source):
         self._started = plain
         self._ended = False
         self._failure: Exception | None = None
+
+    def stored_size(self) -> int | None:
+        return self._source.stored_size() if isinstance(self._source, Source) else None
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if self._failure is not None:
@@ -240,6 +248,12 @@ def interrupt(stream: ByteStream) -> None:
     source = getattr(stream, "raw", None)
     if isinstance(source, Source):
         source.interrupt()
+
+
+def stored_size(stream: ByteStream) -> int | None:
+    """The size of a shard as it is stored, where its store has told it; no request is made for it."""
+    source = getattr(stream, "raw", None)
+    return source.stored_size() if isinstance(source, Source) else None
 
 
 def is_decompressed(stream: ByteStream) -> bool:

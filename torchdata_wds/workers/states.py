@@ -16,6 +16,9 @@ __all__ = ["Streams", "begun_facts", "pack_facts", "unpack_facts"]
 #: How many bytes the facts about all workers may take in a state, before they are compressed.
 _MOST_BYTES = 6000
 
+#: Of how many shards a state keeps the sizes that their stores have told, over all workers if they are not more.
+_MOST_SIZES = 64
+
 _SHARD = struct.Struct("<IQQI")
 _PLACE = struct.Struct("<QQ")
 
@@ -113,7 +116,13 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
         facts.shards_cut or len(shards) > place + 2,
         facts.passes_cut or passes[-1] != facts.passes[-1],
         [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
+        {key: facts.sizes[key] for key in _keys_before(shards[:place], workers) if key in facts.sizes},
     )
+
+
+def _keys_before(shards: Sequence[ShardBegun], workers: int) -> list[tuple[int, int]]:
+    """The passes and ordinals of the shards with which a stream may go on: the last ones before a place."""
+    return [(shard.passing, shard.ordinal) for shard in shards[-max(1, _MOST_SIZES // workers) :]]
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
@@ -130,7 +139,7 @@ def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
 
 def unpack_facts(packed: Sequence[Any]) -> Facts:
     """Undoes `pack_facts`."""
-    passes, shards, lengths, skipping, shards_cut, passes_cut, places = packed
+    passes, shards, lengths, skipping, shards_cut, passes_cut, places, *more = packed
     facts = Facts()
     facts.passes = [PassBegun(*begun) for begun in passes]
     facts.shards = [ShardBegun(*shard) for shard in _SHARD.iter_unpack(shards)]
@@ -139,5 +148,6 @@ def unpack_facts(packed: Sequence[Any]) -> Facts:
         facts.shards = [shard._replace(places=rows) for shard, rows in zip(facts.shards, found, strict=True)]
     facts.lengths = dict(lengths)
     facts.skipping = set(skipping)
+    facts.sizes = dict(*more)
     facts.shards_cut, facts.passes_cut = shards_cut, passes_cut
     return facts

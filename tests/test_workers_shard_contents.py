@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -273,3 +274,43 @@ def test_state_makes_no_request(server: CacheServer) -> None:
         before = dict(server.requests)
         assert loader.state_dict()
         assert dict(server.requests) == before
+
+
+# ------------------------------------------------------------------------------------------------------------- index=
+
+
+def counted(urls: Sequence[str], index: Any) -> Any:
+    return IterableWrapper(urls).split_shards(index).load_wds_shards().group_by_key()
+
+
+def test_signature_tells_the_counts_of_an_index(tmp_path: Path) -> None:
+    """Those of the listed shards, from a dict or a local file, wherever that lies; those of a server are not asked."""
+    urls = write_text_shards(tmp_path, SIZES)
+    names = [Path(url).name for url in urls]
+    table = dict.fromkeys(names, 12)
+    (tmp_path / "sizes.json").write_text(json.dumps({**table, "other.tar": 7}))
+    described = [
+        signatures.describe_shards(counted(urls, index)).get("index")
+        for index in (
+            table,
+            str(tmp_path / "sizes.json"),
+            {**table, names[2]: 11},
+            "https://host/sizes.json",
+            True,
+            None,
+        )
+    ]
+    assert described[0] == described[1] != described[2]
+    assert str(described[2]).startswith("35 samples (checksum ")
+    assert described[3:] == [None] * 3
+
+
+def test_resume_refuses_when_the_index_has_other_counts(tmp_path: Path) -> None:
+    """The parts of consumers follow from it."""
+    urls = write_text_shards(tmp_path, SIZES)
+    table = dict.fromkeys(urls, 12)
+    pipe = counted(urls, table)
+    then = {"stages": [], **signatures.describe_shards(pipe)}
+    now = {"stages": [], **signatures.describe_shards(counted(urls, {**table, urls[1]: 11}))}
+    with pytest.raises(ValueError, match=r"What differs: index: '36 samples .* then, '35 samples .* now"):
+        signatures.check_signature(then, now)

@@ -15,7 +15,7 @@ from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.shard_facts import ShardFacts
 from torchdata_wds.storage.urls import scheme_of
 
-__all__ = ["Index", "ShardCounts", "header_facts", "shard_counts"]
+__all__ = ["Index", "ShardCounts", "header_facts", "known_counts", "shard_counts"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,21 @@ def shard_counts(index: Index) -> ShardCounts | None:
     )
 
 
+def known_counts(counts: ShardCounts | None, urls: Sequence[str], storage_options: StorageOptions) -> list[int] | None:
+    """The numbers of samples that a dict or a local file gives shards; None where they are elsewhere, or not all there.
+
+    Example:
+        >>> known_counts(shard_counts({"x.tar": 5}), ["x.tar"], StorageOptions())
+        [5]
+    """
+    if not isinstance(counts, (_CountTable, _CountFile)) or not counts.is_local:
+        return None
+    try:
+        return counts.of(urls, storage_options)
+    except (ShardListError, OSError):
+        return None
+
+
 class _Sidecars:
     """The index beside each shard. Those on servers are read once, local ones each time."""
 
@@ -111,6 +126,11 @@ class _CountFile:
     def __repr__(self) -> str:
         return repr(mask_url(self._url))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether reading it asks no server."""
+        return scheme_of(self._url) in ("", "file")
+
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
         """Reads the file and looks the shards up."""
         table = self._table or _read_table(self._url, storage_options)
@@ -124,6 +144,8 @@ class _CountFile:
 
 class _CountTable:
     """Counts by URL, or by base name where that names one shard only."""
+
+    is_local = True
 
     def __init__(self, counts: dict[str, int], source: str) -> None:
         self._counts = counts

@@ -22,6 +22,8 @@ from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.load_records import RecordLoader
 from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.place import upstream
+from torchdata_wds.pipes.shard_counts import known_counts
+from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe
 from torchdata_wds.pipes.stage_names import full_name, short_name
 from torchdata_wds.workers.shard_contents import contents_of, describe_changes
 
@@ -130,7 +132,19 @@ def describe_shards(*datapipes: Any) -> Signature:
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     reads = any(isinstance(pipe, _LOADERS) for datapipe in datapipes for pipe in upstream(datapipe))
     contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
-    return {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
+    described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
+    counts = _counts_of([pipe for datapipe in datapipes for pipe in upstream(datapipe)], lists)
+    if counts:
+        described["index"] = f"{sum(counts):,} samples (checksum {zlib.crc32(repr(counts).encode()):08x})"
+    return described
+
+
+def _counts_of(pipes: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[int]:
+    """The numbers of samples that the splitters among pipes go by, where no server must be asked."""
+    urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
+    splitters = [pipe for pipe in pipes if type(pipe) is ShardSplitterIterDataPipe]
+    found = [known_counts(pipe.index, shards, pipe.storage_options) for pipe in splitters for shards in urls]
+    return [count for counts in found for count in counts or ()]
 
 
 def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:

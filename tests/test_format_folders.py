@@ -152,7 +152,7 @@ def test_folder_says_so_when_a_folder_vanishes(tmp_path: Path) -> None:
 def test_folder_without_samples_is_an_error(names: tuple[str, ...], tmp_path: Path) -> None:
     """Most likely it is the wrong folder."""
     write_files(tmp_path, *names)
-    with pytest.raises(SpecError, match="nothing that makes a sample"):
+    with pytest.raises(SpecError, match="has no samples: there is nothing to write"):
         samples_of(tmp_path)
 
 

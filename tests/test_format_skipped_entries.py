@@ -71,6 +71,15 @@ def test_read_members_says_nothing_when_what_it_skips_is_no_field(caplog: pytest
     assert warnings_of(END, caplog) == []
 
 
+def test_read_members_says_nothing_when_select_leaves_the_links_out(caplog: pytest.LogCaptureFixture) -> None:
+    """What the program does not want is no loss."""
+    with caplog.at_level(logging.WARNING):
+        list(read_members(io.BytesIO(LINKS + FILE + END), "x.tar", select="*.txt"))
+        assert not caplog.records
+        list(read_members(io.BytesIO(LINKS + FILE + END), "x.tar", select="*.jpg"))
+    assert len(caplog.records) == 1
+
+
 def test_read_members_warns_when_a_shard_has_only_folders(caplog: pytest.LogCaptureFixture) -> None:
     """It is a whole shard, and probably not what was meant."""
     (warning,) = warnings_of(FOLDER + block(b"e/", kind=b"5") + END, caplog)

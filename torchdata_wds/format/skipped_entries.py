@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torchdata_wds.format.entries import TarEntry
@@ -39,12 +39,18 @@ class SkippedEntries:
         self._fields: Counter[str] = Counter()  # those with the name of a field
         self._first = ""
 
-    def add(self, entry: TarEntry, name: str) -> None:
-        """Counts an entry that has this name for the program."""
+    def add(self, entry: TarEntry, name: str, wanted: Callable[[str], bool] | None = None) -> None:
+        """Counts an entry.
+
+        Args:
+            entry: The entry.
+            name: The name that it has for the program.
+            wanted: Which names the program selects; what it leaves out is no loss.
+        """
         kind = HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")
         self._counts[kind] += 1
         self._kinds[kind] += 1
-        if entry.kind in _NEVER_FIELDS or split_name(name) is None:
+        if entry.kind in _NEVER_FIELDS or split_name(name) is None or not (wanted is None or wanted(name)):
             return
         self._fields[kind] += 1
         if not self._first:

@@ -153,7 +153,7 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                     raise
                 yield PassedMember(name) if data is None else ShardMember(url, name, data, visit)
             else:
-                skips.add(entry, name)
+                skips.add(entry, name, wanted)
                 entries.skip(entry)
     yield Mark.END  # an archive without end marker, where that is allowed
 

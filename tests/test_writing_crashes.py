@@ -27,38 +27,48 @@ def samples(seed: int) -> Iterator[dict[str, Any]]:
         yield {"__key__": f"{number:06d}", "bin": rng.randbytes(size), "cls": b"%d" % size}
 
 
-def write_shards(folder: Path, seed: int) -> None:
-    """Writes small shards, each with its index, until it is killed."""
+def write_shards(folder: Path, seed: int, told: int) -> None:
+    """Writes small shards, each with its index, until it is killed, and tells of each sample."""
     with ShardWriter(
         f"{folder}/x-%06d.tar", max_bytes=600_000, encoder=False, index=True, start_shard="next"
     ) as writer:
         for sample in samples(seed):
             writer.write(sample)
+            os.write(told, b".")
 
 
-def rewrite_shard(folder: Path, seed: int) -> None:
-    """Replaces one compressed shard again and again, until it is killed."""
+def rewrite_shard(folder: Path, seed: int, told: int) -> None:
+    """Replaces one compressed shard again and again, until it is killed, and tells of each sample."""
     for turn in range(1 << 30):
         with TarWriter(folder / "x.tar.gz", encoder=False, index=True) as writer:
             for number, sample in zip(range(1 + (seed + turn) % 7), samples(seed), strict=False):
                 writer.write(
                     {**sample, "turn": b"%d" % turn, "count": b"%d" % (1 + (seed + turn) % 7), "n": b"%d" % number}
                 )
+                os.write(told, b".")
 
 
-def run_and_kill(work: Callable[[Path, int], None], folder: Path, seed: int) -> None:
-    """Forks a process that writes, and kills it at a random moment."""
+def run_and_kill(work: Callable[[Path, int, int], None], folder: Path, seed: int) -> None:
+    """Forks a process that writes, and kills it at a random moment: after some samples, however long they take."""
+    rng = random.Random(seed)
+    heard, told = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            work(folder, seed)
+            work(folder, seed, told)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
-    time.sleep(random.Random(seed).uniform(0, 0.04))
+    os.close(told)
+    start, count = time.monotonic(), rng.randrange(40)
+    for _ in range(count):
+        assert os.read(heard, 1), "the writer failed by itself"
+    # anywhere in the next sample, or at the end of its shard
+    time.sleep(rng.uniform(0, 2) * (time.monotonic() - start) / count if count else rng.uniform(0, 0.01))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    os.close(heard)
     assert os.WIFSIGNALED(status), "the writer failed by itself"
 
 

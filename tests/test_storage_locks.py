@@ -151,6 +151,26 @@ def test_cache_leaves_the_locks_of_machines_that_have_them(no_locks: None, tmp_p
     assert not empty.exists()
 
 
+def test_cache_removes_the_oldest_copies_when_locks_are_those_of_nfs(
+    tmp_path: Path, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are exclusive only for files that are open for writing."""
+    real = fcntl.flock
+
+    def flock(file: Any, how: int) -> None:
+        if how & fcntl.LOCK_EX and not fcntl.fcntl(file, fcntl.F_GETFL) & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    cache = ShardCache(str(tmp_path), check=check_copy, max_bytes=2.5 * len(SHARD))
+    urls = [server.put(f"{number}.tar", SHARD) for number in range(4)]
+    for url in urls:
+        assert read(cache, url) == SHARD
+    assert set(names(tmp_path)) >= set(map(copy_name, urls[2:]))
+    assert copy_name(urls[0]) not in names(tmp_path)
+
+
 def test_lock_raises_when_locking_fails_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the disk is not a file system without locks."""
 

@@ -300,7 +300,12 @@ def remove_unlocked(path: str) -> Removal:
     Raises:
         OSError: if it is not there, or cannot be removed.
     """
-    with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        opened = os.open(path, os.O_RDWR | flags)  # NFS has exclusive locks only for files that may be written
+    except PermissionError:
+        opened = os.open(path, os.O_RDONLY | flags)
+    with LockedFile(opened) as file:
         if not file.lock():
             return "in use"
         if not file.is_at(path):

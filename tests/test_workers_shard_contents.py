@@ -19,6 +19,7 @@ from tests.resume_kit import keys_of, left_of, loader_of, resumed, row, run, sto
 from tests.shards import tar_bytes, text_samples, write_tar, write_text_shards
 from tests.workers_kit import time_limit
 from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, ignore_and_continue, index_shard
+from torchdata_wds.pipes import place
 from torchdata_wds.workers import signatures
 from torchdata_wds.workers.shard_contents import ShardContent, contents_of, describe_changes
 
@@ -232,6 +233,23 @@ def test_resume_raises_when_shards_are_read_again(tmp_path: Path) -> None:
     state = stopped(pipe, 0, 0, 25)
     with pytest.raises(ShardListError, match=rf"{rewritten(urls, 0, 14)} has another number of samples"):
         resumed(state, 0, 1)
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_resume_warns_when_handlers_may_have_skipped_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A shard that could not be read when the run began, and can now, moves all places that follow it."""
+    monkeypatch.setattr(place, "_warned", set())
+    urls = write_text_shards(tmp_path, SIZES)
+    whole = Path(urls[0]).read_bytes()
+    Path(urls[0]).write_bytes(whole[:20_000])
+    pipe = divided(urls, handler=ignore_and_continue).map(row)
+    state = stopped(pipe, 0, 0, 20)
+    Path(urls[0]).write_bytes(whole)
+    resumed(state, 0, 1)
+    assert "shard-000000.tar has another number of samples" in caplog.text
+    assert "Or a handler has skipped other samples" in caplog.text
 
 
 # --------------------------------------------------------------------------------------------------------- on a server

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.slicing import ChangedShardError
+from torchdata_wds.pipes.place import warn_once
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = [
@@ -186,8 +187,11 @@ class Watch:
         known = self.known.get((self.passing, ordinal))
         if known is not None and known.digest != digest:
             raise other_shards(ordinal)
-        if known is not None and self.counts and known.samples != self.samples:
-            raise _other_samples(self.reading, known.samples, self.samples)
+        if known is not None and known.samples != self.samples:
+            error = _other_samples(self.reading, known.samples, self.samples)
+            if self.counts:
+                raise error
+            warn_once("other samples", f"{error}. Or a handler has skipped other samples then than now")
         self._check_reached(ordinal)
         self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest, tuple(self.places)))
 

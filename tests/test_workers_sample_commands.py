@@ -229,8 +229,9 @@ def test_command_leaves_no_process_behind(
 ) -> None:
     """Neither when it takes too long nor when it ends and has left something in the background."""
     pid = tmp_path / "pid"
-    # time stands still until the process is there, and then it is late
-    clock = SimpleNamespace(monotonic=lambda: 0.0 if not pid.is_file() or pid.read_text().strip() == "" else 1e9)
+    # Time stands still until the process is there, and then each look at the clock is later than all limits.
+    late = itertools.count(1, 10**9)
+    clock = SimpleNamespace(monotonic=lambda: next(late) if pid.is_file() and pid.read_text().strip() else 0.0)
     monkeypatch.setattr(sample_commands, "time", clock)
     timeout = 0.05 if ending == "wait" else None
     result = only(f"sleep 1000 & echo $! > {pid}; {ending}", folder=folder, timeout=timeout)

@@ -54,7 +54,7 @@ def _data(value: str) -> str:
         return value
     if re.fullmatch(r"[\w.-]+=[^&]*(?:&[\w.-]+=[^&]*)*", value) is None:
         return MASK
-    return re.sub(r"=(?!@)[^&]*", f"={MASK}", value)
+    return re.sub(r"=[^&]*", f"={MASK}", value)
 
 
 def _cookie(value: str) -> str:

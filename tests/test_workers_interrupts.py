@@ -185,6 +185,25 @@ def test_loader_gives_whole_epochs_when_a_message_was_cut(epoch: bool, monkeypat
     assert not children()
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen: bool, monkeypatch: Any) -> None:
+    """A forked server starts workers that Ctrl-C may end while they import; whenever that is seen, others take over."""
+    with loader_of(IterableWrapper(range(20)).sharding_filter()) as loader:
+        iter(loader)
+        loader._reset_iter = True  # the epoch was interrupted before its first item
+        links = list(loader.reading_service._runs[0]._links)
+        for link in links:
+            link._process.kill()
+            link._process.join()
+            link._board.answer(link._number, 0)
+        with monkeypatch.context() as patch:
+            if not is_seen:  # they are about to end
+                patch.setattr(WorkerLink, "is_lost", False)
+            assert list(loader) == [*range(20)]
+        assert list(loader) == [*range(20)]
+    assert not children()
+
+
 def test_workers_end_when_shutdown_is_interrupted(monkeypatch: Any) -> None:
     """No process is left when Ctrl-C comes while they are waited for."""
     loader = loader_of(numbers())

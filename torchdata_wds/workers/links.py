@@ -51,7 +51,7 @@ class WorkerLink:
         self._board = board
         board.answer(number, 0)
         self._message: Message | None = None
-        self._turn = 0
+        self._turn = self._first_turn = 0
         self._keeps_facts = False
         self.facts = Facts()
         self._credits = context.Semaphore(ahead)
@@ -90,6 +90,7 @@ class WorkerLink:
         """
         self._drop_message()
         self._turn = order.turn
+        self._first_turn = self._first_turn or order.turn
         self.facts = facts
         self._keeps_facts = keeps_facts
         is_known = bool(facts.passes)
@@ -110,12 +111,21 @@ class WorkerLink:
     @property
     def is_lost(self) -> bool:
         """Whether Ctrl-C came while a message was half taken in, or has ended the worker before it took up an order."""
-        return not self._receiver.is_settled or not (self._board.answered(self._number) or self._process.is_alive())
+        return not self._receiver.is_settled or self._ended_at_once
 
     @property
-    def has_answered(self) -> bool:
-        """Whether the worker has taken up its last order."""
-        return self._board.answered(self._number) == self._turn
+    def _ended_at_once(self) -> bool:
+        return not self._board.answered(self._number) and not self._process.is_alive()
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the worker has ended without taking up any of several orders: Ctrl-C came while it was started."""
+        return self._ended_at_once and 0 < self._first_turn < self._turn
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the worker has taken up an order before, and not the last one yet."""
+        return 0 < self._board.answered(self._number) < self._turn
 
     def kill(self) -> None:
         """Ends the worker at once, and releases all resources."""

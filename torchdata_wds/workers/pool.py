@@ -91,6 +91,7 @@ class WorkerPool:
         self._pass = 0
         self._empty = 0
         self._is_fresh = False
+        self._order_seeds: Seeds = (0, 0)
         self._stream_seeds: Seeds | None = None
         self.streams = Streams(num_workers)
         self.was_interrupted = False
@@ -161,6 +162,7 @@ class WorkerPool:
             check_main_functions(self._graph.datapipe, () if functions is None else functions[:2])
         self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
         with self._lock:
+            self._order_seeds = seeds
             points = streams.points()
             self._stream_seeds = self._stream_seeds or (points[0].stream_seeds if points[0] else seeds)
             for number in range(self._num_workers):
@@ -181,8 +183,13 @@ class WorkerPool:
         return WorkerLink(self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor)
 
     def _order(self, number: int, seeds: Seeds, point: Point | None, streams: Streams) -> None:
-        order = Order(self._board.turn, seeds, point, streams.epoch)
-        self._links[number].order(order, streams.facts[number], keeps_facts=streams.continues)
+        link, order = self._links[number], Order(self._board.turn, seeds, point, streams.epoch)
+        try:
+            link.order(order, streams.facts[number], keeps_facts=streams.continues)
+        except RuntimeError:
+            if not link.never_began:
+                raise
+            self._order(number, seeds, self._replace(number, streams), streams)
 
     def _replace(self, number: int, streams: Streams) -> Point | None:
         """Puts a new worker in the place of one that is of no use after Ctrl-C; returns where its stream begins."""
@@ -200,7 +207,7 @@ class WorkerPool:
     def _stuck(self) -> list[int]:
         """The workers that do not take up an order within the time that they have for the item they are at."""
         end = time.monotonic() + GRACE
-        while stuck := [number for number, link in enumerate(self._links) if not link.has_answered]:
+        while stuck := [number for number, link in enumerate(self._links) if link.is_stuck]:
             if time.monotonic() > end:
                 return stuck
             time.sleep(0.005)
@@ -220,7 +227,7 @@ class WorkerPool:
             with self._lock:
                 if turn != self._board.turn:
                     return
-                item = self._take(self._links[turns[0]], turn)
+                item = self._take(turns[0], turn)
                 if item is END:
                     streams.turns.note_end(streams.taken, turns.popleft())
                 elif type(item) is not Failure:
@@ -231,13 +238,17 @@ class WorkerPool:
                 yield item
                 turns.rotate(-1)
 
-    def _take(self, link: WorkerLink, turn: int) -> Any:
+    def _take(self, number: int, turn: int) -> Any:
+        link = self._links[number]
         try:
             return link.take(turn, self._timeout or None)
         except RuntimeError:
             if turn != self._board.turn:  # closed in the meantime
                 return END
-            raise
+            if not link.never_began:
+                raise
+        self._order(number, self._order_seeds, self._replace(number, self.streams), self.streams)
+        return self._take(number, turn)
 
 
 def _end(board: NoticeBoard, links: list[WorkerLink], lock: threading.RLock) -> None:

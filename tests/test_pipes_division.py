@@ -728,6 +728,39 @@ def test_division_is_silent_when_a_stage_of_the_user_divides(
     assert not caplog.messages
 
 
+def test_division_warns_when_only_the_process_that_forks_asks_for_the_number(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """The stack of a forked worker begins with that of its parent, which divides nothing by asking."""
+    assert get_worker_info() is None
+    assert len(list(DataLoader(unfiltered(urls), batch_size=None, num_workers=2))) == 2 * len(KEYS)
+    (message,) = said()
+    assert "each sample comes several times" in message
+
+
+def test_division_warns_when_a_module_imports_the_name_of_the_number(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The code of a script that runs the graph has the name, and divides nothing by that."""
+    as_worker(monkeypatch, None)
+    exec("from torch.utils.data import get_worker_info\nitems = list(pipe)", {"pipe": Around(unfiltered(urls))})
+    (message,) = caplog.messages
+    assert "each sample comes several times" in message
+
+
+def test_division_looks_at_the_graph_of_the_worker_when_a_pipe_waits_for_the_loader(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """A pipe that runs in the process which forks the workers is not part of their graph."""
+    loader = DataLoader(samples(urls), batch_size=None, num_workers=2)
+    assert sorted(IterableWrapper(loader, deepcopy=False).map(str)) == KEYS
+    assert not said()
+    loader = DataLoader(mixed(urls), batch_size=None, num_workers=2)
+    assert len(list(IterableWrapper(loader, deepcopy=False).map(str))) == len(KEYS) + 4
+    (message,) = said()
+    assert "only some branches of SampleMixer" in message
+
+
 @pytest.mark.parametrize(
     ("pipe", "warnings"),
     [

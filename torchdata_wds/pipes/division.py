@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -58,7 +59,7 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     Args:
         pipe: A pipe that is about to read shards, in the process that runs it.
     """
-    if stock_workers.in_stock_worker() and not stock_workers.is_joined():
+    if stock_workers.in_stock_worker() and not stock_workers.is_joined() and not stock_workers.stock_place()[1]:
         warn_once(
             "join",
             "shards are read in a worker of torchdata's MultiProcessingReadingService, which fails when its workers' "
@@ -166,16 +167,24 @@ def running_pipes() -> list[Any]:
 def _pipes_on(frame: FrameType | None) -> list[Any]:
     """Returns the pipes whose iterators a stack is in, innermost first."""
     pipes: list[Any] = []
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _HOOK:
-            found = frame.f_locals
-            pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
-            # torch's wrapper around the graph is not part of it.
-            is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
-            if is_stage and not any(pipe is other for other in pipes):
-                pipes.append(pipe)
-        frame = frame.f_back
+    for found in (outer.f_locals for outer in _frames(frame) if outer.f_globals.get("__name__") == _HOOK):
+        pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
+        # torch's wrapper around the graph is not part of it.
+        is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
+        if is_stage and not any(pipe is other for other in pipes):
+            pipes.append(pipe)
     return pipes
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields the frames of a stack, from this one out, that this process entered by itself.
+
+    The stack of a forked worker begins with that of its parent, down to where it started the worker: pipes that wait
+    there wait for nothing here.
+    """
+    while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
+        yield frame
+        frame = frame.f_back
 
 
 def _known_graphs() -> list[Any]:
@@ -207,12 +216,13 @@ def _speaks() -> bool:
 
 def _divides_itself() -> bool:
     """Returns whether code of the user that runs now asks for the worker's number, to choose its shards by it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames(sys._getframe(1)):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package not in ("torch", "torchdata", "torchdata_wds") and "get_worker_info" in frame.f_code.co_names:
+        code = frame.f_code
+        if package in ("torch", "torchdata", "torchdata_wds") or code.co_name == "<module>":  # which may import the name
+            continue
+        if "get_worker_info" in code.co_names:
             return True
-        frame = frame.f_back
     return False
 
 

@@ -4,7 +4,8 @@ An endless source cannot see what becomes of its items, and a stage that waits f
 But while the source makes an item, every stage that waits for it is on the stack, and torch counts what each has
 yielded. So where every shard has been drawn, ten times on average, the nearest stage that has yielded nothing in all
 that time is the one that drops everything. Stages that may hold many items before the first (a shuffle, a batch) are
-never blamed: those before them are looked at, and those after them once they give something.
+never blamed: those before them are looked at, and those after them once they give something. Stages and generator
+functions of the user may do either: they are blamed late.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.division import running_pipes
+from torchdata_wds.pipes.form_names import sources_of
 from torchdata_wds.pipes.mapping import ItemMapper
 from torchdata_wds.pipes.place import place_of, upstream
 
@@ -25,6 +27,9 @@ _MOST_EMPTY_PASSES = 100
 
 #: A stage that drops items by what is in them may do so to many in a row.
 _DROPPED_ITEMS = 10_000
+
+#: A stage of which nothing is known may collect items before its first, but not so many in so many passes.
+_HELD_ITEMS = 50_000
 
 #: Stages that make items of shards, and hold none of them back, by the names that torch and torchdata give them.
 _READERS = {
@@ -55,10 +60,24 @@ class _Yields:
         for pipe in running_pipes():
             if self._counts.get(id(pipe)) != _count_of(pipe):
                 continue
-            taken = _taken_by(pipe) - self._taken[id(pipe)]
-            is_over = taken >= shards if _is_reader(pipe) else taken >= _DROPPED_ITEMS
-            return pipe if is_over and (_is_reader(pipe) or _is_dropper(pipe)) else None
+            most = _most_taken(pipe, shards)
+            return pipe if most is not None and _taken_by(pipe) - self._taken[id(pipe)] >= most else None
         return True
+
+
+def _most_taken(pipe: Any, shards: int) -> int | None:
+    """How many items a stage may take before it yields one; None where that is not limited.
+
+    Args:
+        pipe: The stage.
+        shards: How many shards a reader may.
+    """
+    name = _known_name(pipe)
+    if name in _READERS:
+        return shards
+    if name in _DROPPERS or (isinstance(pipe, ItemMapper) and name):
+        return _DROPPED_ITEMS
+    return _HELD_ITEMS if name in ("", "StageComposer") else None
 
 
 def most_empty_passes(consumers: int) -> int:
@@ -189,16 +208,8 @@ def _taken_by(pipe: Any) -> int:
     if (read := getattr(pipe, "_shards_read", None)) is not None:
         return int(read)
     source = getattr(pipe, "source_datapipe", getattr(pipe, "datapipe", None))
-    return getattr(source, "_number_of_samples_yielded", 0)
-
-
-def _is_reader(pipe: Any) -> bool:
-    return _known_name(pipe) in _READERS
-
-
-def _is_dropper(pipe: Any) -> bool:
-    name = _known_name(pipe)
-    return name in _DROPPERS or (isinstance(pipe, ItemMapper) and bool(name))
+    sources = sources_of(pipe) if source is None else [source]
+    return max((getattr(source, "_number_of_samples_yielded", 0) for source in sources), default=0)
 
 
 def _is_cycler(pipe: Any) -> bool:

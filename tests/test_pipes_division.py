@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -455,6 +456,66 @@ def test_division_is_silent_when_the_dataset_around_divides(
     chosen = unfiltered(urls[get_worker_info().id :: 2])
     assert 0 < len(list(Around(chosen))) < len(KEYS)
     assert not caplog.messages
+
+
+class Makes(IterableDataset):
+    """A dataset that makes a graph in each worker, for shards of that worker's own."""
+
+    def __init__(self, urls: list[str], make: Graph) -> None:
+        self.urls = urls
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        return iter(self.make(self.urls[worker.id :: worker.num_workers]))
+
+
+class Takes(Around):
+    """A dataset of one graph whose shards ``worker_init_fn`` chooses."""
+
+
+def choose(number: int) -> None:
+    worker = get_worker_info()
+    source = worker.dataset.inner
+    while not isinstance(source, IterableWrapper):
+        source = getattr(source, "source_datapipe", None) or source.datapipe
+    source.iterable = source.iterable[number :: worker.num_workers]
+
+
+@pytest.mark.parametrize("make", [samples, unfiltered])
+def test_division_is_silent_when_each_worker_makes_its_graph(
+    make: Graph, urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """Of shards that it has chosen by its number; ``__iter__`` has returned before the first is read."""
+    assert sorted(DataLoader(Makes(urls, make), batch_size=None, num_workers=2)) == KEYS
+    assert not said()
+
+
+def test_division_is_silent_when_a_function_of_the_loader_divides(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """In ``worker_init_fn``, as torch's documentation does."""
+    loader = DataLoader(Takes(unfiltered(urls)), batch_size=None, num_workers=2, worker_init_fn=choose)
+    assert sorted(loader) == KEYS
+    assert not said()
+
+
+def test_division_warns_when_code_asks_for_the_number_and_divides_nothing(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """The graph was made before the workers were: each has the same."""
+    loader = DataLoader(Seeds(samples(urls)), batch_size=None, num_workers=2)
+    assert Counter(loader) == dict.fromkeys(KEYS, 2)
+    (message,) = said()
+    assert "never told of the 2 workers" in message
+
+
+class Seeds(Around):
+    """A dataset that asks for the worker's number, to seed a generator of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        random.Random(get_worker_info().id)
+        yield from self.inner
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks

@@ -7,6 +7,8 @@ it: torch's DataLoader, a dataset around the pipe, a reading service or a plain 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -15,7 +17,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import Dataset, IterDataPipe, get_worker_info
+from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
@@ -27,6 +30,9 @@ from torchdata_wds.pipes.stage_names import short_name
 __all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
 
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
+
+#: What code calls that asks for the worker's number; WebDataset's own has the second name.
+_PLACE_NAMES = {"get_worker_info", "pytorch_worker_info"}
 
 
 class _Checked:
@@ -93,7 +99,7 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
     pipes: list[Any] = get_all_graph_pipes(graph)
     _checked = _Checked(root, set(map(id, pipes)))
     share, warnings = share_of(root, graph[id(root)][1])
-    if workers is None and _warn_of_untold(pipes):
+    if workers is None and _warn_of_untold(pipes, root):
         return _checked
     for warning in warnings:
         warn_once(warning, warning)  # each branch once
@@ -124,7 +130,7 @@ def _check_reader(pipe: Any, stage: Any, root: Any) -> None:
         return
     if any(_is_filter(found) and any(above is stage for above in upstream(found)) for found in upstream(root)):
         _warn_of_late()
-    elif not _warn_of_untold(list(upstream(pipe))) and share == "all" and find_sharder(pipe) is None:
+    elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and find_sharder(pipe) is None:
         _warn_of_none()
 
 
@@ -215,14 +221,42 @@ def _speaks() -> bool:
 
 
 def _divides_itself() -> bool:
-    """Returns whether code of the user that runs now asks for the worker's number, to choose its shards by it."""
+    """Returns whether code of the user asks for the worker's number, to choose its shards by it.
+
+    Code that runs now, or that torch's worker has run before: a dataset may return the iterator of a pipe that it has
+    made, and ``worker_init_fn`` may change the dataset.
+    """
+    if _asks(getattr(type(getattr(get_worker_info(), "dataset", None)), "__iter__", None)):
+        return True
     for frame in _frames(sys._getframe(1)):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        code = frame.f_code
-        if package in ("torch", "torchdata", "torchdata_wds") or code.co_name == "<module>":  # which may import the name
-            continue
-        if "get_worker_info" in code.co_names:
+        if frame.f_code.co_name == "_worker_loop" and _asks(frame.f_locals.get("init_fn")):
             return True
+        if package in ("torch", "torchdata", "torchdata_wds") or frame.f_code.co_name == "<module>":
+            continue  # a module may only import the name
+        if not _PLACE_NAMES.isdisjoint(frame.f_code.co_names):
+            return True
+    return False
+
+
+def _asks(function: Any) -> bool:
+    if isinstance(function, functools.partial):
+        # torch asks, in order to tell a pipe its place; it holds the function of the user, if there is one.
+        function = function.args[0] if function.func is _sharding_worker_init_fn else function.func
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return code is not None and not _PLACE_NAMES.isdisjoint(code.co_names)
+
+
+def _is_held(root: Any, holder: Any) -> bool:
+    """Returns whether a graph is that of a dataset, or of one that it holds: made before the workers were."""
+    held, seen = [holder], set[int]()
+    while held:
+        value = held.pop()
+        if value is root:
+            return True
+        if id(value) not in seen and isinstance(value, (Dataset, list, tuple)):
+            seen.add(id(value))
+            held.extend(vars(value).values() if isinstance(value, Dataset) else value)
     return False
 
 
@@ -233,7 +267,7 @@ def _is_filter(pipe: Any) -> bool:
 # --------------------------------------------------------------------------------- filters that nobody told the place
 
 
-def _warn_of_untold(pipes: list[Any]) -> bool:
+def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
     """Warns where the filters of a graph do not know its consumers; returns whether that is so."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
     # A resampler divides nothing: what it needs to know it finds out by itself. Counting epochs needs the filter.
@@ -243,6 +277,8 @@ def _warn_of_untold(pipes: list[Any]) -> bool:
     workers, ranks = _workers().consumers, _rank_count()
     untold = {_untold(found.groups, workers, ranks) for found in filters}
     if "workers" in untold:
+        if _divides_itself() and not _is_held(root, getattr(get_worker_info(), "dataset", None)):
+            return True  # each worker has made a graph for shards of its own
         warn_once(
             "wrapped",
             f"the .sharding_filter() (or .split_shards()) of this graph was never told of the {workers} workers that "

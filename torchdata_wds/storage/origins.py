@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from torchdata_wds.environment import aws_config, store_variables
@@ -95,6 +96,7 @@ def _store(protocol: str, options: StorageOptions) -> dict[str, str]:
     return {name: value for name, value in found.items() if value not in _DEFAULT_PLACES}
 
 
+@lru_cache(maxsize=64)
 def _aliases(protocol: str) -> list[str]:
     """The names of a protocol's store, its own first: options under any of them are those of the store."""
     from fsspec.registry import known_implementations
@@ -137,14 +139,23 @@ def _public(name: str, value: str) -> str:
 def _aws_profile(options: Mapping[str, Any]) -> dict[str, str]:
     """The endpoint that a profile in the configuration file of AWS names, as botocore looks for it."""
     profile, path = aws_config()
-    profile = str(options.get("profile") or profile)
+    path = os.path.expanduser(path)  # noqa: PTH111 - a str
+    try:
+        changed = os.stat(path).st_mtime_ns  # noqa: PTH116 - a str
+    except OSError:
+        return {}
+    endpoint = _endpoint_in(path, str(options.get("profile") or profile), changed)
+    return {"endpoint_url": endpoint} if endpoint else {}
+
+
+@lru_cache(maxsize=16)
+def _endpoint_in(path: str, profile: str, changed: int) -> str:  # noqa: ARG001 - a file that was changed is read again
     parser = configparser.RawConfigParser(strict=False)
     with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
-        parser.read(os.path.expanduser(path))  # noqa: PTH111 - a str
+        parser.read(path)
     name = "default" if profile == "default" else f"profile {profile}"
     chosen = dict(parser.items(name)) if parser.has_section(name) else {}
     services = f"services {chosen.get('services', '')}"
     of_s3 = parser.get(services, "s3", fallback="") if parser.has_section(services) else ""
     nested = re.search(r"^\s*endpoint_url\s*=\s*(\S+)", of_s3, re.MULTILINE)
-    endpoint = nested[1] if nested else chosen.get("endpoint_url", "")
-    return {"endpoint_url": endpoint.rstrip("/")} if endpoint else {}
+    return (nested[1] if nested else chosen.get("endpoint_url", "")).rstrip("/")

@@ -79,6 +79,8 @@ WRONG: list[tuple[Any, str]] = [
     (entry(shards="x-{5..1}.tar"), r"dataset\[1\].shards: .*runs backwards"),
     (entry(name=3), r"dataset\[1\].name: expected text, found 3"),
     (entry(extensions=""), r"dataset\[1\].extensions: holds an empty text"),
+    (entry(extensions=[]), r"^(?!.*extensions.*extensions).*: dataset\[1\].extensions: is an empty list"),
+    (entry(extensions="jpg,cls"), r"separate fields by blanks and alternatives by ';'"),
     (entry(extensions=" "), r"dataset\[1\].extensions: a list of fields is empty"),
     (entry(extensions=";"), r"dataset\[1\].extensions: cannot read ';'"),
     (entry(extensions="new="), r"dataset\[1\].extensions: cannot read 'new='"),

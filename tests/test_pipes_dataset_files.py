@@ -34,6 +34,7 @@ from torchdata_wds import (
     load_dataset,
     wids_index,
 )
+from torchdata_wds.pipes import place
 from torchdata_wds.pipes.place import upstream
 
 SAMPLES = 3
@@ -209,6 +210,19 @@ def test_load_dataset_keeps_and_renames_fields_when_an_entry_lists_them(
     pipe = load_dataset({"dataset": [{"shards": mixed_fields, "extensions": extensions, "missing": missing}]})
     assert fields_of(pipe) == found
     assert pipe.skipped == ({"MissingFieldError": 3 - len(found)} if len(found) < 3 else {})
+
+
+@pytest.mark.parametrize("missing", ["skip", "none"])
+def test_load_dataset_warns_when_no_sample_has_an_optional_field(
+    mixed_fields: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each such field; fields that some have, and entries without samples, are silent."""
+    monkeypatch.setattr(place, "_warned", set())
+    entries = [{"shards": mixed_fields, "extensions": text, "missing": missing} for text in ("jpg cls", "jpgg cls")]
+    for _ in range(2):
+        list(load_dataset({"dataset": entries}))
+    (message,) = caplog.messages
+    assert "dataset[1].extensions names 'jpgg', which none of 3 samples has" in message
 
 
 @pytest.mark.parametrize("extensions", ["jpgg", "jpgg txt", "txt jpgg", "image=jpgg", "image=jpgg;pngg", "*.jpgg"])

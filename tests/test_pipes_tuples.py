@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import webdataset.filters
@@ -13,6 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
 from torchdata_wds import DuplicateFieldError, MissingFieldError, ignore_and_continue, ignore_and_stop
+from torchdata_wds.pipes import field_specs, place
 
 SAMPLES = [
     {"__key__": "a", "__url__": "x.tar", "jpg": b"A", "json": b"{}", "cls": b"1"},
@@ -51,6 +52,32 @@ def test_wds_to_tuple_equals_webdataset_when_fields_are_there(specs: tuple[Any, 
 def test_wds_to_tuple_gives_a_tuple_when_there_is_one_field() -> None:
     """One field is a tuple of one, never the bare value."""
     assert list(samples().wds_to_tuple("cls")) == [(b"1",), (b"2",)]
+
+
+@pytest.mark.parametrize("missing", ["skip", "none"])
+def test_wds_to_tuple_warns_when_no_sample_has_an_optional_field(
+    missing: Literal["skip", "none"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, at the end of a pass; a field that some samples have is silent."""
+    monkeypatch.setattr(place, "_warned", set())
+    for _ in range(2):
+        list(samples().wds_to_tuple("jpg", "jpgg;pngg", missing=missing))
+    (message,) = caplog.messages
+    assert "wds_to_tuple names 'jpgg;pngg', which none of 2 samples has" in message
+    assert not list(IterableWrapper([]).wds_to_tuple("jpg", missing=missing))
+
+
+def test_wds_to_tuple_warns_in_the_middle_when_a_pass_is_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Endless streams have no end to warn at."""
+    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(field_specs, "_ENOUGH_SAMPLES", 2)
+    taken = iter(IterableWrapper(SAMPLES * 2).wds_to_tuple("jpgg", missing="none"))
+    next(taken)
+    assert not caplog.messages
+    next(taken)
+    assert "none of 2 samples" in caplog.text
 
 
 def test_wds_to_tuple_takes_the_first_alternative_when_several_are_there() -> None:

@@ -172,8 +172,11 @@ def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] 
     if "extensions" not in item:
         return None
     here = place.at("extensions")
+    text = " ".join(_texts(item, "extensions", place))
+    if "," in text:
+        raise here.error(f"separate fields by blanks and alternatives by ';', as 'jpg;png cls', not by ',': {text!r}")
     try:
-        fields = parse_field_items(" ".join(_texts(item, "extensions", place)))
+        fields = parse_field_items(text)
     except ValueError as error:
         raise here.error(str(error)) from None
     if reserved := [name for found in fields for name in found.names if name.startswith("__")]:

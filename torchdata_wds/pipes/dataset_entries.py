@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -13,7 +14,7 @@ from torchdata_wds.format.dataset_specs import SpecEntry
 from torchdata_wds.format.field_items import FieldItem
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
-from torchdata_wds.pipes.field_specs import missing_field, name_sample
+from torchdata_wds.pipes.field_specs import missing_field, name_sample, noting_absent
 from torchdata_wds.pipes.mapping import ItemMapper, map_items
 from torchdata_wds.pipes.place import Place, Seed
 
@@ -111,12 +112,22 @@ class EntryMapperIterDataPipe(ItemMapper):
         self.transforms = transforms
 
     def __iter__(self) -> Iterator[Any]:
-        chosen = map_items(self.source_datapipe, self._choose, self.handler, self.skipped, "MissingFieldError", self)
+        samples = noting_absent(self.source_datapipe, dict(self._optional_fields()))
+        chosen = map_items(samples, self._choose, self.handler, self.skipped, "MissingFieldError", self)
         yield from map_items(chosen, self.apply, self.handler, self.skipped, self.dropped, self)
 
     def _entry(self, sample: dict[str, Any]) -> SpecEntry:
         url: EntryUrl = sample["__url__"]
         return self.entries.value[url.entry]
+
+    def _optional_fields(self) -> Iterator[tuple[str, Callable[[Any], bool | None]]]:
+        for entry in self.entries.value:
+            if entry.missing != "error":
+                for item in entry.fields or ():
+                    yield f"{entry.place.at('extensions')} names {item.column!r}", partial(self._has, entry, item)
+
+    def _has(self, entry: SpecEntry, item: FieldItem, sample: dict[str, Any]) -> bool | None:
+        return bool(item.find(sample)) if self._entry(sample) is entry else None
 
     def _choose(self, sample: dict[str, Any]) -> dict[str, Any] | None:
         """Leaves the fields of the entry in a sample; None if one is missing and the sample is to be left out."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdata_wds.errors import MissingFieldError
 from torchdata_wds.format.field_items import matches_glob
+from torchdata_wds.pipes.place import warn_once
 from torchdata_wds.storage import mask_url
 
 __all__ = [
@@ -17,7 +18,11 @@ __all__ = [
     "matching_fields",
     "missing_field",
     "name_sample",
+    "noting_absent",
 ]
+
+#: How many samples are enough to warn of a field that none of them has had, before the end of the pass.
+_ENOUGH_SAMPLES = 10_000
 
 Spec = str | Sequence[str]
 
@@ -97,3 +102,30 @@ def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFie
             "last dot with group_by_key(keys='last_dot')."
         )
     return MissingFieldError(message, **place, field=";".join(names))
+
+
+def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bool | None]]) -> Iterator[Any]:
+    """Passes samples on, and warns of fields that a stage names and no sample has, where it goes on without them.
+
+    Args:
+        samples: The samples of a pass.
+        named: Of each such field, as ``"stage(option) names 'jpg'"``, a function that says whether a sample has it;
+            None for a sample that need not have it.
+    """
+    absent = dict.fromkeys(named, 0)
+    for sample in samples:
+        for name in [*absent]:
+            if (found := named[name](sample)) is not None:
+                absent[name] += 1
+                if absent[name] == _ENOUGH_SAMPLES and not found:
+                    _warn_of_absent(name, _ENOUGH_SAMPLES)
+            if found:
+                del absent[name]
+        yield sample
+    for name, count in absent.items():
+        if count:
+            _warn_of_absent(name, count)
+
+
+def _warn_of_absent(name: str, count: int) -> None:
+    warn_once(name, f"{name}, which none of {count:,} samples has. `wds ls SHARD` shows the fields of a shard")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe
@@ -18,8 +19,9 @@ from torchdata_wds.pipes.field_specs import (
     matching_fields,
     missing_field,
     name_sample,
+    noting_absent,
 )
-from torchdata_wds.pipes.mapping import ItemMapper, check_function
+from torchdata_wds.pipes.mapping import ItemMapper, check_function, map_items
 
 __all__ = ["FieldTuplerIterDataPipe", "KeyExtractorIterDataPipe", "TupleMapperIterDataPipe"]
 
@@ -70,6 +72,12 @@ class FieldTuplerIterDataPipe(ItemMapper):
         self.specs = tuple(alternatives(spec) for spec in specs)
         self.missing = missing
 
+    def __iter__(self) -> Iterator[Any]:
+        samples: Iterable[Any] = self.source_datapipe
+        if self.missing != "error":
+            samples = noting_absent(samples, {_named(names): partial(_has, names) for names in self.specs})
+        yield from map_items(samples, self.apply, self.handler, self.skipped, self.dropped, self)
+
     def apply(self, item: Any) -> tuple[Any, ...] | None:
         """Takes the fields out of one sample."""
         sample = expect_sample(item, "wds_to_tuple")
@@ -88,6 +96,14 @@ class FieldTuplerIterDataPipe(ItemMapper):
         if self.missing == "skip":
             raise TypeError("wds_to_tuple(missing='skip') may drop samples: its length is not known")
         return super().__len__()
+
+
+def _named(names: tuple[str, ...]) -> str:
+    return f"wds_to_tuple names {';'.join(names)!r}"
+
+
+def _has(names: tuple[str, ...], sample: Any) -> bool | None:
+    return find_field(sample, names) is not None if isinstance(sample, dict) else None
 
 
 @register("wds_map_tuple")

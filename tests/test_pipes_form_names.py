@@ -213,6 +213,13 @@ def test_forms_of_torchdata_warn_when_webdataset_means_something_else(
     assert instead in record.getMessage()
 
 
+@pytest.mark.parametrize("arguments", [{}, {"nepochs": 2}, {"nbatches": 10}])
+def test_repeat_names_the_form_when_it_is_called_as_webdatasets(arguments: dict[str, int]) -> None:
+    """Without a number, which is for ever there, or with WebDataset's arguments."""
+    with pytest.raises(TypeError, match=r"For n passes over the data write \.cycle\(n\), .*\.wds_epoch\(n\)"):
+        WebDataset("x.tar").repeat(**arguments)
+
+
 @pytest.mark.usefixtures("unwarned")
 def test_forms_of_torchdata_are_silent_when_they_are_surely_meant(caplog: pytest.LogCaptureFixture) -> None:
     """Over URLs, over anything that is not ours, and through the class."""

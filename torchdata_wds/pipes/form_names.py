@@ -169,6 +169,8 @@ def _checked_shuffle(_pipe: IterDataPipe[Any], form: Form) -> Form:
 def _warned(name: str, pipe: IterDataPipe[Any], form: Form) -> Form:
     @functools.wraps(form)
     def warned(*args: Any, **kwargs: Any) -> Any:
+        if not (args or kwargs) or argument_hint(name, kwargs):
+            raise TypeError(_OTHER_MEANING[name])  # of itself it would only say that an argument is wrong
         if _follows_samples(pipe):
             warn_once(name, _OTHER_MEANING[name])
         return form(*args, **kwargs)

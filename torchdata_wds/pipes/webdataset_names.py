@@ -91,6 +91,10 @@ ARGUMENTS = {
     },
     "filter": {"handler": "the form with a handler is .wds_map(f, handler=...), where f returns None to drop an item"},
     "map": {"handler": "the form with a handler is .wds_map(f, handler=...)"},
+    "repeat": {
+        "nbatches": "write .wds_epoch(n)",
+        "nepochs": "write .cycle(n)",
+    },
     "wds_decode": {
         "partial": 'fields without a decoder stay bytes in any case; only="jpg cls" decodes some fields',
         "pre": "decoders are tried in order, and a function that returns None passes: put yours first",

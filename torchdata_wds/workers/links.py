@@ -223,8 +223,8 @@ class WorkerLink:
             return (
                 f"worker {self._number} of {self._workers} ended before it could begin: its traceback stands above. "
                 "Most often it cannot import what the graph holds: functions and classes that are defined under if "
-                "__name__ == '__main__' belong into a module, and the loop that starts workers belongs under it; or start "
-                "them with multiprocessing_context='fork'"
+                "__name__ == '__main__' belong into a module, and the loop that starts workers belongs under it; or "
+                "start them with multiprocessing_context='fork'"
             )
         return (
             f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ class CacheServer(ThreadingHTTPServer):
     Attributes:
         gate: While it is closed, all answers stop after half of their bytes.
         cut: Paths whose answers end there.
+        tags: Whether answers have an ETag, which follows from the content.
     """
 
     daemon_threads = True
@@ -28,6 +30,7 @@ class CacheServer(ThreadingHTTPServer):
         self.gate = threading.Event()
         self.gate.set()
         self.cut: set[str] = set()
+        self.tags = False
         self._counting = threading.Lock()
 
     def put(self, name: str, data: bytes) -> str:
@@ -58,6 +61,8 @@ class _Answers(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
+        if self.server.tags:
+            self.send_header("ETag", f'"{zlib.crc32(data):08x}"')
         self.end_headers()
         half = len(data) // 2
         self.wfile.write(data[:half])

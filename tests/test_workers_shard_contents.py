@@ -283,6 +283,24 @@ def test_resume_raises_when_a_shard_on_a_server_has_another_size(
         resumed(state, workers, 1)
 
 
+@pytest.mark.parametrize("read_ahead", [0, 2])
+def test_resume_warns_when_a_shard_on_a_server_has_another_tag(
+    read_ahead: int, server: CacheServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, where sizes are equal; the same tags are silent, and so are those of a server that sends none."""
+    monkeypatch.setattr(place, "_warned", set())
+    for server.tags in (False, True):
+        urls = put_shards(server, SIZES * 2)
+        state = stopped(divided(urls, read_ahead=read_ahead), 0, 0, 30)
+        left = resumed(state, 0, 1)
+        assert not caplog.messages
+        for number, size in enumerate(SIZES * 2):
+            server.put(f"{number}.tar", tar_bytes(text_samples(f"t{number}-", size)))
+        assert len(resumed(state, 0, 1)) == len(left)
+    (message,) = caplog.messages
+    assert re.search(r"\d\.tar has the ETag \"\w+\", and had \"\w+\" when the state was made", message)
+
+
 def test_state_makes_no_request(server: CacheServer) -> None:
     """However many shards are listed."""
     urls = put_shards(server, SIZES)

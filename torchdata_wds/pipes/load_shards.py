@@ -40,7 +40,7 @@ from torchdata_wds.pipes.shard_readings import (
 )
 from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
 from torchdata_wds.storage.read_ahead import ReadAhead
-from torchdata_wds.storage.streams import stored_size
+from torchdata_wds.storage.streams import stored_version
 
 __all__ = ["ShardLoaderIterDataPipe"]
 
@@ -272,9 +272,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         with ExitStack() as stack:
             stream, begin = opener.open(source, start, keys) if ahead is None else ahead.opened()
             stack.enter_context(closing(stream))
-            size = None if watch is None else stored_size(stream)
-            if watch is not None and size is not None:
-                watch.open_shard(item.ordinal, size)
+            version = None if watch is None else stored_version(stream)
+            if watch is not None and version is not None:
+                watch.open_shard(item.ordinal, version)
             units = self._members_of(source, stream, visit, opener, 0 if begin is None else begin.start)
             if begin is not None:
                 try:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.slicing import ChangedShardError
 from torchdata_wds.pipes.place import warn_once
+from torchdata_wds.storage.streams import StoredVersion
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = [
@@ -34,8 +35,8 @@ __all__ = [
 ]
 
 
-#: Of how many shards sizes are kept: as many as a worker may open ahead of what is delivered.
-_MOST_SIZES = 1000
+#: Of how many shards versions are kept: as many as a worker may open ahead of what is delivered.
+_MOST_VERSIONS = 1000
 
 
 class ShardBegun(NamedTuple):
@@ -84,11 +85,11 @@ class SkipNotice(NamedTuple):
 
 
 class ShardOpened(NamedTuple):
-    """A loader opened an item of its source, which has so many bytes as it is stored."""
+    """A loader opened an item of its source, of which its store tells a version."""
 
     passing: int
     ordinal: int
-    size: int
+    version: StoredVersion
 
 
 class Reached(NamedTuple):
@@ -143,7 +144,7 @@ class Watch:
         epoch: The number of the epoch, counted from 0, on which all consumers agree; None where nobody said it.
         places: What a loader that reads several items in turn has open, as `ShardBegun` tells it.
         known: The beginnings of shards that were known when the stream was stopped, by pass and ordinal.
-        known_sizes: The sizes that shards had then, where they were told, by pass and ordinal.
+        known_versions: The versions that shards had then, where they were told, by pass and ordinal.
         reached: Where the stream had come at least; None where that is not known.
         reading: The item that a loader reads, for messages.
         counts: Whether samples can be counted: no handler may have skipped some then that come now.
@@ -159,7 +160,7 @@ class Watch:
         self.epoch: int | None = None
         self.places: Sequence[tuple[int, int]] = ()
         self.known: dict[tuple[int, int], ShardBegun] = {}
-        self.known_sizes: dict[tuple[int, int], int] = {}
+        self.known_versions: dict[tuple[int, int], StoredVersion] = {}
         self.reached: Reached | None = None
         self.counts = False
         self.reading = ""
@@ -195,20 +196,29 @@ class Watch:
         self._check_reached(ordinal)
         self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest, tuple(self.places)))
 
-    def open_shard(self, ordinal: int, size: int) -> None:
-        """Tells how large an item of a loader's source is that it has opened.
+    def open_shard(self, ordinal: int, version: StoredVersion) -> None:
+        """Tells the version of an item of a loader's source that it has opened; warns if it had another tag.
 
         Raises:
             ChangedShardError: if it was of another size when the stream was first run.
         """
-        then = self.known_sizes.get((self.passing, ordinal), size)
-        if then != size:
+        then = self.known_versions.get((self.passing, ordinal), version)
+        if then.size != version.size:
             raise ChangedShardError(
-                f"shard {mask_url(self.reading)} has {size:,} bytes, and had {then:,} when the state was made that is "
-                "resumed here: it holds other samples now. Resume with the shards of that run, or begin a new epoch",
+                f"shard {mask_url(self.reading)} has {version.size:,} bytes, and had {then.size:,} when the state was "
+                "made that is resumed here: it holds other samples now. Resume with the shards of that run, or "
+                "begin a new epoch",
                 shard=mask_url(self.reading),
             )
-        self.facts.append(ShardOpened(self.passing, ordinal, size))
+        if then.tag and version.tag and then.tag != version.tag:
+            # No error: servers that mirror one another may give the same object tags of their own.
+            warn_once(
+                "other tag",
+                f"shard {mask_url(self.reading)} has the ETag {version.tag}, and had {then.tag} when the state was "
+                "made that is resumed here: if it was written anew, samples may come twice or be left out in this "
+                "epoch. Resume with the shards of that run, or begin a new epoch",
+            )
+        self.facts.append(ShardOpened(self.passing, ordinal, version))
 
     def end_samples(self) -> None:
         """Tells that the samples of the pass have ended."""
@@ -266,7 +276,7 @@ class Facts:
         passes: Where passes began, in this epoch; at least the one that it began in.
         shards: Where shards began, in their order.
         lengths: How many samples passes had that have ended.
-        sizes: How large shards are that were opened lately, by pass and ordinal, where their stores have told it.
+        versions: Those of shards that were opened lately, by pass and ordinal, where their stores have told them.
         ended: Where the epoch came to its end.
         skipping: The stages that have left items out.
         skips: What was skipped in the epoch.
@@ -278,7 +288,7 @@ class Facts:
         self.passes: list[PassBegun] = []
         self.shards: list[ShardBegun] = []
         self.lengths: dict[int, int] = {}
-        self.sizes: dict[tuple[int, int], int] = {}
+        self.versions: dict[tuple[int, int], StoredVersion] = {}
         self.ended: EpochEnded | None = None
         self.skipping: set[str] = set()
         self.skips: list[ItemsSkipped] = []
@@ -309,9 +319,9 @@ class Facts:
             elif isinstance(fact, PassEnded):
                 self.lengths[fact.passing] = fact.samples
             elif isinstance(fact, ShardOpened):
-                self.sizes[fact.passing, fact.ordinal] = fact.size
-                if len(self.sizes) > _MOST_SIZES:
-                    del self.sizes[next(iter(self.sizes))]
+                self.versions[fact.passing, fact.ordinal] = fact.version
+                if len(self.versions) > _MOST_VERSIONS:
+                    del self.versions[next(iter(self.versions))]
             elif isinstance(fact, ItemsSkipped):
                 self.skips = merge_skips([*self.skips, fact])
             else:

@@ -11,7 +11,7 @@ from torchdata_wds.storage.http_client import Answer, HttpRequest
 from torchdata_wds.storage.http_retries import HttpFailure
 from torchdata_wds.storage.http_versions import Version, content_range
 from torchdata_wds.storage.patience import Patience
-from torchdata_wds.storage.streams import Source
+from torchdata_wds.storage.streams import Source, StoredVersion
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -22,6 +22,7 @@ _PIECE = 512 * 1024
 #: So much of what was delivered is asked for again where only its bytes show that the object is the same.
 _OVERLAP = 16 * 1024
 _SMALLEST_OVERLAP = 64
+_LONGEST_TAG = 40  # of one that is kept in states
 _CURE = "Try again, or skip failing shards with handler=warn_and_continue."
 
 
@@ -95,9 +96,12 @@ class HttpSource(Source):
         """What is known of the object, once there is an answer."""
         return self._known or Version()
 
-    def stored_size(self) -> int | None:
-        """The length of the object, if a server has said it of the object as it is."""
-        return self.version.total if self.version.encoding in ("", "identity") else None
+    def stored_version(self) -> StoredVersion | None:
+        """The length and the tag of the object, if a server has said them of the object as it is."""
+        known = self.version
+        if known.total is None or known.encoding not in ("", "identity"):
+            return None
+        return StoredVersion(known.total, "" if known.etag.startswith("W/") else known.etag[:_LONGEST_TAG])
 
     def connect(self) -> None:
         """Waits for an answer, unless there is one.

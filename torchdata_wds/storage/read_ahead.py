@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, Source, interrupt, stored_size
+from torchdata_wds.storage.streams import BUFFER_SIZE, ByteStream, Source, StoredVersion, interrupt, stored_version
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -72,9 +72,9 @@ class ReadAhead(Generic[T]):
         self.close()
         raise failure or RuntimeError("a shard that was opened ahead is closed already")
 
-    def stored_size(self) -> int | None:
-        """The size of the shard, as its stream tells it."""
-        return None if self._stream is None else stored_size(self._stream)
+    def stored_version(self) -> StoredVersion | None:
+        """What tells the shard from others, as its stream says."""
+        return None if self._stream is None else stored_version(self._stream)
 
     def take(self) -> bytes:
         """Gives the next bytes; none at the end of the stream.
@@ -167,8 +167,8 @@ class _AheadSource(Source):
         view[:count], self._rest = self._rest[:count], self._rest[count:]
         return count
 
-    def stored_size(self) -> int | None:
-        return self._ahead.stored_size()
+    def stored_version(self) -> StoredVersion | None:
+        return self._ahead.stored_version()
 
     def _close(self) -> None:
         self._ahead.close()

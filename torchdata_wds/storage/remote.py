@@ -12,7 +12,7 @@ from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.connecting import HOPELESS, connect, error_words, protocol_of, refusal
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.patience import Patience
-from torchdata_wds.storage.streams import Source, wrap_source
+from torchdata_wds.storage.streams import Source, StoredVersion, wrap_source
 from torchdata_wds.storage.urls import mask_url, masked_cause
 
 __all__ = ["connect", "open_remote", "protocol_of"]
@@ -49,6 +49,12 @@ class RemoteShard:
         self._chained = chained
         self._version: dict[str, Any] | None = None
         self.shard = shard
+
+    @property
+    def tag(self) -> str:
+        """The entity tag of the version that is read, if the store has such; else ""."""
+        version = self._version or {}
+        return str(version.get("ETag") or version.get("etag") or "")[:40]
 
     def open(self, position: int, *, untouched: bool = True) -> Any:
         """Opens the object at a byte.
@@ -174,8 +180,9 @@ class RemoteSource(Source):
         """Ends a pause that another thread waits in; what the client has begun, it ends by itself."""
         self._patience.interrupt()
 
-    def stored_size(self) -> int | None:
-        return None if self._remote is None or self._file is None else self._remote.size_of(self._file)
+    def stored_version(self) -> StoredVersion | None:
+        size = None if self._remote is None or self._file is None else self._remote.size_of(self._file)
+        return None if self._remote is None or size is None else StoredVersion(size, self._remote.tag)
 
     def _read(self, remote: RemoteShard, size: int) -> bytes:
         if self._file is None:

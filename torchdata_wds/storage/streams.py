@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.storage.compression import CompressedInput, find_decoder
@@ -29,12 +29,24 @@ __all__ = [
     "interrupt",
     "is_decompressed",
     "stored_bytes",
-    "stored_size",
+    "stored_version",
     "wrap_source",
     "wrap_stream",
 ]
 
 BUFFER_SIZE = 1 << 20
+
+
+class StoredVersion(NamedTuple):
+    """What a store tells of a shard.
+
+    Attributes:
+        size: How many bytes it has as it is stored.
+        tag: Its entity tag (ETag); "" where there is none, or one that equal content does not keep.
+    """
+
+    size: int
+    tag: str = ""
 
 
 class ByteStream(Protocol):
@@ -74,8 +86,8 @@ class Source(io.RawIOBase):
     def interrupt(self) -> None:
         """Ends a read that another thread waits in soon, where the source can; whatever is read then is not used."""
 
-    def stored_size(self) -> int | None:
-        """The size in bytes of the whole shard as it is stored, where an answer that came anyway has told it."""
+    def stored_version(self) -> StoredVersion | None:
+        """What tells the shard from others, where an answer that came anyway has told it."""
         return None
 
     def readable(self) -> bool:
@@ -119,8 +131,8 @@ class ShardSource(Source):
         self._ended = False
         self._failure: Exception | None = None
 
-    def stored_size(self) -> int | None:
-        return self._source.stored_size() if isinstance(self._source, Source) else None
+    def stored_version(self) -> StoredVersion | None:
+        return self._source.stored_version() if isinstance(self._source, Source) else None
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if self._failure is not None:
@@ -250,10 +262,10 @@ def interrupt(stream: ByteStream) -> None:
         source.interrupt()
 
 
-def stored_size(stream: ByteStream) -> int | None:
-    """The size of a shard as it is stored, where its store has told it; no request is made for it."""
+def stored_version(stream: ByteStream) -> StoredVersion | None:
+    """What tells a shard from others, where its store has told it; no request is made for it."""
     source = getattr(stream, "raw", None)
-    return source.stored_size() if isinstance(source, Source) else None
+    return source.stored_version() if isinstance(source, Source) else None
 
 
 def is_decompressed(stream: ByteStream) -> bool:

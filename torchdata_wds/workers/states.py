@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchdata_wds.pipes.progress import Facts, PassBegun, ShardBegun
+from torchdata_wds.storage.streams import StoredVersion
 from torchdata_wds.workers.streams import Point, Seeds
 from torchdata_wds.workers.turns import Turns
 
@@ -16,8 +17,8 @@ __all__ = ["Streams", "begun_facts", "pack_facts", "unpack_facts"]
 #: How many bytes the facts about all workers may take in a state, before they are compressed.
 _MOST_BYTES = 6000
 
-#: Of how many shards a state keeps the sizes that their stores have told, over all workers if they are not more.
-_MOST_SIZES = 64
+#: Of how many shards a state keeps the versions that their stores have told, over all workers if they are not more.
+_MOST_VERSIONS = 64
 
 _SHARD = struct.Struct("<IQQI")
 _PLACE = struct.Struct("<QQ")
@@ -116,13 +117,13 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
         facts.shards_cut or len(shards) > place + 2,
         facts.passes_cut or passes[-1] != facts.passes[-1],
         [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
-        {key: facts.sizes[key] for key in _keys_before(shards[:place], workers) if key in facts.sizes},
+        {key: tuple(facts.versions[key]) for key in _keys_before(shards[:place], workers) if key in facts.versions},
     )
 
 
 def _keys_before(shards: Sequence[ShardBegun], workers: int) -> list[tuple[int, int]]:
     """The passes and ordinals of the shards with which a stream may go on: the last ones before a place."""
-    return [(shard.passing, shard.ordinal) for shard in shards[-max(1, _MOST_SIZES // workers) :]]
+    return [(shard.passing, shard.ordinal) for shard in shards[-max(1, _MOST_VERSIONS // workers) :]]
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
@@ -148,6 +149,6 @@ def unpack_facts(packed: Sequence[Any]) -> Facts:
         facts.shards = [shard._replace(places=rows) for shard, rows in zip(facts.shards, found, strict=True)]
     facts.lengths = dict(lengths)
     facts.skipping = set(skipping)
-    facts.sizes = dict(*more)
+    facts.versions = {key: StoredVersion(*version) for key, version in dict(*more).items()}
     facts.shards_cut, facts.passes_cut = shards_cut, passes_cut
     return facts

@@ -173,7 +173,7 @@ class Stream:
         self._watch.agreed_seed = self._stream_seeds[0]
         shards = [] if point is None else point.facts.shards
         self._watch.known = {(shard.passing, shard.ordinal): shard for shard in shards}
-        self._watch.known_sizes = {} if point is None else dict(point.facts.sizes)
+        self._watch.known_versions = {} if point is None else dict(point.facts.versions)
         self._watch.reached = None if point is None else chain.reached(point.item, point.facts)
         if point is not None and chain.epochs:
             self._seed_graph(self._datapipe, point.stream_seeds, worker)

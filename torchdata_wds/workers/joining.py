@@ -13,7 +13,6 @@ from torchdata_wds.pipes.division import running_pipes
 from torchdata_wds.pipes.place import warn_once
 from torchdata_wds.pipes.stage_names import short_name
 from torchdata_wds.pipes.stock_workers import in_stock_worker, note_join
-from torchdata_wds.workers.local import LocalIterDataPipe
 
 __all__ = ["JoinWorkersIterDataPipe", "JoinWorkers"]
 
@@ -108,6 +107,10 @@ def _warn_without_border(pipe: IterDataPipe[Any]) -> None:
     worker = get_worker_info()
     if worker is None or worker.num_workers == 1 or worker.id:
         return
+    from torchdata_wds.workers.local import (
+        LocalIterDataPipe,
+    )  # not at the top: it takes much of the workers' part along
+
     after = [found for found in running_pipes() if found is not pipe and not isinstance(found, LocalIterDataPipe)]
     if after:
         warn_once(

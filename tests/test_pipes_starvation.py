@@ -147,6 +147,26 @@ def test_graph_says_what_was_skipped_when_no_shard_can_be_read(tmp_path: Path) -
     assert " x ShardOpenError" in message
 
 
+@pytest.mark.parametrize(
+    "hold", [lambda pipe: pipe.batch(500), lambda pipe: pipe.prefetch(2).wds_shuffle(500, initial=500)]
+)
+@pytest.mark.parametrize("build", [drawn, lambda urls, **k: listed(urls).cycle().load_wds_shards(**k).group_by_key()])
+def test_graph_raises_when_shards_vanish_while_a_stage_holds_items(build: Any, hold: Any, tmp_path: Path) -> None:
+    """Something came of them, but no longer does."""
+    urls = write_text_shards(tmp_path, FULL)
+
+    left = iter(range(200))
+
+    def remove(sample: Any) -> Any:
+        for url in urls if next(left, None) is None else ():
+            Path(url).unlink(missing_ok=True)
+        return sample
+
+    pipe = hold(build(urls, handler=ignore_and_continue).wds_map(remove))
+    with pytest.raises(ShardListError, match=r"nothing came of .* x ShardOpenError"):
+        list(islice(pipe, 1))
+
+
 #: Graphs that wait long for an item, which comes.
 PATIENT: dict[str, Build] = {
     "one shard of many": lambda urls: drawn([*[urls[0]] * 40, urls[3]]).batch(10),

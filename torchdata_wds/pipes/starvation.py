@@ -48,6 +48,12 @@ class _Yields:
         self._counts = {id(pipe): _count_of(pipe) for pipe in running_pipes()}
         self._taken = {id(pipe): _taken_by(pipe) for pipe in running_pipes()}
 
+    def renew(self) -> None:
+        """Counts anew for the stages that have yielded something since."""
+        for pipe in running_pipes():
+            if self._counts.get(id(pipe)) != _count_of(pipe):
+                self._counts[id(pipe)], self._taken[id(pipe)] = _count_of(pipe), _taken_by(pipe)
+
     def starving(self, shards: int) -> Any:
         """Finds the nearest stage that has yielded nothing since.
 
@@ -98,10 +104,13 @@ class DrawnShards:
 
     def _begin(self) -> None:
         self._yields = _Yields()
+        self._begin_round()
+
+    def _begin_round(self) -> None:
         self._drawn = 0
         self._seen = bytearray(self._count)
         self._unseen = self._count
-        self._needed = self._next = _EMPTY_PASSES * self._count
+        self._needed = _EMPTY_PASSES * self._count
 
     def note(self, number: int) -> None:
         """Notes that a shard has been drawn, and that the next is wanted.
@@ -114,7 +123,7 @@ class DrawnShards:
             self._seen[number] = 1
             self._unseen -= 1
             self._needed = max(self._needed, self._drawn)
-        if self._unseen or self._drawn < self._next:
+        if self._unseen or self._drawn < self._needed:
             return
         found = self._yields.starving(self._needed)
         if found is True:
@@ -126,7 +135,9 @@ class DrawnShards:
                 f"{_describe(found)}"
             )
         else:
-            self._next = 2 * self._drawn
+            # What a stage holds back may have come long ago: since then, those before it may have yielded nothing.
+            self._yields.renew()
+            self._begin_round()
 
 
 class CycledPasses:
@@ -193,6 +204,9 @@ class CycledShards:
             self._since = (self._read, self._passes(), _Yields())
         elif found is not None:
             raise ShardListError(f"nothing came of {self._read:,} shards that cycle gave: {_describe(found)}")
+        else:
+            yields.renew()
+            self._since = (self._read, self._passes(), yields)
 
     def _passes(self) -> int:
         return sum(cycler.source_datapipe._valid_iterator_id or 0 for cycler in self._cyclers)

@@ -225,6 +225,15 @@ def test_npy_takes_no_memory_when_a_header_claims_it(shape: str, descr: str) -> 
         assert isinstance(raised.value.__cause__, ValueError)
 
 
+@pytest.mark.parametrize("descr", ["'|V0'", "'|S0'", "'<U0'"])
+def test_npy_takes_no_time_and_memory_when_its_values_have_no_bytes(descr: str) -> None:
+    """So many values of no bytes each are claimed, not stored."""
+    data = npy_claiming("(1099511627776,)", descr)
+    for field, content in (("npy", data), ("npz", npz_of(data))):
+        with pytest.raises(DecodingError, match="claims too many values, of no bytes each"):
+            decode(field, content)
+
+
 def npz_of(data: bytes) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:

@@ -94,7 +94,10 @@ WRONG: list[tuple[Any, str]] = [
     (entry(weight=1, probability=1), r"dataset\[1\]: has a weight and a probability"),
     ({"dataset": [{"shards": "x.tar", "weight": 1}, {"shards": "x.tar", "probability": 1}]}, "write one of them"),
     (entry(probability=1.5), r"dataset\[1\].probability: must be at most 1"),
-    *((entry(weight=weight), r"dataset\[1\].weight: expected a number above 0") for weight in (0, -1, True, "1", None)),
+    *(
+        (entry(weight=weight), r"dataset\[1\].weight: expected a number above 0")
+        for weight in (0, -1, True, "1", None, 10**400)
+    ),
     ('{"dataset": [{"shards": "x.tar", "weight": NaN}]}', r"dataset\[0\].weight: .*found nan"),
     ('{"dataset": [{"shards": "x.tar", "weight": 1e999}]}', r"dataset\[0\].weight: .*found inf"),
     (entry(scale=1, shift=2), r"dataset\[1\]: has scale, shift, which only a function can use: pass transforms="),

@@ -21,6 +21,7 @@ from torchdata_wds import (
     ReappearingKeyError,
     ShardFormatError,
     ShardIndex,
+    ShardListError,
     ShardOpenError,
     TarWriter,
     dali_index,
@@ -168,6 +169,46 @@ def test_index_shard_seeks_over_large_members(tmp_path: Path, monkeypatch: pytes
 
 
 # --------------------------------------------------------------------------------------------------------- its file
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("samples", -1), ("samples", "3"), ("samples", 3.0), ("samples", True), ("bytes", -1), ("sha256", 7)],
+)
+def test_load_raises_when_a_header_holds_what_no_index_says(name: str, value: object, tmp_path: Path) -> None:
+    """A count that is none is an error about the index, wherever it is read, not one of arithmetic later."""
+    shard = tmp_path / "x.tar"
+    write_tar(shard, text_samples("s", 3))
+    head, rows = index_shard(shard).dump().split(b"\n", 1)
+    path = Path(index_url(shard))
+    path.write_bytes(json.dumps({**json.loads(head), name: value}).encode() + b"\n" + rows)
+    with pytest.raises(ShardFormatError, match=f"no index of a shard: .*its {name} is"):
+        ShardIndex.load(path)
+    with pytest.raises(ShardListError, match=f"the index beside shard .* cannot be used: .*its {name} is"):
+        list(IterableWrapper([str(shard)]).split_shards(index=True))
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "row", [b'["a",-512,1024,[["a.txt",512,1]]]', b'["a",0.5,1024,[["a.txt",512,1]]]', b'["a",0,1024,[]]', DEEP]
+)
+def test_index_raises_when_a_row_cannot_be_one(row: bytes, tmp_path: Path) -> None:
+    """Places before the shard, samples without members, and lists nested without end are damage of the index."""
+    path = tmp_path / "x.index"
+    path.write_bytes(ShardIndex(IndexHeader("x.tar", "first_dot", 1, 10240), [row]).dump())
+    with pytest.raises(ShardFormatError, match="damaged line"):
+        ShardIndex.load(path)[0]
+
+
+def test_load_raises_when_a_header_is_nested_without_end(tmp_path: Path) -> None:
+    """That no parser follows is an error about the file, for lists of counts too."""
+    (tmp_path / "x.tar.index").write_bytes(DEEP)
+    with pytest.raises(ShardFormatError, match="no index of a shard"):
+        ShardIndex.load(tmp_path / "x.tar.index")
+    with pytest.raises(ShardListError, match="is no JSON"):
+        list(IterableWrapper(["x.tar"]).split_shards(index=str(tmp_path / "x.tar.index")))
 
 
 def test_load_refuses_what_is_no_index_or_not_whole(tmp_path: Path) -> None:

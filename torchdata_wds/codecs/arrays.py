@@ -20,6 +20,7 @@ _ZIP_END_SIZE = 22
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _ZIP_UNIX = 3
 _MAX_NAME = 60_000
+_MOST_WITHOUT_BYTES = 1 << 20
 
 # The header of version 3 is that of version 2 with other names of fields in it, and NumPy gives no function for it.
 _READ_HEADER: dict[tuple[int, int], Any] = {
@@ -52,6 +53,9 @@ def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # 
         raise ValueError(f"cut off: an array of {dtype} and shape {shape} takes {-rest:,} more bytes")
     if rest:
         raise ValueError(f"{rest} bytes follow behind the array")
+    # no bytes bound these, and NumPy takes a byte for each, or looks at all of them
+    if not dtype.itemsize and math.prod(shape) > _MOST_WITHOUT_BYTES:
+        raise ValueError(f"an array of {dtype} and shape {shape} claims too many values, of no bytes each")
     if version == (3, 0):
         return _read_array(io.BytesIO(data))
     return np.ndarray(shape, dtype, data, begin, order="F" if is_fortran else "C").copy(order="K")

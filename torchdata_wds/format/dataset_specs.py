@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -294,7 +294,7 @@ def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float
     value = item.get(key)
     if key not in item:
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise place.at(key).error(
             f"expected a number above 0, found {short(value)}; remove the entry to leave its shards out"
         )

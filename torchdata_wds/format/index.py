@@ -245,9 +245,20 @@ def _parse_row(row: str | bytes) -> IndexedSample:
         if not isinstance(values, list):
             raise TypeError(f"it is a {type(values).__name__}")
         key, start, stop, members = values
-        return IndexedSample(key, start, stop, tuple(IndexedMember(*member) for member in members))
-    except (ValueError, TypeError) as error:
+        sample = IndexedSample(key, start, stop, tuple(IndexedMember(*member) for member in members))
+        _check_row(sample)
+        return sample
+    except (ValueError, TypeError, RecursionError) as error:
         raise ShardFormatError(f"an index has a damaged line, {row[:80]!r}: {error}. Make it again") from error
+
+
+def _check_row(sample: IndexedSample) -> None:
+    """Checks what readers seek by: an index may come from a stranger, as its shard may."""
+    _, start, stop, members = sample
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop:
+        raise ValueError(f"no sample can lie from byte {start!r} to {stop!r}")
+    if not members or not isinstance(members[0].name, str):
+        raise ValueError("it names no member")
 
 
 def _parse_header(line: bytes, shown: str) -> IndexHeader:
@@ -257,8 +268,19 @@ def _parse_header(line: bytes, shown: str) -> IndexHeader:
             raise ValueError(f"its format is {head['format']!r}")
         if head["version"] != _VERSION:
             raise ValueError(f"its version is {head['version']!r}, and {_VERSION} is the one that is known here")
-        return IndexHeader(**{name: head[name] for name in IndexHeader._fields})
-    except (ValueError, TypeError, KeyError) as error:
+        header = IndexHeader(**{name: head[name] for name in IndexHeader._fields})
+        _check_header(header)
+        return header
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ShardFormatError(
             f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one", shard=shown
         ) from error
+
+
+def _check_header(header: IndexHeader) -> None:
+    counts = {"samples": header.samples, "tar_bytes": header.tar_bytes, "bytes": header.bytes or 0}
+    for name, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"its {name} is {count!r}, not a whole number from 0")
+    if not isinstance(header.sha256, str | None):
+        raise TypeError(f"its sha256 is {header.sha256!r}, not text")

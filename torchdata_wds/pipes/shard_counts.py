@@ -267,7 +267,7 @@ def _read_table(url: str, storage_options: StorageOptions) -> _CountTable:
             content = json.loads(stream.read())
     except ShardOpenError as error:
         raise ShardListError(f"the index {shown} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShardListError(f"the index {shown} is no JSON: {error}. {_KINDS}") from error
     if not isinstance(content, dict):
         raise ShardListError(f"the index {shown} is a JSON {type(content).__name__}, not an object. {_KINDS}")

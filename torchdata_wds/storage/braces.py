@@ -27,7 +27,7 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
         within: What the text is a part of, for messages.
 
     Raises:
-        ShardListError: if braces are unbalanced or empty, or a range is reversed or incomplete.
+        ShardListError: if braces are unbalanced, empty or nested too deeply, or a range is reversed or incomplete.
     """
     if "{" not in pattern and "}" not in pattern:
         yield pattern
@@ -39,6 +39,8 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
         yield from braceexpand.braceexpand(pattern, escape=False)
     except ValueError as error:
         raise _complaint(within or pattern, "its braces are unbalanced") from masked_cause(error)
+    except RecursionError:
+        raise _complaint(within or pattern, "its braces are nested too deeply") from None
 
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:

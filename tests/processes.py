@@ -44,7 +44,10 @@ def is_alive(pid: int) -> bool:
 
 
 def open_files(*, collect: bool = True) -> int:
-    """How many descriptors this process has open; garbage of other tests is collected first."""
+    """How many descriptors this process has open; garbage of other tests is collected first.
+
+    Compare with ``<=``: threads of earlier tests may close theirs in the meantime.
+    """
     if collect:
         gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))

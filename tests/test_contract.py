@@ -60,7 +60,7 @@ def test_pipes_open_nothing_when_constructed(row: Row, tmp_path: Path) -> None:
     """The constructor does no work: the data may come later."""
     before = open_files()
     pipe = row.make(tmp_path)
-    assert open_files() == before, pipe
+    assert open_files() <= before, pipe
 
 
 def test_pipes_close_everything_when_left_early(row: Row, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_pipes_close_everything_when_left_early(row: Row, tmp_path: Path) -> Non
     before = open_files()
     for _ in pipe:
         break
-    assert open_files(collect=False) == before
+    assert open_files(collect=False) <= before
     assert len(epoch(pipe)) == row.count
 
 

@@ -187,7 +187,7 @@ def test_no_file_or_process_stays_when_the_reader_stops_early(tmp_path: Path) ->
     before = open_files()
     samples = iter(SampleAssembler(Recipe(lines.encode(), "x.txt", str(tmp_path))))
     next(samples)
-    assert open_files() == before
+    assert open_files() <= before
     assert not children(unreaped=True)
 
 

@@ -119,7 +119,7 @@ def test_links_read_on_where_they_are_when_a_shard_is_compressed(
     path.write_bytes(gzip.compress(archive))
     before = open_files()
     assert [data for _, data in read_file(path)] == 2 * [data for _, data in targets]
-    assert open_files() == before
+    assert open_files() <= before
     assert decompressed() < 3 * len(archive)
 
 

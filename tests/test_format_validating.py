@@ -96,7 +96,7 @@ def test_validate_finds_each_damage_with_its_place(name: str, tmp_path: Path) ->
         assert DAMAGES[name].says.endswith(f"byte {finding.offset:,}")
     count = len(DAMAGES[name].complete)
     assert f"{count} sample" in finding.message
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize("name", DAMAGES)

@@ -140,7 +140,7 @@ def test_a_pass_that_is_left_early_leaves_no_file(taken: int, file: Path) -> Non
     assert names_in(file.parent) == []
     before = open_files()
     assert list(source.cache_samples(file)) == SAMPLES
-    assert open_files() == before
+    assert open_files() <= before
     assert names_in(file.parent) == ["cache.db"]
 
 

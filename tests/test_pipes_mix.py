@@ -392,7 +392,7 @@ def test_wds_mix_leaves_no_shard_open_when_it_is_left_early(tmp_path: Path) -> N
         if number == 5:
             assert open_files(collect=False) == before + 2
             break
-    assert open_files(collect=False) == before
+    assert open_files(collect=False) <= before
 
 
 # --- length

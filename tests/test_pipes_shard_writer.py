@@ -111,7 +111,7 @@ def test_exception_leaves_finished_shards_and_one_partial(tmp_path: Path) -> Non
         raise RuntimeError
     assert names(tmp_path) == ["x-0.tar", "x-1.tar.partial"]
     assert [shard.path for shard in posted] == [f"{tmp_path}/x-0.tar"]
-    assert open_files() == before
+    assert open_files() <= before
     with pytest.raises(ValueError, match="closed"):
         writer.write(samples(1)[0])
 

@@ -168,7 +168,7 @@ def test_exception_leaves_a_partial_file_and_no_shard(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stop"):
         fail(SAMPLES)
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tar.partial"]
-    assert open_files() == before
+    assert open_files() <= before
     with pytest.raises(ShardFormatError, match="no end-of-archive"):
         read(tmp_path / "x.tar.partial")
     with pytest.raises(RuntimeError, match="stop"):

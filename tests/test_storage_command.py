@@ -119,7 +119,7 @@ def test_open_shard_raises_when_the_command_cannot_start(url: str) -> None:
     with pytest.raises(ShardOpenError, match="cannot start"):
         open_shard(url)
     gc.collect()
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_open_shard_refuses_commands_when_secure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_early_closes_leave_no_child_and_no_file_when_there_are_many() -> None:
             else:
                 stream.read(5)
     assert children(unreaped=True) == before
-    assert open_files() == files
+    assert open_files() <= files
     assert not command._running
 
 

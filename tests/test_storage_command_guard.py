@@ -127,7 +127,8 @@ def test_guard_leaves_nothing_when_it_is_closed() -> None:
     guard.close()
     guard.close()
     guard.add(1)
-    assert (children(unreaped=True), open_files()) == (before, files)
+    assert children(unreaped=True) == before
+    assert open_files() <= files
 
 
 def test_guard_does_no_harm_when_it_was_killed() -> None:

@@ -146,7 +146,7 @@ def test_open_target_raises_when_the_command_cannot_start(url: str) -> None:
     before = open_files()
     with pytest.raises(ShardOpenError, match="cannot start"):
         open_target(url)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_open_target_leaves_no_command_when_its_guard_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,8 @@ def test_open_target_leaves_no_command_when_its_guard_cannot_start(monkeypatch: 
     before, files = children(unreaped=True), open_files()
     with pytest.raises(ShardOpenError, match=r"cannot start the command.*Resource"):
         open_target("pipe:sleep 1000")
-    assert (children(unreaped=True), open_files()) == (before, files)
+    assert children(unreaped=True) == before
+    assert open_files() <= files
 
 
 def test_open_target_refuses_commands_when_secure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -365,5 +366,5 @@ def test_command_targets_leave_no_child_and_no_file_when_there_are_many() -> Non
             target.abort()
         del target
     assert children(unreaped=True) == before
-    assert open_files() == files
+    assert open_files() <= files
     assert not command._running

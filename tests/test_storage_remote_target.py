@@ -137,7 +137,7 @@ def test_remote_target_leaves_nothing_when_aborted(temporary: Path) -> None:
             target.abort()
         del target
         assert not list(temporary.iterdir())
-    assert open_files() == before
+    assert open_files() <= before
     assert list_targets("memory://") == []
 
 

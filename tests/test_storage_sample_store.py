@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
     """A name in a folder that does not exist yet; nothing is left open."""
     before = open_files()
     yield tmp_path / "new" / "folder" / "cache.db"
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])

@@ -82,7 +82,7 @@ def test_cat_stops_reading_when_it_has_enough(shards: list[str], tmp_path: Path)
     before = open_files()
     assert keys(run_wds("cat", shards[0], damaged, "-c", "6")) == text_keys((5, 0, 1))
     assert run_wds("cat", shards[0], damaged).status == 1
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize("parallel", ["1", "2", "9"])
@@ -93,7 +93,7 @@ def test_cat_reads_every_input_exactly_once_in_parallel(parallel: str, shards: l
     before = open_files()
     found = keys(run_wds("cat", *shards, packed, "-p", parallel))
     assert found == [*text_keys(SIZES), *(f"z{number:05d}" for number in range(4))]
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize("parallel", ["1", "3"])

@@ -194,7 +194,7 @@ def test_split_stops_reading_at_once(shards: list[str], folder: Path, tmp_path: 
     done = run_wds("split", shards[0], damaged, "-n", 2, "-o", folder / "x", "--max-shards", 3)
     assert done.status == 0
     assert keys(*lines(done)) == text_keys((5, 0, 1))
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_split_goes_on_in_the_middle_of_a_slice(shards: list[str], folder: Path) -> None:

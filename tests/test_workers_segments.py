@@ -173,7 +173,7 @@ def test_pool_closes_files_when_segments_were_never_sent() -> None:
     pair.pool.lend(SIZE)
     assert open_files() > before
     del pair
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_pool_does_without_when_the_system_has_no_more_files(monkeypatch: Any) -> None:

@@ -69,7 +69,8 @@ def with_pid(item: Any) -> tuple[Any, int]:
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Turns a hang into an error, and leaves no worker behind whatever happens."""
+    """Turns a hang into an error, and leaves no worker of its own behind whatever happens."""
+    others = set(multiprocessing.active_children())  # torch raises anywhere when one of its workers is killed
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"still not done after {seconds} s")
@@ -81,7 +82,7 @@ def time_limit(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()) - others:
             process.kill()
 
 

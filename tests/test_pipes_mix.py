@@ -586,7 +586,7 @@ def test_wds_mix_cycles_in_workers_of_the_service(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_wds_mix_raises_in_the_service_when_a_worker_has_an_empty_share(tmp_path: Path) -> None:
     """Three workers and two shards, or an empty one of five: an error that says what to do, no hang."""
-    with time_limit(60), pytest.raises(ShardListError, match="source [01] of wds_mix"):
+    with time_limit(60), pytest.raises(ShardListError, match=r"source [01] of wds_mix"):
         list(loader_of(mixed_shards(tmp_path, "cycle"), 3))
 
 

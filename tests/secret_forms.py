@@ -108,6 +108,7 @@ COMMANDS = (
     "sshpass -p{} ssh host cat x.tar",
     "SSHPASS={} sshpass -e ssh host cat x.tar",
     "smbclient -U me%{} //h/s -c 'get x.tar -'",
+    "smbclient //h/s {} -U me -c 'get x.tar -'",
     "smbclient -U 'DOM/me%{}' //h/s -c 'get x.tar -'",
     "smbclient --user=me%{} //h/s -c 'get x.tar -'",
     "mount -o username=me,password={},ro //h/s /m; cat x.tar",

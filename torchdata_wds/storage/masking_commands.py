@@ -76,11 +76,13 @@ class _Program(NamedTuple):
         letters: By letter, how to mask the value of a short option, which may follow at once or as the next word.
         words: The same by name, with its dashes.
         others: Letters of other options with a value: what follows them is not a letter.
+        before: A pattern of the word after which the secret may stand without an option.
     """
 
     letters: dict[str, Callable[[str], str]]
     words: Mapping[str, Callable[[str], str]] = MappingProxyType({})
     others: str = ""
+    before: str = ""
 
 
 _CURL = _Program(
@@ -104,7 +106,7 @@ _CURL = _Program(
 _WGET = _Program({}, {"--header": _header, "--post-data": _data, "--body-data": _data})
 _PASSWORD = _Program({"p": _all})
 _LOGIN = _Program({"p": _all}, dict.fromkeys(("--creds", "--src-creds", "--dest-creds"), _after(":")))
-_SAMBA = _Program({"U": _after("%")}, {"--user": _after("%")})
+_SAMBA = _Program({"U": _after("%")}, {"--user": _after("%")}, before=r"(?://|\\\\|smb:)")
 _OPENSSL = _Program(
     {},
     {
@@ -161,7 +163,7 @@ class _Scanner:
 
     def scan(self, text: str, program: _Program | None, depth: int, words: re.Pattern[str] = _WORD) -> str:
         """Masks a text whose first words may be arguments of a program."""
-        outer, wanted = program, None
+        outer, wanted, may_be_option = program, None, False
         parts: list[str] = []
         done = 0
         for found in words.finditer(text):
@@ -172,16 +174,19 @@ class _Scanner:
                 program, wanted = outer, None
                 continue
             start, bare, end = _unquoted(word)
-            if wanted is not None:
+            if wanted is not None and not (may_be_option and bare.startswith("-")):
                 masked = self._mask(wanted, bare)
                 wanted = None
             elif bare.startswith("-") and program is not None:
                 masked, wanted = self._option(program, bare)
+                may_be_option = False
             elif re.search(r"\s", bare) and depth < _DEEPEST:
                 masked = self.scan(bare, program, depth + 1)
             else:
                 masked = bare
                 program = _PROGRAMS.get(bare.removeprefix("pipe:").rpartition("/")[2], program)
+                may_be_option = program is not None and re.match(program.before or "$.", bare) is not None
+                wanted = _all if may_be_option else None
             if masked != bare:
                 parts += [text[done : found.start()], start, masked, end]
                 done = found.end()

@@ -39,7 +39,7 @@ before, start = peak(), perf_counter()
 print(json.dumps([perf_counter() - start, peak() - before]))
 """
 OURS = IN_CHILD.format(
-    imports="from torchdata_wds.tools.main import main",
+    imports="from torchdata_wds.cli.main import main",
     work="if main(sys.argv[1:]): sys.exit('it failed')",
 )
 WEBDATASET = IN_CHILD.format(

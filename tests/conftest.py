@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.readers import READERS, reading_with
+from tests.kits.readers import READERS, reading_with
 
 
 def pytest_collection_finish() -> None:

@@ -11,7 +11,7 @@ import msgpack
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.shards import text_samples, write_tar
+from tests.kits.shards import text_samples, write_tar
 from torchdata_wds import wds_collate
 from torchdata_wds.format import ShardMember
 

@@ -16,7 +16,7 @@ from torch.utils.data.graph import traverse_dps
 
 import torchdata_wds
 from tests.contract import ROWS, Row
-from tests.processes import open_files
+from tests.kits.processes import open_files
 from torchdata_wds.pipes import base
 
 NAMES = list(ROWS)

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.dataloader2 import DataLoader2
 
-from tests.servers import serve_folder
-from tests.shards import image_samples, sample_members, write_tar
+from tests.kits.servers import serve_folder
+from tests.kits.shards import image_samples, sample_members, write_tar
 from torchdata_wds import (
     WebDataset,
     WorkersReadingService,

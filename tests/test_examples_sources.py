@@ -17,9 +17,9 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import torchdata_wds
-from tests.s3_server import s3_server
-from tests.servers import QuietHandler, serve_folder
-from tests.shards import image_samples, jpeg_bytes, sample_members, write_tar
+from tests.kits.s3_server import s3_server
+from tests.kits.servers import QuietHandler, serve_folder
+from tests.kits.shards import image_samples, jpeg_bytes, sample_members, write_tar
 from torchdata_wds import ImageSegment, TextSegment, WebDataset, torch_audio, torch_video
 
 KEYS = [f"i{shard}-{number:05d}" for shard in range(3) for number in range(4)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tool_kit import EXAMPLE_SAMPLES, read_samples, run_wds, write_example_folder
+from tests.kits.tool_kit import EXAMPLE_SAMPLES, read_samples, run_wds, write_example_folder
 
 TRAIN = "train-{000000..000003}.tar"
 

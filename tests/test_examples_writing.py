@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.shards import image_samples, write_tar
+from tests.kits.shards import image_samples, write_tar
 from torchdata_wds import ShardWriter, TarWriter, WebDataset
 
 SIZES = (7, 4, 9)

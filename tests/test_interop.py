@@ -16,7 +16,7 @@ import pytest
 import webdataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.shards import jpeg_bytes
+from tests.kits.shards import jpeg_bytes
 from torchdata_wds import ShardFormatError, WebDataset
 
 pytestmark = pytest.mark.usefixtures("each_reader")

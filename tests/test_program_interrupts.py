@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import in_child
+from tests.kits.processes import in_child
 from torchdata_wds import program_interrupts as interrupts
 
 TORCH = """

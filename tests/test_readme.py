@@ -20,12 +20,12 @@ import torch
 
 import torchdata_wds
 from tests.contract import ROWS
-from tests.shards import image_samples, sample_members, write_tar
-from tests.tool_kit import run_line
+from tests.kits.shards import image_samples, sample_members, write_tar
+from tests.kits.tool_kit import run_line
 from torchdata_wds import environment
+from torchdata_wds.cli.main import COMMANDS
 from torchdata_wds.codecs import CODECS, IMAGE_SPECS
 from torchdata_wds.pipes.base import functional_forms
-from torchdata_wds.tools.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()

@@ -52,12 +52,12 @@ def failure():
 
 results = {}
 
-sys.meta_path.insert(0, FailOnce("torchdata_wds.pipes.tuples"))
+sys.meta_path.insert(0, FailOnce("torchdata_wds.pipes.samples.tuples"))
 results["failed import"] = failure()
 results["import after a failed one"] = (failure(), outcome())
 
 forget()
-sys.meta_path.insert(0, FailOnce("torchdata_wds.workers.joining"))
+sys.meta_path.insert(0, FailOnce("torchdata_wds.pipes.streams.join_workers"))
 results["failed second import"] = failure()
 forget()
 results["import after all was forgotten"] = (failure(), outcome())
@@ -70,8 +70,8 @@ results["reload of the package"] = (None, outcome())
 
 import torchdata_wds.pipes
 modules = [torchdata_wds.pipes, *(
-    importlib.import_module(f"torchdata_wds.pipes.{info.name}")
-    for info in pkgutil.iter_modules(torchdata_wds.pipes.__path__)
+    importlib.import_module(info.name)
+    for info in pkgutil.walk_packages(torchdata_wds.pipes.__path__, "torchdata_wds.pipes.")
 )]
 for module in modules:
     importlib.reload(module)

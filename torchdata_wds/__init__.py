@@ -19,6 +19,8 @@ if os.name == "nt":
 import torchdata_wds.program_interrupts  # noqa: F401 - before anything that takes time
 from torchdata_wds.codecs import handle_extension, image_decoder
 from torchdata_wds.codecs.media import torch_audio, torch_video
+from torchdata_wds.datasets.files import load_dataset
+from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import (
     CacheError,
     DecodingError,
@@ -35,9 +37,9 @@ from torchdata_wds.errors import (
     WdsError,
 )
 from torchdata_wds.format import ShardIndex, ShardInfo, ShardMember, dali_index, index_shard, wids_index
-from torchdata_wds.format.interleaved import ImageSegment, TextSegment
-from torchdata_wds.format.interleaved_samples import interleaved_sample
-from torchdata_wds.format.slicing import ShardSlice
+from torchdata_wds.format.documents.parsing import ImageSegment, TextSegment
+from torchdata_wds.format.documents.writing import interleaved_sample
+from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.handlers import (
     ignore_and_continue,
     ignore_and_stop,
@@ -47,43 +49,41 @@ from torchdata_wds.handlers import (
 )
 from torchdata_wds.pipes import form_names as _form_names
 from torchdata_wds.pipes.base import WdsPipe
-from torchdata_wds.pipes.cache_samples import SampleCacherIterDataPipe as SampleCacher
-from torchdata_wds.pipes.cache_shards import CachedShard
-from torchdata_wds.pipes.cache_shards import ShardCacherIterDataPipe as ShardCacher
-from torchdata_wds.pipes.collate import SampleUnbatcherIterDataPipe as SampleUnbatcher
-from torchdata_wds.pipes.collate import wds_collate
-from torchdata_wds.pipes.compose import StageComposerIterDataPipe as StageComposer
-from torchdata_wds.pipes.dataset import WebDataset
-from torchdata_wds.pipes.dataset_files import load_dataset
-from torchdata_wds.pipes.decode import SampleDecoderIterDataPipe as SampleDecoder
-from torchdata_wds.pipes.encode import SampleEncoderIterDataPipe as SampleEncoder
-from torchdata_wds.pipes.epoch import EpochCounterIterDataPipe as EpochCounter
-from torchdata_wds.pipes.fields import FieldMapperIterDataPipe as FieldMapper
-from torchdata_wds.pipes.fields import FieldRenamerIterDataPipe as FieldRenamer
-from torchdata_wds.pipes.fields import KeyRenamerIterDataPipe as KeyRenamer
-from torchdata_wds.pipes.group import KeyGrouperIterDataPipe as KeyGrouper
-from torchdata_wds.pipes.interleaved import DocumentInterleaverIterDataPipe as DocumentInterleaver
-from torchdata_wds.pipes.list_shards import ShardListerIterDataPipe as ShardLister
-from torchdata_wds.pipes.load_records import CborShardLoaderIterDataPipe as CborShardLoader
-from torchdata_wds.pipes.load_records import MsgpackShardLoaderIterDataPipe as MsgpackShardLoader
-from torchdata_wds.pipes.load_shards import ShardLoaderIterDataPipe as ShardLoader
-from torchdata_wds.pipes.mapping import WdsMapperIterDataPipe as WdsMapper
-from torchdata_wds.pipes.mix import SampleMixerIterDataPipe as SampleMixer
-from torchdata_wds.pipes.resample_shards import ShardResamplerIterDataPipe as ShardResampler
-from torchdata_wds.pipes.save_shards import ShardSaverIterDataPipe as ShardSaver
-from torchdata_wds.pipes.shard_writer import ShardWriter
-from torchdata_wds.pipes.shuffle import SampleShufflerIterDataPipe as SampleShuffler
-from torchdata_wds.pipes.split_shards import ShardSplitterIterDataPipe as ShardSplitter
-from torchdata_wds.pipes.tar_writer import TarWriter
-from torchdata_wds.pipes.tuples import FieldTuplerIterDataPipe as FieldTupler
-from torchdata_wds.pipes.tuples import KeyExtractorIterDataPipe as KeyExtractor
-from torchdata_wds.pipes.tuples import TupleMapperIterDataPipe as TupleMapper
+from torchdata_wds.pipes.samples.cache_samples import SampleCacherIterDataPipe as SampleCacher
+from torchdata_wds.pipes.samples.collate import SampleUnbatcherIterDataPipe as SampleUnbatcher
+from torchdata_wds.pipes.samples.collate import wds_collate
+from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe as SampleDecoder
+from torchdata_wds.pipes.samples.decode import SampleEncoderIterDataPipe as SampleEncoder
+from torchdata_wds.pipes.samples.documents import DocumentInterleaverIterDataPipe as DocumentInterleaver
+from torchdata_wds.pipes.samples.fields import FieldMapperIterDataPipe as FieldMapper
+from torchdata_wds.pipes.samples.fields import FieldRenamerIterDataPipe as FieldRenamer
+from torchdata_wds.pipes.samples.fields import KeyRenamerIterDataPipe as KeyRenamer
+from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe as KeyGrouper
+from torchdata_wds.pipes.samples.map import WdsMapperIterDataPipe as WdsMapper
+from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe as SampleShuffler
+from torchdata_wds.pipes.samples.tuples import FieldTuplerIterDataPipe as FieldTupler
+from torchdata_wds.pipes.samples.tuples import KeyExtractorIterDataPipe as KeyExtractor
+from torchdata_wds.pipes.samples.tuples import TupleMapperIterDataPipe as TupleMapper
+from torchdata_wds.pipes.shards.cache_shards import CachedShard
+from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe as ShardCacher
+from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe as ShardLister
+from torchdata_wds.pipes.shards.load_records import CborShardLoaderIterDataPipe as CborShardLoader
+from torchdata_wds.pipes.shards.load_records import MsgpackShardLoaderIterDataPipe as MsgpackShardLoader
+from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe as ShardLoader
+from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe as ShardResampler
+from torchdata_wds.pipes.shards.save_shards import ShardSaverIterDataPipe as ShardSaver
+from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe as ShardSplitter
+from torchdata_wds.pipes.streams.compose import StageComposerIterDataPipe as StageComposer
+from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochCounter
+from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe as JoinWorkers
+from torchdata_wds.pipes.streams.mix import SampleMixerIterDataPipe as SampleMixer
 from torchdata_wds.workers import native_forms as _native_forms  # noqa: F401  (puts torchdata's forms on all pipes)
-from torchdata_wds.workers.joining import JoinWorkersIterDataPipe as JoinWorkers
+from torchdata_wds.writers.shard_writer import ShardWriter
+from torchdata_wds.writers.tar_writer import TarWriter
 
 if TYPE_CHECKING:
+    from torchdata_wds.workers.resume.stateful import StatefulPipeline
     from torchdata_wds.workers.service import WorkersReadingService
-    from torchdata_wds.workers.stateful import StatefulPipeline
 
 __version__ = "0.1.0"
 
@@ -168,7 +168,7 @@ def __getattr__(name: str) -> Any:
 
         return WorkersReadingService
     if name == "StatefulPipeline":
-        from torchdata_wds.workers.stateful import StatefulPipeline
+        from torchdata_wds.workers.resume.stateful import StatefulPipeline
 
         return StatefulPipeline
     hint = "" if name.startswith("_") else _form_names.export_hint(name)

@@ -32,6 +32,7 @@ __all__ = [
     "store_variables",
 ]
 
+
 #: What the libraries of stores read to find them, by protocol; the first that is set decides.
 _PLACES_OF_STORES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("s3", "s3a"), ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),

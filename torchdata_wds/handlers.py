@@ -22,6 +22,7 @@ __all__ = [
     "handled",
 ]
 
+
 Handler = Callable[[Exception], bool]
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ logger = logging.getLogger(__name__)
 handled: Counter[str] = Counter()
 
 _NEVER_SKIPPED = (ImportError, MemoryError)
+
 _WARNED_IN_FULL = 10
+
 _warned: Counter[tuple[str, str]] = Counter()
 
 

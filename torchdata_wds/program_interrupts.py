@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 __all__ = ["INTERRUPTED", "arm", "armed", "disarm"]
 
+
 #: The exit status after Ctrl-C, as a shell reports it.
 INTERRUPTED = 128 + signal.SIGINT
 

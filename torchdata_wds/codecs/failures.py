@@ -17,8 +17,11 @@ __all__ = [
     "describe_value",
 ]
 
+
 _SHOWN_BYTES = 16
+
 _SHOWN_CAUSE = 600
+
 _SHOWN_VALUE = 60
 
 

@@ -1,10 +1,29 @@
-"""What the codecs are told besides the bytes or the value."""
+"""What the codecs are told besides the bytes or the value.
+
+Packages that are imported when the first field needs them.
+
+Warnings about data that is legal and probably a mistake: each is logged once in a process.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import logging
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["BYTES_TYPES", "DEFAULT_MAX_BYTES", "DecodeOptions", "EncodeOptions", "check_text_errors"]
+__all__ = [
+    "BYTES_TYPES",
+    "DEFAULT_MAX_BYTES",
+    "DecodeOptions",
+    "EncodeOptions",
+    "check_text_errors",
+    "MissingPackageError",
+    "import_optional",
+    "note_once",
+]
+
 
 #: The types of values that are data of a field already.
 BYTES_TYPES = (bytes, bytearray, memoryview)
@@ -85,3 +104,36 @@ def _check_range(name: str, value: object, lowest: int, highest: int) -> None:
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
+class MissingPackageError(ModuleNotFoundError):
+    """A field needs a package that is not installed: no sample can work, so it is never a ``DecodingError``."""
+
+
+def import_optional(module: str, *, extra: str, fields: str) -> Any:
+    """Imports an optional package, or says which extra brings it.
+
+    Args:
+        module: The module to import.
+        extra: The extra of this package that installs it.
+        fields: What needs it, in words for the message.
+
+    Raises:
+        MissingPackageError: an ImportError, if it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as cause:
+        raise MissingPackageError(
+            f"{fields} need the {module} package, which is not installed: pip install 'torchdata_wds[{extra}]'",
+            name=module,
+        ) from cause
+
+
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def note_once(message: str) -> None:
+    """Logs a warning, the first time that this message comes in this process."""
+    logger.warning("%s", message)

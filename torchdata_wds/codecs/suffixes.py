@@ -9,17 +9,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from torchdata_wds.codecs.optional import MissingPackageError, import_optional
-from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, MissingPackageError, import_optional
 from torchdata_wds.storage import open_compressor
 from torchdata_wds.storage.compression import XZ_MEMORY_LIMIT
 
 __all__ = ["SUFFIXES", "Compression", "compress", "decompress", "is_compressed"]
 
+
 # A zstd block of a few bytes can hold 128 KiB, and zstandard has no limit on what one call gives: small pieces do.
 _ZSTD_PIECE = 4096
+
 _FIRST_PIECE = 512
+
 _ZSTD_WINDOW = 128 << 20
+
 _NOT_ZERO = re.compile(rb"[^\0]|\Z")
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata_wds.codecs.arrays import decode_npy, decode_npz, encode_npy, encode_npz
-from torchdata_wds.codecs.image_encoding import IMAGE_ENCODERS, refuse_image
-from torchdata_wds.codecs.image_specs import IMAGE_FIELDS
+from torchdata_wds.codecs.images.encoding import IMAGE_ENCODERS, refuse_image
+from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
-from torchdata_wds.codecs.pickles import decode_pickle, encode_pickle
-from torchdata_wds.codecs.records import (
+from torchdata_wds.codecs.values.numpy import decode_npy, decode_npz, encode_npy, encode_npz
+from torchdata_wds.codecs.values.pickle import decode_pickle, encode_pickle
+from torchdata_wds.codecs.values.records import (
     decode_cbor,
     decode_json,
     decode_msgpack,
@@ -19,9 +19,9 @@ from torchdata_wds.codecs.records import (
     encode_json,
     encode_msgpack,
 )
-from torchdata_wds.codecs.tenbin import decode_tenbin, encode_tenbin
-from torchdata_wds.codecs.tensors import decode_torch, encode_torch
-from torchdata_wds.codecs.text import decode_int, decode_int_or_word, decode_text, encode_int, encode_text
+from torchdata_wds.codecs.values.tenbin import decode_tenbin, encode_tenbin
+from torchdata_wds.codecs.values.text import decode_int, decode_int_or_word, decode_text, encode_int, encode_text
+from torchdata_wds.codecs.values.torch import decode_torch, encode_torch
 
 __all__ = ["CODECS", "Codec", "find_codec"]
 

@@ -1,13 +1,15 @@
 """Byte streams to members to samples, and samples to shards. Nothing here imports torch."""
 
-from torchdata_wds.format.grouping import group_members
+from __future__ import annotations
+
 from torchdata_wds.format.index import ShardIndex
-from torchdata_wds.format.index_exports import dali_index, wids_index
-from torchdata_wds.format.indexing import index_shard
-from torchdata_wds.format.members import Mark, ShardMember
-from torchdata_wds.format.names import split_name
+from torchdata_wds.format.index.exports import dali_index, wids_index
+from torchdata_wds.format.index.scan import index_shard
+from torchdata_wds.format.samples.grouping import group_members
+from torchdata_wds.format.samples.names import split_name
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.tar import read_members
+from torchdata_wds.format.tar.members import Mark, ShardMember
 
 __all__ = [
     "Mark",

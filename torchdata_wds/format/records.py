@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.format.file_kinds import describe_magic
-from torchdata_wds.format.headers import BLOCK
+from torchdata_wds.format.tar.file_kinds import describe_magic
+from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.storage import ByteStream
 
 __all__ = ["DEFAULT_MAX_BYTES", "RecordFormat", "read_records"]
+
 
 RecordFormat = Literal["cbor", "msgpack"]
 
@@ -25,14 +26,20 @@ RecordFormat = Literal["cbor", "msgpack"]
 DEFAULT_MAX_BYTES = 2**30
 
 _PIECE = 1 << 16
+
 #: What a stream without ``read1`` is asked for at a time: where it fails then, so much before may be lost.
 _SMALL_PIECE = 1 << 12
+
 #: How much of a record that does not lie whole in one piece is put together before it is read as it announces itself.
 _MAX_WINDOW = 1 << 24
+
 #: Seconds after which a piece is taken as it is: the records of a slow source do not wait for it to fill.
 _PATIENCE = 0.02
+
 _TAR_MAGIC = b"ustar"
+
 _TAR_MAGIC_AT = 257
+
 _TEXT_SIZE = 16
 
 
@@ -189,9 +196,6 @@ class _Pieces:
         return b"".join(parts)
 
 
-# ------------------------------------------------------------------------------------------------------------- CBOR
-
-
 class _Item:
     """A record that is damaged, very large or slow to come: read in the sizes that it announces, and no more.
 
@@ -287,9 +291,6 @@ def _load_item(item: _Item, place: _Place, cbor2: Any) -> Any:
         if item.failure is not None:
             raise item.failure from item.failure.__cause__
         raise place.damaged(error) from error
-
-
-# ------------------------------------------------------------------------------------------------------ MessagePack
 
 
 def _read_msgpack(pieces: _Pieces, place: _Place, msgpack: Any, max_bytes: int) -> Iterator[Any]:

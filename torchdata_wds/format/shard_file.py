@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
-from torchdata_wds.format.headers import BLOCK
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
-from torchdata_wds.format.packing import PackedSample
+from torchdata_wds.format.tar.headers import BLOCK
+from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.storage import (
     StorageOptions,
     Target,
@@ -29,12 +29,14 @@ from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 __all__ = ["Destination", "ShardFile", "ShardInfo", "archive_size"]
 
+
 logger = logging.getLogger(__name__)
 
 Destination = str | os.PathLike[str] | BinaryIO
 
 # tar writes whole records of 20 blocks
 _RECORD = 20 * BLOCK
+
 _FLUSH_AT = 256 << 10
 
 

@@ -19,30 +19,37 @@ if TYPE_CHECKING:
     from torch.utils.data import DataChunk
 
     from torchdata_wds.codecs import EncoderLike
-    from torchdata_wds.codecs.images import ImageDecoder
-    from torchdata_wds.format.interleaved import Layout
-    from torchdata_wds.format.members import ShardMember
-    from torchdata_wds.format.names import KeyRule
-    from torchdata_wds.format.rules import OnDuplicate, OnReappearing
+    from torchdata_wds.codecs.images.decoding import ImageDecoder
+    from torchdata_wds.format.index.slices import ShardSlice
     from torchdata_wds.format.shard_file import ShardInfo
-    from torchdata_wds.format.slicing import ShardSlice
+    from torchdata_wds.format.tar.members import ShardMember
     from torchdata_wds.handlers import Handler
-    from torchdata_wds.pipes.interleaved import Missing
-    from torchdata_wds.pipes.shard_counts import Index
-    from torchdata_wds.pipes.shard_writer import StartShard
-    from torchdata_wds.pipes.split_shards import Even
-    from torchdata_wds.pipes.tar_writer import TarOptions
-    from torchdata_wds.storage.cache_names import Naming
+    from torchdata_wds.option_types import (
+        Even,
+        Index,
+        KeyRule,
+        Layout,
+        Missing,
+        Naming,
+        OnDuplicate,
+        OnReappearing,
+        StartShard,
+    )
     from torchdata_wds.storage.rewriting import RewriteRules
+    from torchdata_wds.writers.tar_writer import TarOptions
 
+__all__ = ["Held", "WdsPipe", "in_order", "register", "functional_forms"]
+
+
+if TYPE_CHECKING:
     Spec = str | Sequence[str]
     StorageOptions = Mapping[str, Mapping[str, Any]] | None
     Rewrite = str | Mapping[str, str] | RewriteRules | None
 
-__all__ = ["Held", "WdsPipe", "check_count", "check_flags", "in_order", "register", "functional_forms"]
-
 T = TypeVar("T")
+
 T_co = TypeVar("T_co", covariant=True)
+
 P = TypeVar("P", bound=type[IterDataPipe[Any]])
 
 #: Every functional name of the package and the pipe behind it, in the order of their definition.
@@ -300,27 +307,6 @@ def register(name: str) -> Callable[[P], P]:
         return cls
 
     return decorate
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """Checks that an option which is a number of things is one.
-
-    Raises:
-        ValueError: names it, if it is no whole number, or less than the least.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
-
-
-def check_flags(**flags: object) -> None:
-    """Checks that options which are yes or no are True or False.
-
-    Raises:
-        TypeError: names the one that is not.
-    """
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:

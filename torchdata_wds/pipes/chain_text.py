@@ -1,4 +1,7 @@
-"""A chain of pipes as text, much as it was written: ``IterableWrapper(['x.tar']).load_wds_shards().group_by_key()``."""
+"""A chain of pipes as text, much as it was written: ``IterableWrapper(['x.tar']).load_wds_shards().group_by_key()``.
+
+The names of stages: for people, and for states, which must tell classes of the same name apart.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.form_names import sources_of
-from torchdata_wds.storage.urls import mask_text
+from torchdata_wds.storage.secrets.masking import mask_text
 
-__all__ = ["chain_text", "form_name", "stage_text", "value_text"]
+__all__ = ["chain_text", "form_name", "stage_text", "value_text", "full_name", "short_name"]
+
 
 _LONGEST = 60
+
 #: How much of a long text is searched for secrets.
 _LOOKED_AT = 2000
+
 _MISSING = object()
+
 #: Arguments of native pipes that say where items come from, besides those that are pipes.
 _NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
 
@@ -154,3 +162,19 @@ def _is_default(value: Any, default: Any) -> bool:
     if default is None:  # options and rules that were not given are empty holders, which another process cannot open
         return repr(value) in ("StorageOptions()", "RewriteRules('')")
     return type(value) is type(default) and bool(value == default)
+
+
+def short_name(pipe: DataPipe) -> str:
+    """The name of a pipe's class as people know it.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> short_name(IterableWrapper([1]).shuffle())
+        'Shuffler'
+    """
+    return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
+
+
+def full_name(pipe: DataPipe) -> str:
+    """The name of a pipe's class with its module; it is the same in a spawned worker."""
+    return f"{type(pipe).__module__.replace('__mp_main__', '__main__')}.{type(pipe).__qualname__}"

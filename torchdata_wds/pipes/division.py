@@ -22,12 +22,13 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.pipes import stock_workers
-from torchdata_wds.pipes.place import Place, find_sharder, graph_of, upstream, warn_once
+from torchdata_wds import consumers as stock_workers
+from torchdata_wds.consumers import Place, find_sharder, graph_of, upstream, warn_once
+from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.shares import is_known, reads_shards, share_of
-from torchdata_wds.pipes.stage_names import short_name
 
 __all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
+
 
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
 
@@ -153,9 +154,6 @@ def _warn_of_late() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ who runs the graph
-
-
 def running_pipes() -> list[Any]:
     """Returns the pipes that wait for an item of this thread, from the nearest to the last of the graph.
 
@@ -264,9 +262,6 @@ def _is_filter(pipe: Any) -> bool:
     return isinstance(pipe, ShardingFilterIterDataPipe)
 
 
-# --------------------------------------------------------------------------------- filters that nobody told the place
-
-
 def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
     """Warns where the filters of a graph do not know its consumers; returns whether that is so."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
@@ -313,9 +308,6 @@ def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str
     if workers > 1 and groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))[0] == 1:
         return "workers"
     return "ranks" if ranks > 1 and SHARDING_PRIORITIES.DISTRIBUTED not in groups else None
-
-
-# --------------------------------------------------------------------------------------------------- nothing to read
 
 
 def warn_when_idle(pipe: IterDataPipe[Any]) -> None:

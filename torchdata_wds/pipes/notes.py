@@ -10,13 +10,14 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.errors import WdsError
-from torchdata_wds.format.members import ShardMember
+from torchdata_wds.format.tar.members import ShardMember
 from torchdata_wds.pipes.chain_text import form_name, stage_text
-from torchdata_wds.pipes.field_specs import name_sample
 from torchdata_wds.pipes.form_names import sources_of
+from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.storage import mask_url
 
 __all__ = ["Latest", "note_failure", "note_source_failure"]
+
 
 #: How many frames inside that of a pipe are searched for the sample that it was at.
 _NEAR = 4

@@ -17,6 +17,7 @@ from torchdata_wds.pipes.form_names import sources_of
 
 __all__ = ["check_functions", "check_main_functions"]
 
+
 #: Where graphs are copied by plain pickle, and the variable that holds the graph there. Others, such as copy, dill and
 #: cloudpickle, can do more.
 _COPIERS = {
@@ -26,6 +27,7 @@ _COPIERS = {
 }
 
 _DEPTH = 4
+
 _MOST_PARTS = 100
 
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import DataPipeGraph
 
+from torchdata_wds.consumers import Place, upstream
 from torchdata_wds.pipes.base import Held
-from torchdata_wds.pipes.place import Place, upstream
-from torchdata_wds.pipes.stage_names import short_name
+from torchdata_wds.pipes.chain_text import short_name
 
 __all__ = ["Share", "is_known", "reads_shards", "share_of"]
+
 
 #: Stages that yield what each of their sources yields, one way or the other.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdata_wds.consumers import place_of, upstream
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.division import running_pipes
 from torchdata_wds.pipes.form_names import sources_of
-from torchdata_wds.pipes.mapping import ItemMapper
-from torchdata_wds.pipes.place import place_of, upstream
+from torchdata_wds.pipes.samples.map import ItemMapper
 
 __all__ = ["CycledPasses", "CycledShards", "DrawnShards", "most_empty_passes"]
+
 
 #: A source that gives nothing in so many passes will give nothing. One of several consumers may have a pass without
 #: anything, and none in the next: it is given more of them.
 _EMPTY_PASSES = 10
+
 _MOST_EMPTY_PASSES = 100
 
 #: A stage that drops items by what is in them may do so to many in a row.

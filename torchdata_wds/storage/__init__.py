@@ -6,16 +6,16 @@ Nothing here knows what is inside a shard, and nothing here imports torch.
 
 from __future__ import annotations
 
-from torchdata_wds.storage.command import kill_commands
-from torchdata_wds.storage.compressing import Compressor, compression_for, open_compressor
+from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, wrap_stream
+from torchdata_wds.storage.compression.writing import Compressor, compression_for, open_compressor
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.rewriting import RewriteRules
-from torchdata_wds.storage.streams import ByteStream, is_decompressed, wrap_stream
-from torchdata_wds.storage.targets import TARGETS, Target, list_targets, open_target, remove_target
+from torchdata_wds.storage.sources.command import kill_commands
+from torchdata_wds.storage.targets.base import Unique
+from torchdata_wds.storage.targets.table import TARGETS, Target, list_targets, open_target, remove_target
 from torchdata_wds.storage.urls import mask_item, mask_url
-from torchdata_wds.storage.writing import Unique
 
 __all__ = [
     "TARGETS",

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 
 __all__ = ["find_matches"]
 
+
 logger = logging.getLogger(__name__)
 
 _ANY_DEPTH = "**"
+
 # The patterns that were warned about: each is searched once an epoch, in each worker.
 _warned: set[str] = set()
 

@@ -10,22 +10,27 @@ from typing import Any
 
 from torchdata_wds.environment import pattern_variable
 from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError
-from torchdata_wds.storage.aistore import is_in_aistore, no_listing
 from torchdata_wds.storage.braces import expand_braces, expand_clear_braces
-from torchdata_wds.storage.chaining import is_chaining
-from torchdata_wds.storage.elsewhere import naming
+from torchdata_wds.storage.naming import naming
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.rewriting import RewriteRules, rewritten
 from torchdata_wds.storage.searching import is_pattern, search_local, search_remote
-from torchdata_wds.storage.urls import STDIN, local_path, mask_item, mask_text, mask_url, scheme_of
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.sources.aistore import is_in_aistore, no_listing
+from torchdata_wds.storage.urls import STDIN, is_chaining, local_path, mask_item, mask_url, scheme_of
 
 __all__ = ["list_urls"]
 
+
 # "?" is a query in a web address, "*" is the shell's in a command.
 _NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+
 _DEEPEST = 10
+
 _WHY = "where a rewriting rule looks for"
+
 _IPV6_HOST = re.compile(r"://([^/@]*@)?\[[0-9A-Fa-f:.]*$")
 
 

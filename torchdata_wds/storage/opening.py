@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.storage.aistore import is_in_aistore, open_ais
-from torchdata_wds.storage.command import open_command
-from torchdata_wds.storage.elsewhere import named_stream, naming
+from torchdata_wds.storage.byte_streams import ByteStream
 from torchdata_wds.storage.http import open_http
-from torchdata_wds.storage.local import open_local
+from torchdata_wds.storage.naming import named_stream, naming
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.remote import open_remote
 from torchdata_wds.storage.rewriting import RewriteRules, rewritten
-from torchdata_wds.storage.standard_input import open_standard_input
-from torchdata_wds.storage.streams import ByteStream
+from torchdata_wds.storage.sources.aistore import is_in_aistore, open_ais
+from torchdata_wds.storage.sources.command import open_command
+from torchdata_wds.storage.sources.fsspec import open_remote
+from torchdata_wds.storage.sources.local import open_local, open_standard_input
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 __all__ = ["OPENERS", "can_reopen", "open_shard"]
+
 
 Opener = Callable[[str, int, StorageOptions], ByteStream]
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torchdata_wds.storage.rewriting import RewriteRules
-from torchdata_wds.storage.urls import mask_text
-from torchdata_wds.storage.withholding import Withheld, is_starting_a_process
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.secrets.pickles import Withheld, is_starting_a_process
 
 __all__ = ["StorageOptions"]
+
 
 #: Options whose values are texts that pickles may show, unless they hold a password.
 _OPEN_NAMES = frozenset({"account_name", "endpoint_url", "profile", "project", "region_name"})

@@ -15,10 +15,12 @@ from typing import Any
 
 from torchdata_wds.environment import rewriting_variables
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
-from torchdata_wds.storage.urls import mask_text, mask_url, scheme_of
-from torchdata_wds.storage.withholding import Withheld, is_starting_a_process
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.secrets.pickles import Withheld, is_starting_a_process
+from torchdata_wds.storage.urls import mask_url, scheme_of
 
 __all__ = ["RewriteRules", "rewritten"]
+
 
 Rules = tuple[tuple[str, str], ...]
 

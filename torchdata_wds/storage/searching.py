@@ -9,18 +9,21 @@ from typing import Any
 from urllib.parse import quote
 
 from torchdata_wds.errors import ShardListError, WdsError
-from torchdata_wds.storage.connecting import connect, error_words, protocol_of
 from torchdata_wds.storage.globs import find_matches
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.urls import local_path, mask_url, masked_cause, scheme_of
+from torchdata_wds.storage.secrets.masking import masked_cause
+from torchdata_wds.storage.sources.fsspec import connect, error_words, protocol_of
+from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
 
 __all__ = ["SHARD_SUFFIXES", "is_pattern", "search_local", "search_remote"]
+
 
 SHARD_SUFFIXES = (
     ".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz",
 )  # fmt: skip
 
 _MAGIC = re.compile(r"[*?[]")
+
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 
 

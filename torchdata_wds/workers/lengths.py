@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.place import upstream, warn_once
-from torchdata_wds.workers.known_stages import is_torchdata
+from torchdata_wds.consumers import upstream, warn_once
+from torchdata_wds.workers.resume.planner import is_torchdata
 
 __all__ = ["promised_length", "warn_of_more"]
 

@@ -11,8 +11,8 @@ from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.notes import note_source_failure
-from torchdata_wds.workers.states import Streams
-from torchdata_wds.workers.streams import SeedGraph, Seeds, Stream
+from torchdata_wds.workers.resume.states import Streams
+from torchdata_wds.workers.resume.stream import SeedGraph, Seeds, Stream
 
 __all__ = ["LocalIterDataPipe"]
 
@@ -26,6 +26,9 @@ class LocalIterDataPipe(WdsPipe[Any]):
         keeps_apart: Whether what they draw from the global generators is kept from the rest of the process.
         reset: Returns the graph of an epoch, as in `Stream`.
     """
+
+    #: `.join_workers()` must not take this for a stage that follows it.
+    runs_others = True
 
     def __init__(
         self,

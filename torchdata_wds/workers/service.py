@@ -17,30 +17,31 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
+from torchdata_wds.checks import checked_context, checked_int, checked_timeout
 from torchdata_wds.pipes.division import check_division
-from torchdata_wds.pipes.place import mix
-from torchdata_wds.workers.branches import find_branches, runs_once
-from torchdata_wds.workers.chains import find_chain
-from torchdata_wds.workers.checkpoints import Checkpoint, Run, has_epoch, pack_runs, unpack_streams
+from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.workers.graphs import current_ranks, find_branches, ranks_of, runs_once, shard_by_rank
 from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.known_stages import is_torchdata
 from torchdata_wds.workers.lengths import promised_length, warn_of_more
 from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.options import checked_context, checked_int, checked_timeout
 from torchdata_wds.workers.pauses import Pausable
-from torchdata_wds.workers.pool import PooledIterDataPipe, WorkerPool
-from torchdata_wds.workers.ranks import current_ranks, ranks_of, shard_by_rank
-from torchdata_wds.workers.signatures import (
+from torchdata_wds.workers.processes.pool import PooledIterDataPipe, WorkerPool
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, Run, has_epoch, pack_runs, unpack_streams
+from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
+from torchdata_wds.workers.resume.signatures import (
     Signature,
     check_signature,
     describe_shards,
     graph_signature,
     without_lists,
 )
-from torchdata_wds.workers.skips import EpochSkips
-from torchdata_wds.workers.states import Streams
-from torchdata_wds.workers.streams import Seeds
+from torchdata_wds.workers.resume.states import Streams
+from torchdata_wds.workers.resume.stream import Seeds
+from torchdata_wds.workers.skip_reports import EpochSkips
 from torchdata_wds.workers.worker_functions import WorkerFunctions, checked_function
+
+__all__ = ["DataLoader2", "WorkersReadingService"]
+
 
 try:
     import torchdata
@@ -62,9 +63,8 @@ except ImportError as error:
         "pipes run under torch.utils.data.DataLoader"
     ) from error
 
-__all__ = ["DataLoader2", "WorkersReadingService"]
-
 ResetFn = Callable[[DataPipe], DataPipe]
+
 WorkerFn = Callable[..., DataPipe]
 
 _SEED_LIMIT = 2**64

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.pipes.place import mix
-from torchdata_wds.workers.streams import Seeds
+from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.workers.resume.stream import Seeds
 
 __all__ = ["WorkerFunctions", "checked_function"]
 

@@ -1,0 +1,165 @@
+"""``wds index``: ours, DALI's and the list of wids, from headers alone."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.kits.shards import text_samples, write_tar, write_text_shards
+from tests.kits.tool_kit import run_wds
+from torchdata_wds import ShardIndex, TarWriter, index_shard
+from torchdata_wds.format.index.exports import dali_index
+
+
+def test_index_writes_one_beside_each_shard(tmp_path: Path) -> None:
+    """The same that the library makes; nothing on standard output."""
+    urls = write_text_shards(tmp_path, (3, 0, 2))
+    done = run_wds("index", f"{tmp_path}/shard-*.tar", "-p", "1")
+    assert (done.status, done.out, done.err) == (0, b"", "wds: 3 indexes written\n")
+    for url in urls:
+        assert ShardIndex.load(f"{url}.index") == index_shard(url, to=False)
+    assert run_wds("index", *urls, "--keys", "last_dot", "--force", "-p", "1").status == 0
+    assert ShardIndex.load(f"{urls[0]}.index").header.keys == "last_dot"
+
+
+def test_index_leaves_what_is_right_and_refuses_to_replace_what_is_not(tmp_path: Path) -> None:
+    """One that a writer made knows more; one of another version of the shard is replaced when forced."""
+    with TarWriter(tmp_path / "a.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+    write_tar(tmp_path / "b.tar", text_samples("s", 2))
+    index_shard(tmp_path / "b.tar")
+    write_tar(tmp_path / "b.tar", text_samples("s", 3))
+    write_tar(tmp_path / "c.tar", text_samples("s", 1))
+    (tmp_path / "c.tar.index").write_bytes(b"precious")
+    before = (tmp_path / "a.tar.index").read_bytes()
+    done = run_wds("index", tmp_path, "-p", "1")
+    assert done.status == 1
+    assert "1 index unchanged, 2 of 3 shards failed" in done.err
+    assert "--force" in done.err
+    assert (tmp_path / "a.tar.index").read_bytes() == before
+    assert (tmp_path / "c.tar.index").read_bytes() == b"precious"
+    assert run_wds("index", tmp_path, "-p", "1", "--force").status == 0
+    assert (tmp_path / "a.tar.index").read_bytes() == before
+    assert [len(ShardIndex.load(tmp_path / f"{name}.tar.index")) for name in "abc"] == [1, 3, 1]
+
+
+def test_index_goes_on_behind_a_shard_that_fails(tmp_path: Path) -> None:
+    """It is named, and the status says so; of a list nothing is written, for it would not be complete."""
+    urls = write_text_shards(tmp_path, (3, 3, 3))
+    Path(urls[1]).write_bytes(Path(urls[1]).read_bytes()[:1000])
+    done = run_wds("index", *urls, f"{tmp_path}/no.tar", "-p", "1")
+    assert done.status == 1
+    assert f"not indexed: shard {urls[1]} is cut off" in done.err
+    assert "no.tar: it does not exist" in done.err
+    assert "2 indexes written, 2 of 4 shards failed" in done.err
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == [
+        "shard-000000.tar.index",
+        "shard-000002.tar.index",
+    ]
+    done = run_wds("index", *urls, "--wids", tmp_path / "list.json", "-p", "1")
+    assert done.status == 1
+    assert "list.json is not written: 1 shard would be missing" in done.err
+    assert not (tmp_path / "list.json").exists()
+
+
+def test_index_writes_those_of_dali(tmp_path: Path) -> None:
+    """Named as DALI's own program does, beside the shards or in a folder that is made."""
+    urls = write_text_shards(tmp_path / "in.v1", (2, 1))
+    assert run_wds("index", "--dali", *urls, "-p", "1").status == 0
+    assert run_wds("index", "--dali", *urls, "-o", tmp_path / "out", "-p", "1").status == 0
+    for number, url in enumerate(urls):
+        name = f"shard-{number:06d}.idx"
+        expected = dali_index(index_shard(url, to=False))
+        assert (tmp_path / "in.v1" / name).read_text() == (tmp_path / "out" / name).read_text() == expected
+    assert "2 indexes unchanged" in run_wds("index", "--dali", *urls, "-p", "1").err
+    empty = write_tar(tmp_path / "empty.tar", [])
+    done = run_wds("index", "--dali", empty, "-p", "1")
+    assert (done.status, "has no sample" in done.err) == (1, True)
+
+
+def test_index_writes_a_list_for_wids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With paths from its own folder, sizes, counts and digests."""
+    urls = write_text_shards(tmp_path / "in", (2, 1))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lists").mkdir()
+    relative = [os.path.relpath(url) for url in urls]
+    arguments = ("--wids", "lists/all.json", "--md5", "--name", "mine", "-p", "1")
+    assert run_wds("index", *relative, *arguments).status == 0
+    content = json.loads((tmp_path / "lists" / "all.json").read_text())
+    assert content["name"] == "mine"
+    assert content["shardlist"] == [
+        {
+            "url": f"../in/shard-{number:06d}.tar",
+            "nsamples": count,
+            "filesize": Path(url).stat().st_size,
+            "md5sum": hashlib.md5(Path(url).read_bytes()).hexdigest(),
+        }
+        for number, (url, count) in enumerate(zip(urls, (2, 1), strict=True))
+    ]
+    assert not list((tmp_path / "in").glob("*.index"))
+    assert run_wds("index", *relative, *arguments).status == 0
+    done = run_wds("index", relative[0], "--wids", "lists/all.json", "-p", "1")
+    assert (done.status, "--force" in done.err) == (1, True)
+    assert run_wds("index", relative[0], "--wids", "lists/all.json", "-p", "1", "--force").status == 0
+    done = run_wds("index", urls[0], "--wids", "-", "-p", "1")
+    assert json.loads(done.out)["shardlist"][0]["url"] == urls[0]
+    assert done.err == "wds: 1 shard listed\n"
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(Path(urls[0]).read_bytes()))
+    done = run_wds("index", "x.tar.gz", "--wids", "-", "-p", "1")
+    assert (done.status, done.out) == (1, b"")
+    assert "compressed" in done.err
+    assert "listed" not in done.err
+
+
+def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None:
+    """Nothing in a name acts on a terminal, and each failure has one line."""
+    path = tmp_path / "x.tar"
+    write_tar(path, [("\x1b[2Jfoo\n.txt", b"x" * 1000)])
+    path.write_bytes(path.read_bytes()[:1000])
+    lines = run_wds("index", path, "-p", "1").err.splitlines()
+    assert len(lines) == 2
+    assert r"\x1b[2Jfoo\n.txt" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "SHARDS"),
+        (["-"], "no place beside"),
+        (["-", "-o", "out"], "no name"),
+        (["pipe:cat x.tar"], "no place beside"),
+        (["pipe:cat x.tar", "--wids", "list.json"], "a list cannot refer to"),
+        (["x.tar", "--md5"], "--wids"),
+        (["x.tar", "--name", "x"], "--wids"),
+        (["x.tar", "--wids", "list.json", "-o", "out"], "-o"),
+        (["a/x.tar", "b/x.tar", "-o", "out"], "one index"),
+        (["a.1.tar", "a.2.tar", "--dali"], "one index"),
+        (["x.tar", "--keys", "other"], "--keys"),
+    ],
+)
+def test_index_refuses_wrong_arguments(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is read or written."""
+    monkeypatch.chdir(tmp_path)
+    done = run_wds("index", *arguments)
+    assert done.status == 2
+    assert says in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_index_works_on_several_processes(tmp_path: Path) -> None:
+    """The default; with the same result, and errors that come back."""
+    urls = write_text_shards(tmp_path, (3, 0, 2, 5, 1))
+    Path(urls[3]).write_bytes(b"no tar")
+    done = run_wds("index", tmp_path, "-p", "3")
+    assert done.status == 1
+    assert f"not indexed: shard {urls[3]} is no tar archive" in done.err
+    for url in (*urls[:3], urls[4]):
+        assert ShardIndex.load(f"{url}.index") == index_shard(url, to=False)

@@ -1,0 +1,376 @@
+"""``wds map``: a function over shards, where one that fails costs its own output only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kits.processes import children, is_alive, wait_until
+from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.tool_kit import read_samples, run_wds
+
+SIZES = (3, 1, 4, 1, 5, 2, 6, 2)
+PROGRAM = (sys.executable, "-m", "torchdata_wds", "map")
+MODULE = "map_tool_functions"
+
+SIBLING = """
+def shouted(text):
+    return text.upper()
+"""
+
+FUNCTIONS = """
+import os, signal, time
+from pathlib import Path
+
+from map_tool_sibling import shouted
+from torchdata_wds import TarWriter, WebDataset
+
+
+def shout(source, target):
+    with TarWriter(target) as writer:
+        for sample in WebDataset(source, decoder=[]):
+            writer.write({"__key__": sample["__key__"], "txt": shouted(sample["txt"])})
+            if sample["__key__"].startswith("s5") and not Path(HERE, "repaired").exists():
+                raise ValueError("no sample of this shard may be shouted")
+
+
+def die(source, target):
+    if "000002" in source and not Path(HERE, "repaired").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    shout_all(source, target)
+
+
+def shout_all(source, target):
+    Path(target).write_text(source)
+
+
+def nothing(source, target):
+    pass
+
+
+def wait(source, target):
+    Path(target).write_text("half")
+    Path(HERE, f"begun-{os.getpid()}").touch()
+    time.sleep(1000)
+
+
+def exclaim(sample):
+    if sample["cls"] != b"1":
+        for sign in "!?":
+            key = f"{sample['__key__']}{sign}"
+            yield {"__key__": key, "txt": shouted(sample["txt"].decode()) + sign, "json": {"key": key}}
+
+
+number = 1
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory: eight shards and a module."""
+    monkeypatch.chdir(tmp_path)
+    write_text_shards(tmp_path, SIZES)
+    (tmp_path / f"{MODULE}.py").write_text(f"HERE = {str(tmp_path)!r}\n{FUNCTIONS}")
+    (tmp_path / "map_tool_sibling.py").write_text(SIBLING)
+    path = list(sys.path)
+    yield tmp_path
+    assert sys.path == path
+    for name in (MODULE, "map_tool_sibling"):
+        sys.modules.pop(name, None)
+
+
+def outputs(folder: Path) -> list[str]:
+    """Everything in a folder; "" for the one that is not there."""
+    return sorted(os.listdir(folder)) if folder.exists() else [""]  # noqa: PTH208 - names
+
+
+def names(*left_out: int, suffix: str = ".tar") -> list[str]:
+    """The base names of all shards but some."""
+    return [f"shard-{number:06d}{suffix}" for number in range(8) if number not in left_out]
+
+
+# ------------------------------------------------------------------------------------------------ one shard that fails
+
+
+def check_that_one_failure_costs_one_output(here: Path, *arguments: str) -> None:
+    """Eight shards: seven outputs and a named error; the second run does only what is missing."""
+    command = ("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/{name}.x.tar", *arguments)
+    first = run_wds(*command)
+    assert (first.status, first.out) == (1, b"")
+    assert outputs(here / "out") == names(5, suffix=".x.tar")
+    said = first.err.splitlines()
+    assert said[-1] == "wds: 7 done, 1 failed, 0 skipped"
+    assert [line for line in said if line.endswith("ValueError: no sample of this shard may be shouted")]
+    (failed,) = (line for line in said if "failed: " in line)
+    assert "shard-000005.tar failed: " in failed
+    before = {path: path.stat() for path in (here / "out").iterdir()}
+
+    (here / "repaired").touch()
+    second = run_wds(*command)
+    assert (second.status, second.out) == (0, b"")
+    assert second.err.splitlines()[-2:] == [
+        "wds: skipped: 7 outputs exist already (--force replaces them)",
+        "wds: 1 done, 0 failed, 7 skipped",
+    ]
+    assert outputs(here / "out") == names(suffix=".x.tar")
+    assert {path: path.stat() for path in before} == before
+    samples = [sample for name in names(suffix=".x.tar") for sample in read_samples(here / "out" / name)]
+    assert samples == [{"__key__": key, "txt": f"TEXT OF {key.upper()}".encode()} for key in text_keys(SIZES)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_does_the_other_shards_when_one_fails(workers: int, here: Path) -> None:
+    """In this process and in others."""
+    check_that_one_failure_costs_one_output(here, "--workers", str(workers))
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[str]:
+    """The address of a cluster of two processes on this machine, which begin in another folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what another package does is not ours
+        import dask
+        import distributed
+
+        # of a shard that kills workers the first is enough here
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            ) as cluster,
+        ):
+            yield cluster.scheduler_address
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_map_does_the_other_shards_when_one_fails_on_a_dask_cluster(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers know nothing of the working directory and its modules; one that dies costs its shard only."""
+    monkeypatch.chdir("/")
+    with dask_cluster() as address:
+        monkeypatch.chdir(here)
+        check_that_one_failure_costs_one_output(here, "--dask", address)
+        (here / "repaired").unlink()
+        died = run_wds("map", f"{MODULE}:die", "shard-000002.tar", "-o", "died/", "--dask", address)
+        assert died.status == 1
+        assert "shard-000002.tar failed: " in died.err
+        assert "KilledWorker" in died.err
+        assert outputs(here / "died") == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_map_makes_a_cluster_for_itself(here: Path) -> None:
+    """For --dask local; nothing of it is left."""
+    before = children()
+    result = run_wds("map", f"{MODULE}:shout_all", "shard-*.tar", "-o", "out/", "--dask", "local", "--workers", 1)
+    assert result.status == 0
+    assert result.err.endswith("wds: 8 done, 0 failed, 0 skipped\n")
+    assert outputs(here / "out") == names()
+    assert children() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_map_says_so_when_no_dask_scheduler_answers(here: Path) -> None:
+    """Nothing is made."""
+    result = run_wds("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/", "--dask", "nonsense://host:1")
+    assert result.status == 1
+    assert "no Dask scheduler answers at 'nonsense://host:1'" in result.err
+    assert outputs(here / "out") == []
+
+
+def test_map_says_so_when_distributed_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And which extra brings it."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    result = run_wds("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/", "--dask", "local")
+    assert result.status == 1
+    assert "pip install 'torchdata_wds[dask]'" in result.err
+
+
+def test_map_does_the_other_shards_when_a_worker_dies(here: Path) -> None:
+    """As where the system has no more memory."""
+    result = run_wds("map", f"{MODULE}:die", "shard-*.tar", "-o", "out/", "--workers", 2)
+    assert result.status == 1
+    assert "wds: shard shard-000002.tar failed: its worker process ended with signal SIGKILL" in result.err
+    assert result.err.endswith("wds: 7 done, 1 failed, 0 skipped\n")
+    assert outputs(here / "out") == names(2)
+
+
+# ---------------------------------------------------------------------------------------------------------- in and out
+
+
+def test_map_makes_outputs_anew_when_forced(here: Path) -> None:
+    """Otherwise what exists is left as it is."""
+    (here / "out").mkdir()
+    old = here / "out" / "shard-000003.tar"
+    old.write_text("old")
+    command = ("map", f"{MODULE}:shout_all", "shard-*.tar", "-o", "out", "--workers", 0)
+    assert run_wds(*command).err.endswith("wds: 7 done, 0 failed, 1 skipped\n")
+    assert old.read_text() == "old"
+    assert run_wds(*command, "--force").err == "wds: 8 done, 0 failed, 0 skipped\n"
+    assert old.read_text() == "shard-000003.tar"
+
+
+def test_map_compresses_by_suffix(here: Path) -> None:
+    """The function sees the suffix of the output."""
+    result = run_wds("map", f"{MODULE}:shout", "shard-000001.tar", "-o", "{name}.tar.gz", "--workers", 0)
+    assert result.status == 0
+    assert (here / "shard-000001.tar.gz").read_bytes().startswith(b"\x1f\x8b")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_map_calls_the_function_for_each_sample_when_asked(workers: int, here: Path) -> None:
+    """It may give none or several; what it gives is encoded."""
+    command = ("map", "--per-sample", f"{MODULE}:exclaim", "shard-00000[02].tar", "-o", "out/")
+    assert run_wds(*command, "--workers", workers) == (0, b"", "wds: 2 done, 0 failed, 0 skipped\n")
+    assert [sample for name in outputs(here / "out") for sample in read_samples(here / "out" / name)] == [
+        {
+            "__key__": f"{key}{sign}",
+            "txt": f"TEXT OF {key.upper()}{sign}".encode(),
+            "json": f'{{"key":"{key}{sign}"}}'.encode(),
+        }
+        for key in [*text_keys((3,)), *(f"s2-{number:05d}" for number in range(4))]
+        if key[-1] != "1"
+        for sign in "!?"
+    ]
+
+
+def test_map_writes_to_stores(here: Path) -> None:
+    """What is there already is asked of the store."""
+    command = (
+        "map",
+        "--per-sample",
+        f"{MODULE}:exclaim",
+        "shard-00000[02].tar",
+        "-o",
+        "memory://map-tool/",
+        "--workers",
+        0,
+    )
+    assert run_wds(*command).err == "wds: 2 done, 0 failed, 0 skipped\n"
+    assert run_wds(*command).err.endswith("wds: 0 done, 0 failed, 2 skipped\n")
+
+
+def test_map_numbers_outputs_and_reads_lists(here: Path) -> None:
+    """In the order of the inputs."""
+    (here / "list.txt").write_text("shard-{000002..000003}.tar\n")
+    command = ("map", f"{MODULE}:shout_all", "shard-000007.tar", "@list.txt", "-o", "out/x-{shard:02d}.tar")
+    assert run_wds(*command, "--workers", 0).status == 0
+    found = {path.name: path.read_text() for path in (here / "out").iterdir()}
+    assert found == {"x-00.tar": "shard-000007.tar", "x-01.tar": "shard-000002.tar", "x-02.tar": "shard-000003.tar"}
+
+
+def test_map_takes_commands_from_a_list_only_when_allowed(here: Path) -> None:
+    """A list may be a stranger's."""
+    (here / "list.txt").write_text("pipe:cat shard-000007.tar\n")
+    command = ("map", f"{MODULE}:shout", "@list.txt", "-o", "{shard}.tar", "--workers", 0)
+    refused = run_wds(*command)
+    assert refused.status == 1
+    assert "--allow-pipe" in refused.err
+    assert run_wds(*command, "--allow-pipe") == (0, b"", "wds: 1 done, 0 failed, 0 skipped\n")
+    assert [sample["__key__"] for sample in read_samples(here / "0.tar")] == ["s7-00000", "s7-00001"]
+
+
+def test_map_names_each_shard_for_which_nothing_was_written(here: Path) -> None:
+    """A function that has forgotten to write has failed."""
+    result = run_wds("map", f"{MODULE}:nothing", "shard-00000[01].tar", "-o", "out/", "--workers", 0)
+    assert result.status == 1
+    problem = (
+        "the function has returned without writing the file that its second argument names: it wrote nothing there"
+    )
+    assert result.err.splitlines() == [
+        f"wds: shard shard-000000.tar failed: {problem}",
+        f"wds: shard shard-000001.tar failed: {problem}",
+        "wds: 0 done, 2 failed, 0 skipped",
+    ]
+    assert outputs(here / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([f"{MODULE}:shout", "shard-*.tar", "-o", "."], "would replace the input"),
+        ([f"{MODULE}:shout", "shard-*.tar", "-o", "out/x.tar"], "would both become"),
+        ([f"{MODULE}:shout", "shard-000001.tar", "shard-000001.tar", "-o", "out/"], "would both become"),
+        ([f"{MODULE}:shout", "no-*.tar", "-o", "out/"], "no shard matches"),
+        ([f"{MODULE}:shout", "shard-*.tar", "-o", "-"], "outputs are files"),
+        ([f"{MODULE}:shout", "shard-*.tar", "-o", "https://host/x/"], "read only"),
+        ([f"{MODULE}:no", "shard-*.tar", "-o", "out/"], "has no function 'no'"),
+        ([f"{MODULE}:number", "shard-*.tar", "-o", "out/"], "cannot be called"),
+        (["no_such_module_x:f", "shard-*.tar", "-o", "out/"], "no module 'no_such_module_x'"),
+    ],
+)
+def test_map_refuses_before_it_begins(arguments: list[str], said: str, here: Path) -> None:
+    """Nothing is made."""
+    before = outputs(here)
+    result = run_wds("map", *arguments)
+    assert (result.status, result.out) == (1, b"")
+    assert said in result.err
+    assert [name for name in outputs(here) if name != "__pycache__"] == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [f"{MODULE}:shout"],
+        [f"{MODULE}:shout", "shard-*.tar"],
+        [f"{MODULE}.py", "shard-*.tar", "-o", "out/"],
+        ["a/b.py:f", "shard-*.tar", "-o", "out/"],
+        [f"{MODULE}:", "shard-*.tar", "-o", "out/"],
+        [f"{MODULE}:shout()", "shard-*.tar", "-o", "out/"],
+        [f"{MODULE}:shout", "-", "-o", "out/"],
+        [f"{MODULE}:shout", "shard-*.tar", "-o", "out/", "--workers", "-1"],
+    ],
+)
+def test_map_exits_with_2_when_arguments_are_wrong(arguments: list[str], here: Path) -> None:
+    """With a word on what is right."""
+    result = run_wds("map", *arguments)
+    assert (result.status, result.out) == (2, b"")
+    assert "error: " in result.err
+
+
+def test_map_masks_secrets(here: Path) -> None:
+    """A signed URL is shown without its signature, also in the traceback."""
+    url = "https://localhost:1/x.tar?token=abcdef"
+    (here / f"{MODULE}.py").write_text("def f(source, target):\n    raise ValueError(source)\n")
+    result = run_wds("map", f"{MODULE}:f", url, "-o", "out/", "--workers", 0)
+    assert result.status == 1
+    assert "token=***" in result.err
+    assert "abcdef" not in result.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_map_ends_its_workers_when_interrupted(number: signal.Signals, status: int, here: Path) -> None:
+    """Ctrl-C and kill, which the workers do not see: no words, no process and nothing half left."""
+
+    def heed_interrupts() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [*PROGRAM, f"{MODULE}:wait", "shard-*.tar", "-o", "out/", "--workers", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
+    )
+    assert wait_until(lambda: len(list(here.glob("begun-*"))) == 2)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=300)
+    assert (process.returncode, output) == (status, b"")
+    assert not [path for path in here.glob("begun-*") if is_alive(int(path.name[6:]))]
+    assert outputs(here / "out") == []

@@ -1,0 +1,196 @@
+"""Samples in a few words."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.kits.shards import jpeg_bytes
+from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer, guess_text, summarize
+from torchdata_wds.codecs.options import MissingPackageError
+from torchdata_wds.codecs.values import records
+
+
+def summary(field: str, data: bytes, **options: Any) -> FieldSummary:
+    """The summary of one field."""
+    (found,) = Summarizer(**options)({"__key__": "k", "__url__": "x.tar", field: data})
+    assert found.field == field
+    assert found.size == len(data)
+    return found
+
+
+def saved(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def image(form: str, mode: str = "RGB", **options: Any) -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, (64, 48)).save(out, form, **options)
+    return out.getvalue()
+
+
+FIELDS = [
+    ("txt", "größe\x1b[2J\n".encode(), r"größe\x1b[2J\n"),
+    ("cls", b" 7\n", "7"),
+    ("json", b'{"number": 3, "label": "a\\nb", "x": [1, null, true, 2.5]}',
+     r'{"number": 3, "label": "a\nb", "x": [1, null, true, 2.5]}'),
+    ("json", b"[[[[[[[[[[1]]]]]]]]]]", "[[[[[[[[[...]]]]]]]]]"),
+    ("json", b"1" + b"0" * 300, "an integer of 997 bits"),
+    ("npy", npy(np.array([[0.5, np.nan], [2, -1]], np.float32)), "array float32 (2, 2), -1 .. 2, 1 not finite"),
+    ("npy", npy(np.zeros((0, 3), np.int8)), "array int8 (0, 3)"),
+    ("npy", npy(np.array(["a", "b"])), "array <U1 (2,)"),
+    ("npy", npy(np.array([True, False])), "array bool (2,), 0 .. 1"),
+    ("pth", saved(torch.tensor([[1, 2]])), "tensor int64 (1, 2), 1 .. 2"),
+    ("pth", saved({"w": torch.tensor([0.5, 1], dtype=torch.bfloat16), "step": 3}),
+     '{"w": tensor bfloat16 (2,), 0.5 .. 1, "step": 3}'),
+    ("pth", saved(torch.zeros(1).expand(1 << 36)), "tensor float32 (68719476736,)"),
+    ("jpg", image("JPEG"), "JPEG image, RGB, 64 x 48"),
+    ("seg.png", image("PNG", "L"), "PNG image, L, 64 x 48"),
+    ("png.gz", gzip.compress(image("PNG", "RGBA"), mtime=0), "PNG image, RGBA, 64 x 48"),
+    ("tif", image("TIFF", "CMYK"), "TIFF image, CMYK, 64 x 48"),
+    ("pyd", b"cos\nsystem\n(S'exit'\ntR.", "a pickle, not loaded: it could run code"),
+    ("mp4", b"\0\0\0\x20ftyp", "video"),
+    ("flac", b"fLaC", "audio"),
+    ("wnid", b"n01440764", "n01440764"),
+    ("bin", bytes(range(30)), "30 bytes: " + bytes(range(24)).hex(" ") + "..."),
+    ("bin", b"", "empty"),
+]  # fmt: skip
+
+DAMAGED = [
+    ("cls", b"x", "does not decode: ValueError: expected a decimal integer, such as 7 or -1"),
+    ("jpg", b"<html>", "does not decode: no image that is known here"),
+    ("jpg", jpeg_bytes(0)[:-200], "does not decode: OSError: "),
+    ("txt", b"\xff", "does not decode: UnicodeDecodeError: "),
+    ("json.gz", b"x", "does not decode: "),
+]
+
+
+@pytest.mark.parametrize(("field", "data", "text"), FIELDS)
+def test_summary_says_what_a_field_holds_when_it_decodes(field: str, data: bytes, text: str) -> None:
+    """By the field's name; nothing in it acts on a terminal."""
+    found = summary(field, data, width=120)
+    assert (found.text, found.is_damaged, found.picture) == (text, False, None)
+
+
+@pytest.mark.parametrize(("field", "data", "text"), DAMAGED)
+def test_summary_says_why_when_a_field_does_not_decode(field: str, data: bytes, text: str) -> None:
+    """The reason stands in place of the value, and the sample's other fields are summarized."""
+    found = Summarizer(width=200)({"a.txt": b"before", field: data, "z.txt": b"behind"})
+    assert [each.text for each in found[::2]] == ["before", "behind"]
+    assert found[1].text.startswith(text)
+    assert found[1].is_damaged
+
+
+def test_summary_keeps_to_its_width_when_values_are_long() -> None:
+    """However long they are."""
+    for field, data in (("txt", b"x" * 10**6), ("json", b"[" + b"1," * 10**5 + b"1]"), ("bin", b"\0" * 1000)):
+        found = summary(field, data, width=30).text
+        assert len(found) == 30
+        assert found.endswith("...")
+
+
+def test_summary_ends_when_a_value_holds_itself() -> None:
+    """As what torch loads may do."""
+    value: list[Any] = [1]
+    value.append(value)
+    assert summarize(value, 20) == "[1, [1, [1, [1, [..."
+    assert summarize(value, 999).count("[") < 20
+
+
+def test_summary_survives_when_the_value_has_code_of_its_own() -> None:
+    """A repr that raises is not asked twice."""
+
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert "Odd" in summarize([Odd()], 200)
+
+
+def test_summary_names_the_extra_when_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That field could not be looked at; the others are."""
+
+    def missing() -> None:
+        raise MissingPackageError("pip install 'torchdata_wds[msgpack]'")
+
+    monkeypatch.setattr(records, "_msgpack", missing)
+    broken, whole = Summarizer()({"a.mp": b"\x01", "b.cls": b"1"})
+    assert broken.text == "not decoded: pip install 'torchdata_wds[msgpack]'"
+    assert (broken.is_damaged, whole.text) == (True, "1")
+
+
+def test_metadata_is_no_field_when_summarized() -> None:
+    """Nor is what was decoded before."""
+    assert Summarizer()({"__key__": "k", "__pad__": b"x", "cls": 3}) == []
+
+
+def test_picture_is_a_thumbnail_when_asked_for() -> None:
+    """Of its longest side, or the image's own size."""
+    small = summary("jpg", image("JPEG"), max_size=32)
+    assert small.is_image
+    assert small.picture is not None
+    assert small.picture.size == (32, 24)
+    own = summary("jpg", image("JPEG"), max_size=0)
+    assert own.picture is not None
+    assert own.picture.size == (64, 48)
+    broken = summary("jpg", b"x", max_size=32)
+    assert (broken.is_image, broken.is_damaged, broken.picture) == (True, True, None)
+
+
+def test_each_keeps_the_order_when_threads_work() -> None:
+    """Every sample once, as without threads."""
+    samples = [{"__key__": str(number), "cls": b"%d" % number} for number in range(20)]
+    plain, threaded = (list(Summarizer().each(samples, threads)) for threads in (0, 3))
+    assert plain == threaded
+    assert [sample["__key__"] for sample, _ in threaded] == [str(number) for number in range(20)]
+
+
+def test_each_stops_its_threads_when_left_early() -> None:
+    """No more is read than a few samples ahead."""
+    read = 0
+
+    def samples() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for _ in range(1000):
+            read += 1
+            yield {"__key__": "k", "cls": b"1"}
+
+    summaries = Summarizer().each(samples(), 2)
+    next(summaries)
+    summaries.close()
+    assert read < 10
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("wds-summaries")]
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "text"),
+    [
+        ("größe".encode(), 99, "größe"),
+        ("größe".encode(), 3, "gr"),
+        (b"a\tb\r\n", 99, "a\tb\r\n"),
+        (b"", 9, ""),
+        (b"a\x00", 9, None),
+        (b"a\xff", 9, None),
+        (b"a\xc3", 9, None),
+        (b"ok" + b"\xff" * 10, 8, None),
+    ],
+)
+def test_bytes_are_text_when_they_look_like_it(data: bytes, length: int, text: str | None) -> None:
+    """UTF-8 without control characters; one that is cut by the length is left out."""
+    assert guess_text(data, length) == text

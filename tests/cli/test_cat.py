@@ -1,0 +1,229 @@
+"""``wds cat``: every sample once, in the order that was asked for."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.kits.processes import open_files
+from tests.kits.shards import sample_members, tar_bytes, text_keys, text_samples, write_tar, write_text_shards
+from tests.kits.tool_kit import Result, read_samples, run_wds
+
+SIZES = (5, 0, 7, 3)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Some shards, one of them empty."""
+    return write_text_shards(tmp_path / "in", SIZES)
+
+
+def keys(result: Result) -> list[str]:
+    """The keys of what a command has written to standard output."""
+    assert result.status == 0, result.err
+    return [sample["__key__"] for sample in read_samples(result.out)]
+
+
+def test_cat_joins_shards_in_the_order_given(shards: list[str], tmp_path: Path) -> None:
+    """All samples, all fields, one end marker; nothing on standard output but data."""
+    out = tmp_path / "all.tar"
+    done = run_wds("cat", *reversed(shards), "-o", out)
+    assert done == (0, b"", "")
+    assert read_samples(out) == [sample for shard in reversed(shards) for sample in read_samples(shard)]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_cat_reads_standard_input_and_writes_standard_output(shards: list[str]) -> None:
+    """Without any argument; a braces pattern gives the same."""
+    data = Path(shards[2]).read_bytes()
+    expected = read_samples(shards[2])
+    assert read_samples(run_wds("cat", stdin=data).out) == expected
+    assert read_samples(run_wds("cat", "-", "-o", "-", stdin=gzip.compress(data)).out) == expected
+    pattern = shards[0].replace("000000.tar", "{000000..000003}.tar")
+    assert keys(run_wds("cat", pattern)) == text_keys(SIZES)
+
+
+def test_cat_writes_the_same_bytes_again(shards: list[str], tmp_path: Path) -> None:
+    """Whatever the order of fields and the headers were in the input."""
+    first = run_wds("cat", *shards).out
+    members = text_samples("s0-", 5)
+    turned = [members[number + 2 - 2 * (number % 3)] for number in range(len(members))]
+    other = write_tar(tmp_path / "pax.tar", turned, tar_format=tarfile.PAX_FORMAT)
+    assert run_wds("cat", other, *shards[1:]).out == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-c", "4"], slice(0, 4)),
+        (["-c", "0"], slice(0, 0)),
+        (["-c", "99"], slice(None)),
+        (["--skip", "6"], slice(6, None)),
+        (["--skip", "99"], slice(99, None)),
+        (["--skip", "1", "-c", "9" * 18], slice(1, None)),
+        (["--skip", "3", "-c", "5"], slice(3, 8)),
+        (["--slice", "2:12:3"], slice(2, 12, 3)),
+        (["--slice", "2:12", "--skip", "1", "-c", "20"], slice(3, 12)),
+    ],
+)
+def test_cat_takes_the_samples_that_are_asked_for(arguments: list[str], expected: slice, shards: list[str]) -> None:
+    """Numbers are those of the whole stream; fewer samples than asked for are no error."""
+    assert keys(run_wds("cat", *shards, *arguments)) == text_keys(SIZES)[expected]
+
+
+def test_cat_stops_reading_when_it_has_enough(shards: list[str], tmp_path: Path) -> None:
+    """Damage that lies behind the last sample is not looked at, and no file stays open."""
+    damaged = tmp_path / "damaged.tar"
+    damaged.write_bytes(Path(shards[2]).read_bytes()[:-5000])
+    before = open_files()
+    assert keys(run_wds("cat", shards[0], damaged, "-c", "6")) == text_keys((5, 0, 1))
+    assert run_wds("cat", shards[0], damaged).status == 1
+    assert open_files() <= before
+
+
+@pytest.mark.parametrize("parallel", ["1", "2", "9"])
+def test_cat_reads_every_input_exactly_once_in_parallel(parallel: str, shards: list[str], tmp_path: Path) -> None:
+    """However many readers there are for however many shards, in their order."""
+    packed = tmp_path / "z.tar.gz"
+    packed.write_bytes(gzip.compress(tar_bytes(text_samples("z", 4))))
+    before = open_files()
+    found = keys(run_wds("cat", *shards, packed, "-p", parallel))
+    assert found == [*text_keys(SIZES), *(f"z{number:05d}" for number in range(4))]
+    assert open_files() <= before
+
+
+@pytest.mark.parametrize("parallel", ["1", "3"])
+def test_cat_mixes_shards_in_turn(parallel: str, shards: list[str]) -> None:
+    """Three are open; where one ends the next comes in its place."""
+    found = keys(run_wds("cat", *shards, "--mix", "3", "-p", parallel))
+    assert found[:6] == ["s0-00000", "s2-00000", "s3-00000", "s0-00001", "s2-00001", "s3-00001"]
+    assert sorted(found) == sorted(text_keys(SIZES))
+
+
+def test_cat_shuffles_alike_for_a_seed(shards: list[str]) -> None:
+    """Nothing is lost, another seed gives another order, and a small buffer shuffles the order of shards at least."""
+    first = keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", "7"))
+    assert sorted(first) == sorted(text_keys(SIZES))
+    assert keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", "7", "-p", "3")) == first
+    others = {tuple(keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", str(seed)))) for seed in range(2)}
+    assert len(others) == 2
+    orders = {tuple(keys(run_wds("cat", *shards, "--shuffle", "1", "--seed", str(seed)))) for seed in range(3)}
+    assert len(orders) > 1
+    assert all(
+        [key for key in order if key.startswith(start)] == [key for key in text_keys(SIZES) if key.startswith(start)]
+        for order in orders
+        for start in ("s0", "s2", "s3")
+    )
+
+
+def test_cat_tells_the_seed_that_it_has_drawn(shards: list[str]) -> None:
+    """With it, the order can be had again."""
+    done = run_wds("cat", *shards, "--shuffle", "100", "-c", "5")
+    seed = done.err.strip().rpartition(" ")[2]
+    assert done.err == f"wds: shuffling with --seed {seed}\n"
+    assert run_wds("cat", *shards, "--shuffle", "100", "--seed", seed, "-c", "5").out == done.out
+
+
+def test_slice_counts_samples_as_they_lie_in_the_shards_also_where_they_are_shuffled(shards: list[str]) -> None:
+    """It says which samples, and --shuffle in which order."""
+    found = keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", "1", "--slice", "4:11"))
+    assert sorted(found) == sorted(text_keys(SIZES)[4:11])
+    assert found != sorted(found)
+
+
+def test_cat_chooses_and_renames_fields(shards: list[str]) -> None:
+    """All other fields are left out."""
+    done = run_wds("cat", shards[0], "-f", "text=none;txt *s*n")
+    assert [sorted(sample) for sample in read_samples(done.out)] == [["__key__", "json", "text"]] * 5
+
+
+@pytest.mark.parametrize(("missing", "status", "expected"), [("error", 1, None), ("skip", 0, 1), ("empty", 0, 2)])
+def test_cat_does_what_is_asked_about_missing_fields(
+    missing: str, status: int, expected: int | None, tmp_path: Path
+) -> None:
+    """The whole output is refused, or what was left out or empty is told."""
+    shard = write_tar(tmp_path / "x.tar", [*sample_members("a", txt=b"1"), *sample_members("b", txt=b"", jpg=b"2")])
+    out = tmp_path / "out.tar"
+    done = run_wds("cat", shard, "-f", "jpg", "--missing", missing, "-o", out)
+    assert done.status == status
+    assert out.exists() is (expected is not None)
+    if expected is not None:
+        assert len(read_samples(out)) == expected
+        assert "1" in done.err
+        assert f"--missing {missing}" in done.err
+    else:
+        assert "sample 'a'" in done.err
+
+
+def test_cat_loses_only_samples_without_a_field_where_errors_are_skipped(tmp_path: Path) -> None:
+    """They are told one by one, and the status says that something was lost."""
+    shard = write_tar(tmp_path / "x.tar", [*sample_members("a", txt=b"1"), *sample_members("b", jpg=b"2")])
+    done = run_wds("cat", shard, "-f", "jpg", "--errors", "skip")
+    assert done.status == 1
+    assert [sample["__key__"] for sample in read_samples(done.out)] == ["b"]
+    assert "skipped: sample 'a'" in done.err
+
+
+def test_cat_refuses_a_key_that_comes_twice_and_names_the_cure(shards: list[str], tmp_path: Path) -> None:
+    """Nothing whole is written; --rekey writes both."""
+    out = tmp_path / "out.tar"
+    done = run_wds("cat", shards[0], shards[0], "-o", out)
+    assert done.status == 1
+    assert "'s0-00000' comes twice" in done.err
+    assert "--rekey" in done.err
+    assert not out.exists()
+    assert run_wds("cat", shards[0], shards[0], "-o", out, "--rekey", "#").status == 0
+    assert [sample["__key__"] for sample in read_samples(out)] == [f"{number:09d}" for number in range(10)]
+
+
+def test_cat_of_damaged_shards_is_refused_or_keeps_all_whole_samples(shards: list[str], tmp_path: Path) -> None:
+    """As --errors says; the status is 1 either way."""
+    data = Path(shards[2]).read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
+    out = tmp_path / "out.tar"
+    arguments = ["cat", shards[0], tmp_path / "cut.tar", shards[3], "-o", out]
+    refused = run_wds(*arguments)
+    assert refused.status == 1
+    assert "cut.tar is cut off" in refused.err
+    assert not out.exists()
+    skipped = run_wds(*arguments, "--errors", "skip", "--force")
+    assert skipped.status == 1
+    assert [sample["__key__"] for sample in read_samples(out)] == text_keys((5, 0, 3, 3))
+    assert "lost" in skipped.err
+
+
+def test_cat_does_not_overwrite_unless_forced(shards: list[str], tmp_path: Path) -> None:
+    """What is there stays."""
+    out = tmp_path / "out.tar.gz"
+    out.write_bytes(b"mine")
+    done = run_wds("cat", *shards, "-o", out)
+    assert done.status == 1
+    assert "--force" in done.err
+    assert out.read_bytes() == b"mine"
+    assert run_wds("cat", *shards, "-o", out, "--force").status == 0
+    with gzip.open(io.BytesIO(out.read_bytes())) as file:
+        assert len(read_samples(file.read())) == sum(SIZES)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--seed", "1"],
+        ["--shuffle", "0"],
+        ["-c", "-1"],
+        ["--mix", "0"],
+        ["-p", "0"],
+        ["--missing", "skip"],
+        ["-f", "a=b=*"],
+        ["--rekey", "same"],
+    ],
+)
+def test_cat_refuses_wrong_arguments(arguments: list[str], shards: list[str]) -> None:
+    """With status 2, and without output."""
+    done = run_wds("cat", shards[0], *arguments)
+    assert (done.status, done.out) == (2, b"")
+    assert "error" in done.err

@@ -1,0 +1,211 @@
+"""Processes that work on items: one of them may die, and none is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kits.processes import children, is_alive, open_files, wait_until
+from torchdata_wds.cli.jobs import run_in_processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """None that runs or waits to be reaped: once for all tests, since looking takes longer than most of them."""
+    running = children(unreaped=True)
+    yield
+    assert children(unreaped=True) == running
+
+
+@pytest.fixture(autouse=True)
+def _no_file_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """But for that of multiprocessing's own helper for spawned processes, which stays."""
+    if "spawn" in request.node.name:
+        yield
+        return
+    before = open_files(collect=False)
+    yield
+    assert open_files(collect=False) <= before
+
+
+def run(work: Any, count: int, num_workers: int, **options: Any) -> dict[int, str]:
+    """The results by item; each came once."""
+    results = list(run_in_processes(work, range(count), num_workers, **options))
+    assert sorted(item for item, _ in results) == list(range(count))
+    return dict(results)
+
+
+def double(item: int) -> str:
+    return str(2 * item)
+
+
+def where(folder: Path, item: int) -> str:
+    """Waits until both workers have begun something, and says which process this is."""
+    (folder / str(os.getpid())).touch()
+    assert wait_until(lambda: len(list(folder.iterdir())) == 2)
+    return f"{os.getpid()} {torch.get_num_threads()}"
+
+
+def die(how: str, item: int) -> str:
+    """Dies at the item 2."""
+    if item == 2:
+        if how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def die_in_company(folder: Path, item: int) -> str:
+    """Dies, and leaves a child that has its files open."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    child.start()
+    (folder / "pid").write_text(str(child.pid))
+    os._exit(3)
+
+
+def wait_for_ever(folder: Path, item: int) -> str:
+    """Says that it has begun, and whether it could tidy up."""
+    try:
+        (folder / f"begun-{item}").touch()
+        time.sleep(1000)
+    finally:
+        (folder / f"tidied-{item}").touch()
+    return ""
+
+
+@pytest.mark.parametrize("num_workers", [1, 9])
+def test_every_item_is_worked_on_once(num_workers: int) -> None:
+    """However many workers there are; none for nothing."""
+    assert run(double, 5, num_workers) == {item: str(2 * item) for item in range(5)}
+    assert run(double, 0, num_workers) == {}
+
+
+@pytest.mark.slow
+def test_every_item_is_worked_on_once_when_processes_are_spawned() -> None:
+    """What a worker needs is pickled."""
+    assert run(double, 3, 1, start_method="spawn") == {0: "0", 1: "2", 2: "4"}
+
+
+def test_workers_are_processes_that_stay(tmp_path: Path) -> None:
+    """As many as asked for, each with a single thread for torch."""
+    processes = set(run(partial(where, tmp_path), 6, 2).values())
+    assert len(processes) == 2
+    assert {text.partition(" ")[2] for text in processes} == {"1"}
+    assert str(os.getpid()) not in {text.partition(" ")[0] for text in processes}
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "num_workers"),
+    [("exit", "exit status 3", 1), ("kill", "signal SIGKILL, as when the system has no more memory", 2)],
+)
+def test_only_its_item_fails_when_a_worker_dies(how: str, said: str, num_workers: int) -> None:
+    """Another takes its place."""
+    results = run(partial(die, how), 6, num_workers)
+    assert results.pop(2) == f"its worker process ended with {said}"
+    assert set(results.values()) == {"done"}
+
+
+def test_death_is_noticed_when_a_child_holds_the_line_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's own child lives on."""
+    monkeypatch.setattr("torchdata_wds.cli.jobs.CHECK_INTERVAL", 0.1)
+    assert run(partial(die_in_company, tmp_path), 1, 1) == {0: "its worker process ended with exit status 3"}
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_workers_end_when_nobody_wants_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are busy can tidy up, however long that takes here."""
+    monkeypatch.setattr("torchdata_wds.cli.jobs.PATIENCE", 0.1)
+    monkeypatch.setattr("torchdata_wds.cli.jobs.GRACE", 300)
+
+    def work(item: int) -> str:
+        return "first" if item == 0 else wait_for_ever(tmp_path, item)
+
+    results = run_in_processes(work, range(9), 2)
+    assert next(results) == (0, "first")
+    assert wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+    results.close()
+    assert sorted(path.name for path in tmp_path.glob("tidied-*")) == ["tidied-1", "tidied-2"]
+
+
+def test_workers_end_when_they_heed_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last word is SIGKILL."""
+    monkeypatch.setattr("torchdata_wds.cli.jobs.PATIENCE", 0.1)
+    monkeypatch.setattr("torchdata_wds.cli.jobs.GRACE", 0.1)
+
+    def work(item: int) -> str:
+        if item:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (tmp_path / "begun").touch()
+            time.sleep(1000)
+        return ""
+
+    results = run_in_processes(work, range(3), 1)
+    next(results)
+    assert wait_until((tmp_path / "begun").exists)
+    results.close()
+
+
+EARLY = """
+import multiprocessing.process, os, signal
+from torchdata_wds.cli.jobs import run_in_processes
+
+bootstrap = multiprocessing.process.BaseProcess._bootstrap
+
+def interrupted(process, *arguments, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+    return bootstrap(process, *arguments, **options)
+
+multiprocessing.process.BaseProcess._bootstrap = interrupted
+for item, result in run_in_processes(str, range(2), 2, start_method="fork"):
+    print(item, result)
+"""
+
+
+def test_workers_are_quiet_when_interrupted_while_they_start() -> None:
+    """As by Ctrl-C, which comes to them too: no traceback of multiprocessing."""
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        f"{item} its worker process ended with exit status 130 (perhaps SIGINT)" for item in range(2)
+    ]
+
+
+SCRIPT = """
+import os, sys, time
+from torchdata_wds.cli.jobs import run_in_processes
+
+def work(item):
+    if item == 0:
+        return "first"
+    open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+    time.sleep(1 if item == 1 else 1000)
+    return ""
+
+for _ in run_in_processes(work, range(9), 2):
+    print("one", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_idle_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """What is being worked on is finished first, and then there is nobody to send it to."""
+    script = SCRIPT.replace("1000", "2")
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"one\n"
+    assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert wait_until(lambda: not any(is_alive(int(path.name)) for path in tmp_path.iterdir()))

@@ -1,0 +1,388 @@
+"""Image fields of 8 bits a channel."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset.autodecode
+from PIL import Image
+
+from tests.kits.shards import jpeg_bytes
+from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder
+from torchdata_wds.codecs.images import files as image_files
+from torchdata_wds.codecs.images import jpeg as jpegs
+from torchdata_wds.errors import DecodingError
+
+SPECS = list(IMAGE_SPECS)
+MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow"])
+def jpegs_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JPEG files are decoded by simplejpeg (where it is installed), and by Pillow."""
+    if request.param == "Pillow":
+        monkeypatch.setattr(jpegs, "_libraries", lambda: None)
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (7, 5)) -> Image.Image:
+    """An image of random pixels."""
+    channels = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}[mode]
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], channels), dtype=np.uint8)
+    return Image.fromarray(pixels.squeeze(), mode) if mode in ("LA", "CMYK") else Image.fromarray(pixels.squeeze())
+
+
+def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    """An image of slow gradients, which JPEG and resampling keep."""
+    x, y = np.meshgrid(np.linspace(0, 250, size[0]), np.linspace(0, 250, size[1]))
+    return Image.fromarray(np.stack([x, y, (x + y) / 2], axis=2).astype(np.uint8)).convert(mode)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """The image as a file."""
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return out.getvalue()
+
+
+def decode(data: bytes, spec: str, field: str = "png", **options: Any) -> Any:
+    """The value of an image field."""
+    return Decoder(spec, **options)({"__key__": "k", field: data})[field]
+
+
+def as_array(value: Any) -> Any:
+    """Any image value as an array, HWC or HW."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy().transpose(1, 2, 0)
+        return value[:, :, 0] if value.shape[2] == 1 else value
+    return np.asarray(value)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_gives_its_type_and_shape_when_image_is_rgb(spec: str) -> None:
+    """Arrays are HWC (HW for grey), tensors CHW, floats float32 in 0..1, PIL images of the spec's mode."""
+    value = decode(encoded(picture()), spec)
+    word = spec.removeprefix("torch").removeprefix("pil").removesuffix("8") or "rgb"
+    if spec.startswith("pil"):
+        assert type(value) is Image.Image
+        assert (value.mode, value.size) == (MODES[word], (7, 5))
+        return
+    channels = len(word)
+    if spec.startswith("torch"):
+        assert value.shape == (channels, 5, 7)
+        assert value.dtype == (torch.uint8 if spec.endswith("8") else torch.float32)
+        assert value.is_contiguous()
+        return
+    assert value.shape == ((5, 7) if channels == 1 else (5, 7, channels))
+    assert value.dtype == (np.uint8 if spec.endswith("8") else np.float32)
+    assert value.flags.c_contiguous
+    assert value.flags.owndata
+    assert value.flags.writeable
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_equals_webdataset_when_file_has_eight_bits(spec: str) -> None:
+    """Pixels equal webdataset's, except that grey tensors have their channel axis here."""
+    for mode in ("L", "LA", "RGB", "RGBA"):
+        data = encoded(picture(mode))
+        theirs = webdataset.autodecode.ImageHandler(spec)(".png", data)
+        ours = decode(data, spec)
+        if isinstance(theirs, torch.Tensor) and theirs.ndim == 2:
+            theirs = theirs[None]
+        assert type(ours) is type(theirs)
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs)), mode
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
+def test_spec_equals_pillow_when_file_has_another_mode(spec: str, mode: str) -> None:
+    """One-bit, palette and CMYK images become grey, colour and alpha as Pillow converts them."""
+    source = picture("CMYK") if mode == "CMYK" else picture().convert(mode)
+    data = encoded(source, "TIFF" if mode == "CMYK" else "PNG")
+    parsed = IMAGE_SPECS[spec]
+    expected = np.asarray(source.convert(parsed.mode))
+    value = as_array(decode(data, spec))
+    assert np.array_equal(value, expected / np.float32(255) if parsed.is_float else expected)
+
+
+@pytest.mark.parametrize("transparency", [3, bytes([0, 255, 100, 7])])
+def test_palette_has_alpha_when_it_has_transparency(transparency: Any) -> None:
+    """Transparent palette entries become alpha under rgba, and are colours under rgb, without a warning."""
+    image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4)).convert("P")
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120])
+    data = encoded(image, transparency=transparency)
+    alpha = [255, 255, 255, 0] if transparency == 3 else list(transparency)
+    assert decode(data, "rgba8")[0, :, 3].tolist() == alpha
+    assert decode(data, "rgb8")[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [100, 110, 120]]
+    assert decode(data, "l8").shape == (1, 4)
+
+
+def test_grey_uses_pillows_weights_when_image_is_rgb() -> None:
+    """l8 of a colour image is exactly Pillow's L."""
+    image = picture(size=(64, 64))
+    assert np.array_equal(decode(encoded(image), "l8"), np.asarray(image.convert("L")))
+
+
+@pytest.mark.parametrize("field", IMAGE_FIELDS)
+def test_spec_decodes_each_image_field_when_given(field: str) -> None:
+    """All image extensions are decoded, by content: the name does not choose the format."""
+    for name in (field, f"left.{field.upper()}"):
+        assert decode(encoded(picture()), "rgb8", name).shape == (5, 7, 3)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JPEG2000"])
+def test_spec_decodes_each_format_when_written_by_pillow(form: str) -> None:
+    """The formats behind the image extensions are read."""
+    source = smooth((40, 30))
+    value = decode(encoded(source, form), "rgb8", "image")
+    assert np.abs(value.astype(int) - np.asarray(source)).mean() < 12
+
+
+def test_spec_decodes_the_first_frame_when_an_image_moves() -> None:
+    """Of an animated GIF the first frame is the image; an icon is its largest size."""
+    frames = [Image.new("RGB", (4, 3), colour) for colour in ("red", "blue")]
+    moving = decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), "rgb8", "gif")
+    assert (moving.shape, moving[0, 0].tolist()) == ((3, 4, 3), [255, 0, 0])
+    icon = encoded(Image.new("RGBA", (32, 32), "blue"), "ICO", sizes=[(16, 16), (32, 32)])
+    assert decode(icon, "rgba8", "ico")[0, 0].tolist() == [0, 0, 255, 255]
+    assert decode(icon, "pil", "ico").size == (32, 32)
+
+
+def test_spec_refuses_a_format_when_pillow_is_too_old_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Pillow without AVIF says that it cannot identify the file; other images are read as before."""
+    data = encoded(picture(), "AVIF")
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    monkeypatch.setitem(sys.modules, "PIL.AvifImagePlugin", None)
+    image_files._pillow.cache_clear()
+    try:
+        with pytest.raises(DecodingError, match="cannot identify"):
+            decode(data, "rgb8", "avif")
+        assert decode(encoded(picture()), "rgb8").shape == (5, 7, 3)
+    finally:
+        image_files._pillow.cache_clear()
+
+
+def test_spec_leaves_other_fields_when_given() -> None:
+    """An image spec is about images only, and without one images stay bytes."""
+    data = encoded(picture())
+    assert Decoder("rgb8")({"bin": data, "cls": b"1", "mp4": data}) == {"bin": data, "cls": 1, "mp4": data}
+    assert Decoder()({"png": data}) == {"png": data}
+
+
+def test_pil_image_is_loaded_when_decoded() -> None:
+    """A PIL image holds its pixels and no file: it pickles and lives on."""
+    image = decode(encoded(picture()), "pil")
+    again = pickle.loads(pickle.dumps(image))
+    assert np.array_equal(np.asarray(again), np.asarray(picture()))
+
+
+@pytest.mark.usefixtures("jpegs_by")
+@pytest.mark.parametrize("spec", ["rgb8", "pil", "torch"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"])
+def test_image_raises_when_cut(spec: str, form: str) -> None:
+    """A cut image is an error, never an image with a grey rest."""
+    data = encoded(picture(size=(64, 64)), form)
+    for cut in (0, 1, 10, len(data) // 3, len(data) // 2, len(data) - 100):
+        with pytest.raises(DecodingError, match="an image"):
+            decode(data[:cut], spec)
+
+
+def test_image_raises_when_it_is_none() -> None:
+    """Data that is no image says spec, size and first bytes."""
+    with pytest.raises(DecodingError, match=r"(?s)spec 'rgb8'.*18 bytes.*b'<html>not an ima'"):
+        decode(b"<html>not an image", "rgb8")
+
+
+def test_image_raises_when_it_is_postscript() -> None:
+    """A PostScript file under an image's name is refused: Pillow would run Ghostscript on it."""
+    out = io.BytesIO()
+    picture().save(out, "EPS")
+    with pytest.raises(DecodingError, match="cannot identify"):
+        decode(out.getvalue(), "rgb8", "jpg")
+
+
+def test_image_raises_when_it_is_a_bomb() -> None:
+    """An image that declares more pixels than Pillow allows is an error of its sample."""
+    with pytest.raises(DecodingError, match="DecompressionBombError"):
+        decode(b"P6 100000 100000 255\n", "rgb8", "ppm")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("spec", ["rgb8", "torchrgb", "pil", "l8"])
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_exif_transpose_turns_the_image_when_it_has_an_orientation(orientation: int, spec: str, form: str) -> None:
+    """With the option the image is upright, without it as stored; Pillow itself turns TIFF, and once is enough."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(), form, exif=exif)
+    with Image.open(io.BytesIO(data)) as stored:
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(stored).convert(IMAGE_SPECS[spec].mode)
+    expected = np.asarray(upright)
+    value = as_array(decode(data, spec, exif_transpose=True))
+    assert np.array_equal(value, expected / np.float32(255) if spec == "torchrgb" else expected)
+    if form == "PNG":
+        assert as_array(decode(data, spec)).shape[:2] == (5, 7)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+def test_exif_transpose_is_not_applied_twice_when_the_user_turns_again() -> None:
+    """A PIL image that was turned has no orientation left."""
+    from PIL import ImageOps
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = decode(encoded(picture(), "JPEG", exif=exif), "pil", "jpg", exif_transpose=True)
+    assert image.size == (5, 7)
+    assert ImageOps.exif_transpose(image).size == (5, 7)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0"])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_exif_transpose_leaves_the_image_when_exif_is_damaged(exif: bytes) -> None:
+    """Damaged EXIF data says nothing: the pixels are good."""
+    data = encoded(picture(), "JPEG", exif=exif)
+    assert decode(data, "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+@pytest.mark.parametrize("value", [0, 9, 77])
+def test_exif_transpose_leaves_the_image_when_orientation_is_unknown(value: int) -> None:
+    """An orientation outside 1..8 is none."""
+    exif = Image.Exif()
+    exif[0x0112] = value
+    assert decode(encoded(picture(), "JPEG", exif=exif), "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize(
+    ("size", "max_size", "expected"),
+    [
+        ((640, 480), 256, (192, 256, 3)),
+        ((480, 640), 256, (256, 192, 3)),
+        ((300, 200), 256, (171, 256, 3)),
+        ((256, 100), 256, (100, 256, 3)),
+        ((100, 50), 256, (50, 100, 3)),
+        ((2000, 3), 100, (1, 100, 3)),
+        ((37, 41), 1, (1, 1, 3)),
+    ],
+)
+def test_max_size_bounds_the_longest_side_when_larger(
+    form: str, size: tuple[int, int], max_size: int, expected: tuple[int, ...]
+) -> None:
+    """The longest side is at most `max_size`, the aspect kept, nothing enlarged."""
+    assert image_decoder("rgb8", max_size=max_size)(".jpg", encoded(smooth(size), form)).shape == expected
+
+
+@pytest.mark.usefixtures("jpegs_by")
+def test_max_size_changes_nothing_when_the_image_is_small() -> None:
+    """An image within the limit is decoded to exactly the same pixels."""
+    data = jpeg_bytes(5, (100, 80))
+    assert np.array_equal(image_decoder("rgb8", max_size=100)(".jpg", data), image_decoder("rgb8")(".jpg", data))
+
+
+@pytest.mark.usefixtures("jpegs_by")
+@pytest.mark.parametrize("size", [(640, 480), (2048, 1024), (517, 389)])
+@pytest.mark.parametrize("max_size", [32, 100, 256])
+def test_max_size_is_close_to_full_decoding_when_jpeg(size: tuple[int, int], max_size: int) -> None:
+    """The quick way for JPEG gives nearly the pixels of decoding all and reducing then."""
+    data = encoded(smooth(size), "JPEG", quality=95)
+    value = image_decoder("rgb8", max_size=max_size)(".jpg", data)
+    full = Image.open(io.BytesIO(data)).resize(value.shape[1::-1], Image.Resampling.LANCZOS)
+    assert np.abs(value.astype(int) - np.asarray(full)).max() <= 6
+
+
+def test_max_size_uses_draft_mode_when_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without simplejpeg, a large JPEG is decoded at a fraction of its size, at least twice the result."""
+    from PIL import JpegImagePlugin
+
+    loaded = []
+    load = JpegImagePlugin.JpegImageFile.load
+    monkeypatch.setattr(jpegs, "_libraries", lambda: None)
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", lambda self: (loaded.append(self.size), load(self))[1])
+    image_decoder("rgb8", max_size=100)(".jpg", encoded(smooth((1600, 1200)), "JPEG"))
+    assert loaded[0] == (200, 150)
+
+
+@pytest.mark.usefixtures("jpegs_by")
+def test_max_size_bounds_the_turned_image_when_orientation_swaps_sides() -> None:
+    """Reducing and turning go together."""
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    data = encoded(smooth((640, 480)), "JPEG", exif=exif)
+    assert image_decoder("rgb8", max_size=64, exif_transpose=True)(".jpg", data).shape == (64, 48, 3)
+    assert Decoder(image_decoder("rgb8", max_size=64), exif_transpose=True)({"jpg": data})["jpg"].shape == (64, 48, 3)
+
+
+@pytest.mark.parametrize("spec", ["pil", "torchl", "rgba", "l8"])
+def test_max_size_works_when_any_spec(spec: str) -> None:
+    """Every kind of result can be bounded."""
+    value = image_decoder(spec, max_size=16)(".png", encoded(smooth((64, 32))))
+    assert as_array(value).shape[:2] == (8, 16)
+
+
+def test_image_decoder_passes_when_field_is_no_image() -> None:
+    """Fields that are no images are left to the next decoder."""
+    assert image_decoder("rgb8")(".json", b"x") is None
+    assert image_decoder("rgb8")(".xjpg", b"x") is None
+
+
+@pytest.mark.parametrize("max_size", [0, -5])
+def test_image_decoder_raises_when_max_size_is_too_small(max_size: int) -> None:
+    """A limit below one pixel is refused."""
+    with pytest.raises(ValueError, match="max_size"):
+        image_decoder("rgb8", max_size=max_size)
+
+
+@pytest.mark.parametrize("max_size", ["256", 2.5, True, (4, 4)])
+def test_image_decoder_raises_when_max_size_is_no_int(max_size: Any) -> None:
+    """A limit of another type is a TypeError."""
+    with pytest.raises(TypeError, match="max_size"):
+        image_decoder("rgb8", max_size=max_size)
+
+
+@pytest.mark.parametrize(
+    ("spec", "nearest"),
+    [
+        ("rbg8", "rgb8"),
+        ("RGB8", "rgb8"),
+        ("PIL", "pil"),
+        ("torchrgb9", "torchrgb"),
+        ("pilgb", "pilrgb"),
+        ("tensor", "torch"),
+        ("rgbtorch", "torchrgb"),
+        ("rgb8torch", "torchrgb8"),
+        ("lpil", "pill"),
+    ],
+)
+@pytest.mark.parametrize("make", [Decoder, image_decoder])
+def test_spec_raises_when_unknown(make: Any, spec: str, nearest: str) -> None:
+    """The constructor names the nearest valid spec and lists all."""
+    with pytest.raises(ValueError, match=f"did you mean '{nearest}'") as caught:
+        make(spec)
+    assert all(name in str(caught.value) for name in SPECS)
+
+
+def test_decoder_raises_when_two_specs_are_given() -> None:
+    """Two image specs contradict each other."""
+    with pytest.raises(ValueError, match="rgb8, pil"):
+        Decoder("rgb8", "pil")
+
+
+def test_png_without_end_is_cut_when_its_last_chunk_is_missing() -> None:
+    """Pixel data that ends early is seen although the header is whole."""
+    data = encoded(picture(size=(64, 64)))
+    position = data.index(b"IDAT") - 4
+    (length,) = struct.unpack(">I", data[position : position + 4])
+    with pytest.raises(DecodingError, match="an image"):
+        decode(data[: position + 8 + length // 2], "rgb8")

@@ -1,0 +1,345 @@
+"""JPEG files through simplejpeg: the same pixels and the same errors as through Pillow."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import random
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image, ImageFile
+
+from tests.kits.shards import jpeg_bytes
+from torchdata_wds.codecs import IMAGE_SPECS, Decoder, image_decoder
+from torchdata_wds.codecs.images import jpeg as jpegs
+
+ARRAY_SPECS = [name for name, spec in IMAGE_SPECS.items() if spec.container != "pil"]
+SIZES = [(1, 1), (2, 3), (8, 8), (17, 16), (33, 31), (100, 75)]
+
+
+class Counter:
+    """simplejpeg that keeps what it has decoded."""
+
+    def __init__(self) -> None:
+        self.decoded: list[Any] = []
+
+    def decode_jpeg(self, *arguments: Any, **options: Any) -> Any:
+        pixels = simplejpeg.decode_jpeg(*arguments, **options)
+        self.decoded.append(pixels)
+        return pixels
+
+
+@contextlib.contextmanager
+def decoding_by(module: Any) -> Iterator[None]:
+    """The module, or None, in the place of simplejpeg."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jpegs, "_libraries", lambda: None if module is None else (module, Image))
+        yield
+
+
+def outcome(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    """What comes of a file, as something that compares: the value's bytes, or the exception without its addresses."""
+    try:
+        value = np.asarray(decode(data))
+    except Exception as error:
+        return type(error), re.sub("0x[0-9a-f]+", "", str(error))
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def both(data: bytes, spec: str = "rgb8", **options: Any) -> tuple[Any, Any, int]:
+    """The outcome with simplejpeg, the one without, and how many images simplejpeg has decoded."""
+    decode = image_decoder(spec, **options).decode
+    counter = Counter()
+    with decoding_by(counter):
+        fast = outcome(decode, data)
+    with decoding_by(None):
+        return fast, outcome(decode, data), len(counter.decoded)
+
+
+def picture(size: tuple[int, int], noise: int = 30, mode: str = "RGB") -> Image.Image:
+    """An image of gradients and noise."""
+    x, y = np.meshgrid(np.linspace(0, 250, size[0]), np.linspace(0, 250, size[1]))
+    grain = np.random.default_rng(0).integers(-noise, noise + 1, (size[1], size[0], 3))
+    pixels = np.stack([x, y, (x + y) / 2], axis=2) + grain
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+def encoded(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
+    """The image as a file."""
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return out.getvalue()
+
+
+def changed(data: bytes, old: bytes, new: bytes) -> bytes:
+    """The data with one piece of it replaced."""
+    assert old in data
+    return data.replace(old, new, 1)
+
+
+def turned(orientation: int = 6, **tags: Any) -> Image.Exif:
+    """EXIF data with an orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for tag, value in tags.items():
+        exif[int(tag.removeprefix("tag"), 16)] = value
+    return exif
+
+
+WAYS = [
+    {},
+    {"quality": 10},
+    {"quality": 100, "subsampling": 0},
+    {"subsampling": 0},
+    {"subsampling": 1},
+    {"subsampling": "4:1:1"},
+    {"progressive": True},
+    {"progressive": True, "subsampling": 0},
+    {"restart_marker_blocks": 1},
+    {"restart_marker_rows": 1, "progressive": True},
+    {"keep_rgb": True},
+    {"optimize": True, "comment": b"hello", "dpi": (72, 72), "icc_profile": bytes(1000)},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("noise", [0, 120])
+def test_pixels_equal_pillows_when_colour(options: dict[str, Any], noise: int) -> None:
+    """Every sampling, size and coding of colour gives exactly Pillow's pixels; libjpeg-turbo is under both."""
+    for size, spec in itertools.product(SIZES, ("rgb8", "rgba8")):
+        fast, slow, decoded = both(encoded(picture(size, noise), **options), spec)
+        assert fast == slow, (size, spec)
+        assert decoded == 1
+
+
+@pytest.mark.parametrize("sampling", ["440", "411", "444", "422", "420", "Gray"])
+def test_pixels_equal_pillows_when_another_encoder_wrote_them(sampling: str) -> None:
+    """So do samplings that Pillow does not write."""
+    for size in SIZES:
+        pixels = np.asarray(picture(size))
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorspace="RGB", colorsubsampling=sampling)
+        fast, slow, decoded = both(data)
+        assert fast == slow, size
+        assert decoded == 1
+
+
+@pytest.mark.parametrize("spec", ARRAY_SPECS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_value_equals_pillows_when_any_spec(spec: str, mode: str, progressive: bool) -> None:
+    """Type, shape and values are the same for each spec; grey of colour files is Pillow's to compute."""
+    for size in SIZES:
+        data = encoded(picture(size, mode=mode), progressive=progressive)
+        fast, slow, decoded = both(data, spec)
+        assert fast == slow, size
+        assert decoded == (mode == "L" or IMAGE_SPECS[spec].mode != "L")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("spec", ["rgb8", "rgba8", "l8", "torchrgb"])
+def test_max_size_equals_pillows_when_set(mode: str, spec: str) -> None:
+    """Draft mode and the filter give the same pixels at each of the sizes 1/1, 1/2, 1/4 and 1/8."""
+    for size, options in itertools.product(
+        [(333, 97), (97, 333), (1000, 9), (64, 64), (9, 9)], ({}, {"subsampling": 0})
+    ):
+        data = encoded(picture(size, mode=mode), **options)
+        for max_size in (1, 8, 15, 16, 33, 64, 100, 200, 500):
+            fast, slow, decoded = both(data, spec, max_size=max_size)
+            assert fast == slow, (size, max_size)
+            assert decoded == (mode == "L" or spec != "l8")
+
+
+def test_max_size_decodes_at_a_fraction_when_the_image_is_large() -> None:
+    """A large file is decoded at a fraction of its size, at least twice the result."""
+    data = encoded(picture((1600, 1200)))
+    for max_size, shape in ((100, (150, 200, 3)), (101, (300, 400, 3)), (300, (600, 800, 3)), (500, (1200, 1600, 3))):
+        counter = Counter()
+        with decoding_by(counter):
+            image_decoder("rgb8", max_size=max_size).decode(data)
+        assert [pixels.shape for pixels in counter.decoded] == [shape]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("exif_transpose", [False, True])
+def test_image_is_turned_as_by_pillow_when_it_has_exif(orientation: int, exif_transpose: bool) -> None:
+    """The orientation is read by Pillow, the pixels are not."""
+    data = encoded(picture((20, 10)), exif=turned(orientation))
+    for options in ({}, {"max_size": 8}):
+        fast, slow, decoded = both(data, "rgb8", exif_transpose=exif_transpose, **options)
+        assert fast == slow
+        assert decoded == 1
+
+
+def test_image_is_turned_as_by_pillow_when_xmp_says_so() -> None:
+    """Pillow finds an orientation in XMP too."""
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
+    data = jpeg_bytes(1)
+    data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
+    fast, slow, decoded = both(data, exif_transpose=True)
+    assert fast == slow
+    assert (fast[1], decoded) == ((16, 12, 3), 1)
+
+
+def test_values_are_not_copied_when_simplejpeg_has_made_them() -> None:
+    """What it has decoded is the value itself: writable, contiguous, in memory of its own."""
+    counter = Counter()
+    with decoding_by(counter):
+        array = image_decoder("rgb8").decode(jpeg_bytes(1))
+    assert array is counter.decoded[0]
+    assert array.flags.owndata
+    assert array.flags.writeable
+
+
+@pytest.mark.parametrize("spec", ["torchl8", "torchrgb8", "torchrgb"])
+@pytest.mark.parametrize("module", [simplejpeg, None], ids=["simplejpeg", "Pillow"])
+def test_tensor_is_the_only_copy_when_made(spec: str, module: Any) -> None:
+    """A tensor is contiguous, writable, and holds nothing but its own pixels."""
+    with decoding_by(module):
+        tensor = image_decoder(spec).decode(jpeg_bytes(1, mode="L"))
+    assert tensor.is_contiguous()
+    assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    with warnings.catch_warnings(action="error"):
+        torch.from_numpy(tensor.numpy())  # warns of memory that is read-only
+
+
+@pytest.mark.parametrize("spec", ["pil", "pill", "pilrgba"])
+def test_pillow_decodes_when_a_pil_image_is_asked_for(spec: str) -> None:
+    """PIL images keep what Pillow finds in the file besides the pixels, and are no open file."""
+    fast, slow, decoded = both(encoded(picture((20, 10))), spec)
+    assert fast == slow
+    assert decoded == 0
+    image = image_decoder(spec).decode(encoded(picture((20, 10)), dpi=(72, 72)))
+    assert type(image) is Image.Image
+    assert image.info["dpi"] == (72, 72)
+
+
+PLAIN = encoded(picture((40, 30)))
+OTHERS = {
+    "PNG": encoded(picture((40, 30)), "PNG"),
+    "CMYK": encoded(picture((40, 30), mode="CMYK")),
+    "two images": encoded(picture((40, 30)), "MPO", save_all=True, append_images=[picture((40, 30))]),
+    "arithmetic coding": changed(PLAIN, b"\xff\xc0\x00\x11\x08", b"\xff\xc9\x00\x11\x08"),
+    "lossless": changed(PLAIN, b"\xff\xc0\x00\x11\x08", b"\xff\xc3\x00\x11\x08"),
+    "12 bits": changed(PLAIN, b"\xff\xc0\x00\x11\x08", b"\xff\xc1\x00\x11\x0c"),
+    "two channels": changed(
+        PLAIN, b"\xff\xc0\x00\x11\x08\x00\x1e\x00\x28\x03", b"\xff\xc0\x00\x11\x08\x00\x1e\x00\x28\x02"
+    ),
+    "no height": changed(PLAIN, b"\xff\xc0\x00\x11\x08\x00\x1e", b"\xff\xc0\x00\x11\x08\x00\x00"),
+    "a second frame": changed(PLAIN, b"\xff\xda", PLAIN[PLAIN.index(b"\xff\xc0") :][:19] + b"\xff\xda"),
+    "a filled marker": PLAIN[:2] + b"\xff\xff" + PLAIN[2:],
+    "junk between segments": changed(PLAIN, b"\xff\xdb", b"junk\xff\xdb"),
+    "a short JFIF segment": changed(PLAIN, PLAIN[2:20], b"\xff\xe0\x00\x07JFIF\0"),
+    "a resolution that is no number": changed(
+        encoded(picture((40, 30)), exif=turned(tag011a=72.0, tag0128=2)), b"\x01\x1a\0\x05", b"\x01\x1a\0\x07"
+    ),
+    "only a start": b"\xff\xd8\xff",
+    "an empty segment at the end": b"\xff\xd8\xff\xe0",
+    "data behind a premature end": PLAIN[:-100] + b"\xff\xd9" + PLAIN[-100:],
+    "extraneous bytes": PLAIN[:-2] + b"garbage" + PLAIN[-2:],
+}
+
+
+@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
+def test_pillow_decides_when_the_file_is_no_ordinary_jpeg(data: bytes) -> None:
+    """Kinds that are rare, odd or damaged come from Pillow: its pixels or its exception."""
+    for spec in ("rgb8", "l8"):
+        fast, slow, decoded = both(data, spec)
+        assert fast == slow
+        assert decoded == 0
+
+
+@pytest.mark.parametrize("transform", [0, 1, 2, 9])
+def test_outcome_equals_pillows_when_adobe_says_the_colours(transform: int) -> None:
+    """Adobe's segment, which says RGB or YCbCr, is understood the same way; unknown codes are Pillow's to judge."""
+    segment = b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0" + bytes([transform])
+    for data in (PLAIN[:2] + segment + PLAIN[20:], PLAIN[:20] + segment + PLAIN[20:]):
+        fast, slow, _ = both(data)
+        assert fast == slow
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}], ids=str)
+def test_outcome_equals_pillows_at_every_truncation_point(options: dict[str, Any]) -> None:
+    """A cut file is an error wherever it is cut, and the same one."""
+    data = encoded(picture((24, 16)), **options)
+    for size in range(len(data)):
+        fast, slow, decoded = both(data[:size])
+        assert fast == slow, size
+        assert isinstance(fast[0], type), size
+        assert decoded == 0
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """The data with some bytes changed, removed or added, mostly in its header."""
+    changed = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2])):
+        position = chance.randrange(2, len(changed) if chance.random() < 0.4 else changed.find(b"\xff\xda") + 14)
+        length = chance.choice([0, 0, 0, 1, 5])
+        changed[position : position + 1 + length] = chance.randbytes(chance.choice([0, 1, 1, 1, 1, 4]))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"exif": turned()}], ids=lambda options: " ".join(options) or "plain")
+def test_outcome_equals_pillows_when_damaged(options: dict[str, Any]) -> None:
+    """Damage has the same outcome, be it an error, other pixels or none."""
+    chance = random.Random(1)
+    data = encoded(picture((24, 16)), **options)
+    with warnings.catch_warnings(action="ignore"):
+        for _ in range(60):
+            broken = damaged(data, chance)
+            fast, slow, _ = both(broken)
+            assert fast == slow, broken
+
+
+def test_cut_image_is_given_when_pillow_is_told_to() -> None:
+    """Pillow's switch for truncated images works as without simplejpeg."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        fast, slow, _ = both(PLAIN[:-100])
+    assert fast == slow
+    assert fast[1] == (30, 40, 3)
+
+
+def test_pillows_limit_holds_when_an_image_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size above Pillow's limit is an error, where Pillow warns as where it raises, and None is no limit."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 30 - 1)
+    with pytest.warns(Image.DecompressionBombWarning):
+        fast, slow, decoded = both(PLAIN)
+    assert fast == slow
+    assert (fast[0], decoded) == (Image.DecompressionBombError, 0)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 30 // 2 - 1)
+    fast, slow, _ = both(PLAIN)
+    assert fast == slow
+    assert fast[0] is Image.DecompressionBombError
+    for limit in (40 * 30, None):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        assert both(PLAIN)[2] == 1
+
+
+def test_bomb_is_refused_when_the_header_declares_it() -> None:
+    """Nothing is reserved for the pixels that a small file only declares."""
+    data = changed(PLAIN, b"\xff\xc0\x00\x11\x08\x00\x1e\x00\x28", b"\xff\xc0\x00\x11\x08\xff\xdc\xff\xdc")
+    fast, slow, decoded = both(data)
+    assert fast == slow
+    assert (fast[0], decoded) == (Image.DecompressionBombError, 0)
+
+
+def test_pillow_decodes_when_simplejpeg_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra all works, only slower."""
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    jpegs._libraries.cache_clear()
+    try:
+        assert jpegs.read_header(PLAIN) is None
+        assert Decoder("rgb8")({"jpg": PLAIN})["jpg"].shape == (30, 40, 3)
+    finally:
+        monkeypatch.undo()
+        jpegs._libraries.cache_clear()
+    assert jpegs.read_header(PLAIN) == jpegs.JpegHeader((40, 30), 3, False)

@@ -1,0 +1,281 @@
+"""Windows: what is read many at once is what is read one by one, in every result, error and count."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kits.readers import READERS, reading_with
+from tests.kits.shards import tar_bytes
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.format import Mark, group_members, read_members
+from torchdata_wds.format.tar import ReadOptions, read_marked_members
+from torchdata_wds.format.tar.fast import LookAhead, find_members
+from torchdata_wds.format.tar.members import MemberRun, singles
+
+KEYS = st.sampled_from(
+    ["a", "b", "c", "A", "d/a", "d.v1/a", "./a", "././a", "é", "\n", "x" * 97, "y" * 120, "d/" * 60 + "k"]
+)
+ENDS = st.sampled_from([".txt", ".TXT", ".cls", ".seg.png", "", ".", "..jpg", ".__key__", ".\n"])
+ODD = st.sampled_from(["__meta__/x.json", "._a.jpg", "d/.hidden.jpg", "__index__", ".DS_Store", "__a.jpg", "a__b.jpg"])
+FILES = st.tuples(st.builds(str.__add__, KEYS, ENDS) | ODD, st.sampled_from([0, 1, 511, 512, 700, 3000]))
+#: Runs of samples as they should be, and whatever comes.
+MEMBERS = st.lists(FILES, max_size=6) | st.integers(0, 12).map(
+    lambda count: [(f"{number:03d}.{field}", 10) for number in range(count) for field in ("cls", "json", "txt")]
+)
+#: How a member is written: plainly, dated as webdataset's writer does, or as something that is no file.
+KINDS = st.lists(st.sampled_from(["file"] * 8 + ["dated", "folder", "link", "contiguous", "global"]), min_size=1)
+FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+
+
+def build(members: list[tuple[str, int]], kinds: list[str], tar_format: int, inner: bytes = b"") -> bytes:
+    """An archive of members of these sizes; those whose name a format cannot hold are left out."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tar_format) as archive:
+        for number, (name, size) in enumerate(members):
+            info = tarfile.TarInfo(name)
+            kind = kinds[number % len(kinds)]
+            info.mtime = 1.5 if kind == "dated" else 0
+            info.type = {"folder": tarfile.DIRTYPE, "link": tarfile.LNKTYPE, "contiguous": tarfile.CONTTYPE}.get(
+                kind, tarfile.REGTYPE
+            )
+            info.linkname = members[0][0] if kind == "link" else ""
+            data = (inner or bytes([number % 256]))[:size].ljust(size, b"u")
+            info.size = 0 if kind in ("folder", "link") else size
+            if kind == "global" and tar_format == tarfile.PAX_FORMAT:
+                out.write(tarfile.TarInfo.create_pax_global_header({"comment": "x"}))
+                archive.offset = out.tell()
+            try:
+                archive.addfile(info, io.BytesIO(data[: info.size]) if info.size else None)
+            except ValueError:
+                continue
+    return out.getvalue()
+
+
+class Trickle(io.RawIOBase):
+    """A source that gives a few bytes at a time, and perhaps fails at the end."""
+
+    def __init__(self, data: bytes, step: int, failure: Exception | None) -> None:
+        self._data = io.BytesIO(data)
+        self._step = step
+        self._failure = failure
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        data = self._data.read(min(self._step, len(view)))
+        if not data and self._failure is not None:
+            raise self._failure
+        view[: len(data)] = data
+        return len(data)
+
+
+def outcome(archive: bytes, sizes: tuple[int, int], step: int, failure: Exception | None, **options: Any) -> list[Any]:
+    """Everything that reading and grouping an archive gives: members and marks, samples, errors, counts."""
+    found: list[Any] = []
+    rules = {"on_reappearing": options.pop("on_reappearing", "error"), "fields": options.pop("fields", None)}
+    select = options.pop("select", None)
+
+    def units(skipped: Counter[str]) -> Any:
+        stream = io.BufferedReader(Trickle(archive, step, failure), 1024)
+        chosen = ReadOptions(select, None, 1, "x.tar", lambda offset: io.BytesIO(archive[offset:]), **options)
+        try:
+            yield from read_marked_members(stream, "x.tar", chosen, skipped)
+        except Exception as error:
+            yield Mark.BROKEN
+            found.append((type(error), str(error)))
+
+    def go_on(error: Exception) -> bool:
+        found.append((type(error), str(error)))
+        return True
+
+    with reading_with(sizes):
+        members, samples = Counter[str](), Counter[str]()
+        found.append(list(singles(units(members))))
+        found.append(list(group_members(units(samples), on_error=go_on, skipped=samples, **rules)))
+    return [*found, members, samples]
+
+
+def changed(archive: bytes, data: st.DataObject) -> bytes:
+    """The archive with some of its bytes changed, or cut, or doubled."""
+    how = data.draw(st.sampled_from(["not", "byte", "cut", "twice", "block"]))
+    place = data.draw(st.integers(0, len(archive) - 1))
+    if how == "byte":
+        return archive[:place] + bytes([data.draw(st.integers(0, 255))]) + archive[place + 1 :]
+    if how == "block":
+        start = place // 512 * 512
+        return archive[:start] + data.draw(st.sampled_from([bytes(512), archive[:512]])) + archive[start:]
+    return {"not": archive, "cut": archive[:place], "twice": archive + archive}[how]
+
+
+def check_equal(data: st.DataObject) -> None:
+    """Draws an archive, damages it, and compares all readers."""
+    kinds = data.draw(KINDS)
+    archive = build(data.draw(MEMBERS), kinds, data.draw(FORMATS))
+    if data.draw(st.booleans()):  # tars inside a tar
+        archive = build(data.draw(MEMBERS), kinds, data.draw(FORMATS), archive)
+    archive = changed(archive, data)
+    options = {
+        "require_end_marker": data.draw(st.booleans()),
+        "concatenated": data.draw(st.booleans()),
+        "on_reappearing": data.draw(st.sampled_from(["error", "allow"])),
+        "fields": data.draw(st.sampled_from([None, "txt", "txt cls"])),
+        "select": data.draw(st.sampled_from([None, None, "*.txt"])),
+    }
+    failure = data.draw(st.sampled_from([None, None, ShardOpenError("the source failed")]))
+    step = data.draw(st.sampled_from([100, 512, 1000, 100_000]))
+    windows = data.draw(st.sampled_from([(512, 512), (700, 1400), (1536, 4096), READERS["large windows"]]))
+    plain = outcome(archive, READERS["one by one"], step, failure, **options)
+    assert outcome(archive, windows, step, failure, **options) == plain
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_windows_give_what_reading_one_by_one_gives(data: st.DataObject) -> None:
+    """Members, marks, samples, errors with their text, and counts are equal, whatever is wrong with an archive."""
+    check_equal(data)
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=1200, deadline=None)
+def test_windows_give_what_reading_one_by_one_gives_in_a_long_campaign(data: st.DataObject) -> None:
+    """The same, very often."""
+    check_equal(data)
+
+
+def runs(archive: bytes, sizes: tuple[int, int] = READERS["large windows"]) -> list[list[str]]:
+    """The names that come together; a member that comes alone as a list of its own name."""
+    options = ReadOptions(None, None, 1, "x.tar", None, require_end_marker=True, concatenated=False)
+    with reading_with(sizes):
+        units = list(read_marked_members(io.BytesIO(archive), "x.tar", options, Counter()))
+    return [item.names if isinstance(item, MemberRun) else [item.name] for item in units if not isinstance(item, Mark)]
+
+
+TEN = [(f"{number}.txt", 10) for number in range(10)]
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("front", ["", "./", "d/" * 60, "é", "n" * 120])
+@pytest.mark.parametrize("kind", ["file", "dated"])
+def test_windows_take_what_tar_writers_write(tar_format: int, front: str, kind: str) -> None:
+    """Long names, folders, names beyond ASCII and dates in PAX records do not stop a run."""
+    members = [(front + name, size) for name, size in TEN]
+    archive = build(members, [kind], tar_format)
+    assert runs(archive) == ([[name for name, _ in members]] if len(archive) > 10240 or front != "n" * 120 else [])
+
+
+def test_windows_go_on_behind_tars_inside_members() -> None:
+    """A tar in a member breaks a run, and none of its members is taken for one of the shard."""
+    inner = build(TEN, ["file"], tarfile.USTAR_FORMAT)
+    archive = build([("a.tar", len(inner)), ("a.cls", 1), ("b.tar", len(inner)), ("b.cls", 1)], ["file"], 0, inner)
+    assert runs(archive) == [["a.tar"], ["a.cls", "b.tar"], ["b.cls"]]
+
+
+def test_windows_leave_old_archives_to_the_other_reader() -> None:
+    """Headers without ustar magic, as of V7 tar, are read one by one."""
+    archive = bytearray(build(TEN, ["file"], tarfile.USTAR_FORMAT))
+    for place in range(0, 20 * 512, 1024):
+        archive[place + 257 : place + 265] = bytes(8)
+        archive[place + 148 : place + 156] = b" " * 8
+        archive[place + 148 : place + 156] = b"%06o\0 " % sum(archive[place : place + 512])
+    assert runs(bytes(archive)) == [[name] for name, _ in TEN]
+
+
+def test_windows_pause_when_members_are_large() -> None:
+    """Large members are read straight into their own bytes; small ones behind them come in windows again."""
+    members = [("0.bin", 1 << 20), *((f"{number}.bin", 150_000) for number in range(1, 140)), *TEN * 60]
+    found = runs(build(members, ["file"], tarfile.USTAR_FORMAT))
+    assert found[0] == ["0.bin"]
+    assert sum(len(run) == 1 for run in found) >= 128
+    assert max(map(len, found)) > 100
+
+
+class Counting(io.BytesIO):
+    """Counts what is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.sizes: list[int] = []
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        self.sizes.append(size or 0)
+        return super().read1(size)
+
+
+@pytest.mark.slow
+def test_windows_begin_small_and_grow() -> None:
+    """The first members come alone, which shows how large they are; then windows double from 64 KiB up to 2 MiB."""
+    stream = Counting(build([(f"{number}.txt", 500) for number in range(9000)], ["file"], tarfile.USTAR_FORMAT))
+    members = read_members(stream, "x.tar")
+    next(members)
+    assert stream.sizes == []
+    list(members)
+    assert [size for size in stream.sizes if size > 512][:7] == [1 << power for power in (16, 17, 18, 19, 20, 21, 21)]
+
+
+def test_windows_do_not_wait_when_a_source_is_slow() -> None:
+    """What has come is given out before the window is full."""
+    archive = build(TEN, ["file"], tarfile.USTAR_FORMAT)
+
+    class Slow(Trickle):
+        def readinto(self, buffer: Any) -> int:
+            time.sleep(0.03)
+            assert self._data.tell() <= 2048, "read on before the first members were given out"
+            return super().readinto(buffer)
+
+    assert next(read_members(io.BufferedReader(Slow(archive, 1024, None)), "x.tar")).name == "0.txt"
+
+
+def test_windows_give_what_came_before_a_failure() -> None:
+    """Members that lie whole before the place where a source fails come first, then its error, again and again."""
+    archive = build(TEN, ["file"], tarfile.USTAR_FORMAT)[:5000]
+    with reading_with(READERS["large windows"]):
+        ahead = LookAhead(io.BufferedReader(Trickle(archive, 700, ShardOpenError("the source failed"))), "x.tar", 1)
+    taken = ahead.take()
+    assert taken is not None
+    run, length = taken
+    assert isinstance(run, MemberRun)
+    assert length == 4096
+    assert [member.name for member in run.members()] == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert ahead.read(512)[:5] == b"4.txt"
+    for _ in range(2):
+        with pytest.raises(ShardOpenError, match="the source failed"):
+            ahead.read(512)
+
+
+@pytest.mark.parametrize("place", [0, 100, 124, 135, 148, 155, 156, 300, 345, 500])
+def test_find_members_leaves_out_what_has_a_wrong_header(place: int) -> None:
+    """One changed byte, anywhere in a header, and the member is left to the reader that says what is wrong."""
+    archive = bytearray(tar_bytes([("a.txt", b"A"), ("b.txt", b"B"), ("c.txt", b"C")]))
+    archive[1024 + place] ^= 1
+    assert find_members(bytes(archive)).names == ["a.txt", "c.txt"]
+
+
+def test_find_members_gives_places_of_headers_and_payloads() -> None:
+    """Places are byte offsets, and a long name's own header belongs to its member."""
+    archive = tar_bytes([("a.txt", b"A" * 600), ("n" * 120 + ".txt", b"B")], tar_format=tarfile.GNU_FORMAT)
+    window = find_members(archive)
+    assert window.begins == [0, 1536]
+    assert window.nexts == [1536, 1536 + 1024 + 1024]
+    assert [archive[start:end] for start, end in zip(window.starts, window.ends, strict=True)] == [b"A" * 600, b"B"]
+    assert window.run_at(0) == (0, 2)
+    assert window.run_at(1536) == (1, 2)
+    assert window.run_at(512) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 1000])
+def test_find_members_finds_none_when_there_is_no_room(size: int) -> None:
+    """Less than a header, zeros, and text hold no members; the bytes are kept."""
+    for data in (bytes(size), b"text" * (size // 4)):
+        assert find_members(data).names == []
+        assert find_members(data).data == data

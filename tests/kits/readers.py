@@ -1,0 +1,23 @@
+"""The ways in which an archive is read, by the sizes of the windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from torchdata_wds.format.tar import fast as lookahead
+
+READERS = {"one by one": (0, 0), "small windows": (1536, 4096), "large windows": (1 << 16, 1 << 21)}
+"""The smallest and the largest window in bytes."""
+
+
+@contextmanager
+def reading_with(sizes: tuple[int, int]) -> Iterator[None]:
+    """Reads archives in windows of these sizes, from the first member on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookahead, "SMALLEST_WINDOW", sizes[0])
+        patch.setattr(lookahead, "LARGEST_WINDOW", sizes[1])
+        patch.setattr(lookahead, "FIRST_MEMBERS", 0)
+        yield

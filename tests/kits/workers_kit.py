@@ -1,0 +1,92 @@
+"""What the tests of the workers share: uneven streams, pipes that tell what they know, and guards against hanging."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import torchdata_wds  # registers join_workers
+from torchdata_wds.workers.service import WorkersReadingService
+
+from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
+
+assert torchdata_wds.JoinWorkers
+
+#: Seven sources of uneven length, one of them empty.
+SIZES = (9, 6, 3, 0, 5, 7, 1)
+
+ROOT = Path(__file__).parents[2]
+
+
+def expand(source: tuple[int, int]) -> list[tuple[int, int]]:
+    number, size = source
+    return [(number, item) for item in range(size)]
+
+
+def items_of(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    return [item for source in enumerate(sizes) for item in expand(source)]
+
+
+def uneven_pipe(sizes: Iterable[int] = SIZES) -> IterDataPipe:
+    """Sources shuffled before they are divided, each expanded to its items after."""
+    return IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().flatmap(expand)
+
+
+def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> DataLoader2:
+    return DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options))
+
+
+class SeedTeller(IterDataPipe):
+    """Yields each item with the seed that this pipe was given and the worker it is in."""
+
+    def __init__(self, source_datapipe: IterDataPipe) -> None:
+        self.source_datapipe = source_datapipe
+        self.seed: int | None = None
+
+    def set_seed(self, seed: int) -> SeedTeller:
+        self.seed = seed
+        return self
+
+    def __iter__(self) -> Iterator[tuple[Any, int | None, int | None]]:
+        for item in self.source_datapipe:
+            worker = get_worker_info()
+            yield item, self.seed, worker.id if worker else None
+
+
+def with_pid(item: Any) -> tuple[Any, int]:
+    return item, os.getpid()
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Turns a hang into an error, and leaves no worker of its own behind whatever happens."""
+    others = set(multiprocessing.active_children())  # torch raises anywhere when one of its workers is killed
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"still not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+
+
+def run_script(text: str, *arguments: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a Python script in a process of its own, warnings being errors."""
+    command = [sys.executable, "-W", "error", "-c", text, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=ROOT, check=False)

@@ -1,0 +1,871 @@
+"""Whether the work of a graph is divided: the wrong uses are said once, and the right ones stay silent."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.datapipes.map import SequenceWrapper
+from torch.utils.data.graph_settings import apply_sharding
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.workers_kit import run_script
+from torchdata_wds import StatefulPipeline, WebDataset
+from torchdata_wds import consumers as place
+from torchdata_wds.pipes import division
+from torchdata_wds.workers.service import WorkersReadingService
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # isort: skip
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:Please use `InProcessReadingService`"),
+]
+
+SIZES = (3, 2, 4, 1)
+KEYS = sorted(text_keys(SIZES))
+
+Graph = Callable[[list[str]], Any]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(division, "_checked", None)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_text_shards(tmp_path_factory.mktemp("division"), SIZES)
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
+    """What has been logged since this was called last, by forked workers too."""
+    file = tmp_path / "said"
+    handler = logging.FileHandler(file)
+    logger = logging.getLogger("torchdata_wds")
+    logger.addHandler(handler)
+
+    def take() -> list[str]:
+        lines = file.read_text().splitlines()
+        file.write_text("")
+        place._warned.clear()
+        return lines
+
+    yield take
+    logger.removeHandler(handler)
+    handler.close()
+
+
+def key_of(sample: Any) -> str:
+    return sample["__key__"]
+
+
+def samples(urls: list[str]) -> Any:
+    return IterableWrapper(urls).shuffle().sharding_filter().load_wds_shards().group_by_key().map(key_of)
+
+
+def unfiltered(urls: list[str]) -> Any:
+    return IterableWrapper(urls).load_wds_shards().group_by_key().map(key_of)
+
+
+def late(urls: list[str]) -> Any:
+    return unfiltered(urls).sharding_filter()
+
+
+class Around(IterableDataset):
+    """A dataset that holds another."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+
+class Pairs(IterDataPipe):
+    """A stage of the user's with two sources."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first = first
+        self.second = second
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from zip(self.first, self.second, strict=False)
+
+
+class Draws(IterDataPipe):
+    """A source that draws at random."""
+
+    def set_seed(self, seed: int) -> Draws:
+        self.seed = seed
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+
+
+class Chooses(IterDataPipe):
+    """A source that heeds the worker's number."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        yield 0 if worker is None else worker.id
+
+
+def as_worker(monkeypatch: pytest.MonkeyPatch, dataset: Any, workers: int = 2, number: int = 0) -> None:
+    """Lets this process look like a worker of torch's DataLoader."""
+    info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=1, dataset=dataset)
+    monkeypatch.setattr(torch_worker, "_worker_info", info)
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
+    """Lets this process look like one of several ranks."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+
+
+def run_told(monkeypatch: pytest.MonkeyPatch, pipe: Any) -> list[Any]:
+    """Runs a pipe as torch's DataLoader does in its first of two workers."""
+    as_worker(monkeypatch, pipe)
+    apply_sharding(pipe, 2, 0)
+    return list(pipe)
+
+
+# ------------------------------------------------------------------------------------------------- right uses: silent
+
+
+def zipped_evenly(urls: list[str]) -> Any:
+    return samples(urls).zip(IterableWrapper(["x"]).cycle()).map(first_of)
+
+
+def first_of(pair: Any) -> Any:
+    return pair[0]
+
+
+def joined_by_key(urls: list[str]) -> Any:
+    return samples(urls).zip_with_iter(unfiltered(urls), key_fn=str).map(first_of)
+
+
+def looked_up(urls: list[str]) -> Any:
+    return samples(urls).wds_compose(as_they_are, unfiltered(urls))
+
+
+def as_they_are(items: Iterator[Any], _: Any) -> Iterator[Any]:
+    yield from items
+
+
+def read_inside(urls: Iterator[str]) -> Iterator[Any]:
+    for url in urls:
+        yield from unfiltered([url])
+
+
+def read_inside_of(url: str) -> list[Any]:
+    return list(unfiltered([url]))
+
+
+def inner(urls: list[str]) -> Any:
+    return IterableWrapper(urls).sharding_filter().wds_compose(read_inside)
+
+
+def in_threads(urls: list[str]) -> Any:
+    return IterableWrapper(urls).sharding_filter().threadpool_map(read_inside_of).unbatch()
+
+
+def in_a_map(urls: list[str]) -> Any:
+    return IterableWrapper(urls).shuffle().sharding_filter().wds_map(read_inside_of).unbatch()
+
+
+def prefetched(urls: list[str]) -> Any:
+    return samples(urls).prefetch(3).map(str)
+
+
+class Numbers(MapDataPipe):
+    """Labels that are looked up by number."""
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+    def __len__(self) -> int:
+        return 5
+
+
+def from_a_map(urls: list[str]) -> Any:
+    return SequenceWrapper(urls).to_iter_datapipe().sharding_filter().load_wds_shards().group_by_key().map(key_of)
+
+
+def looked_up_by_number(urls: list[str]) -> Any:
+    return samples(urls).zip_with_map(Numbers(), zero).map(first_of)
+
+
+def zero(_: Any) -> int:
+    return 0
+
+
+def filtered_alike(urls: list[str]) -> Any:
+    return samples(urls[:2]).concat(samples(urls[2:]))
+
+
+def split(urls: list[str]) -> Any:
+    return IterableWrapper(urls).split_shards().load_wds_shards().group_by_key().map(key_of)
+
+
+def forked(urls: list[str]) -> Any:
+    one, other = samples(urls).fork(2, buffer_size=100)
+    return one.zip(other).map(first_of)
+
+
+RIGHT: list[Graph] = [
+    samples,
+    split,
+    inner,
+    in_threads,
+    in_a_map,
+    prefetched,
+    from_a_map,
+    looked_up_by_number,
+    zipped_evenly,
+    joined_by_key,
+    looked_up,
+    filtered_alike,
+    forked,
+]
+
+
+@pytest.mark.parametrize("graph", RIGHT)
+def test_division_is_silent_when_the_graph_is_right(
+    graph: Graph, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a worker that torch told its place."""
+    assert 0 < len(run_told(monkeypatch, graph(urls))) < len(KEYS)
+    assert not caplog.messages
+
+
+def test_division_is_silent_when_a_source_draws_or_chooses(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A source with set_seed, or that asks for the worker's number, gives other items in each worker."""
+    for other in (Draws(), Chooses(), IterableWrapper(Around([1, 2]))):
+        assert run_told(monkeypatch, samples(urls).wds_mix(other, stop="all"))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("graph", [samples, unfiltered, late])
+def test_division_is_silent_when_there_is_one_consumer(
+    graph: Graph, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without workers, and in the only one."""
+    assert sorted(graph(urls)) == KEYS
+    as_worker(monkeypatch, None, workers=1)
+    assert sorted(graph(urls)) == KEYS
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {SHARDING_PRIORITIES.DEFAULT: (4, 0)},
+        {SHARDING_PRIORITIES.MULTIPROCESSING: (2, 0), SHARDING_PRIORITIES.DISTRIBUTED: (2, 0)},
+        {SHARDING_PRIORITIES.MULTIPROCESSING: (2, 0), SHARDING_PRIORITIES.DISTRIBUTED: (1, 0)},
+    ],
+)
+def test_division_is_silent_when_workers_and_ranks_are_told(
+    groups: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one number, or each by itself; ranks told by hand may all read the same."""
+    pipe = samples(urls)
+    as_worker(monkeypatch, pipe)
+    as_rank(monkeypatch)
+    for group, (count, number) in groups.items():
+        apply_sharding(pipe, count, number, group)
+    assert len(list(pipe)) < len(KEYS)
+    assert not caplog.messages
+
+
+def run_by_torch(pipe: Any, workers: int = 2, **options: Any) -> list[Any]:
+    return list(DataLoader(pipe, batch_size=None, num_workers=workers, **options))
+
+
+def run_by_stateful(pipe: Any, workers: int = 2, **options: Any) -> list[Any]:
+    loader = StatefulDataLoader(pipe, batch_size=None, num_workers=workers, **options)
+    found = list(loader)
+    if workers:
+        loader._iterator._shutdown_workers()
+    return found
+
+
+def run_by_pipeline(pipe: Any, workers: int = 2) -> list[Any]:
+    return run_by_stateful(StatefulPipeline(pipe), workers)
+
+
+def run_by_service(pipe: Any, workers: int = 2, **options: Any) -> list[Any]:
+    with DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options)) as loader:
+        return list(loader)
+
+
+def run_by_stock(pipe: Any, workers: int = 2) -> list[Any]:
+    service = MultiProcessingReadingService(workers, main_prefetch_cnt=0)
+    with DataLoader2(pipe.join_workers(), reading_service=service) as loader:
+        return list(loader)
+
+
+RUNNERS = [run_by_torch, run_by_stateful, run_by_pipeline, run_by_service, run_by_stock]
+
+
+@pytest.mark.parametrize(
+    ("run", "graph", "workers"),
+    [
+        (run_by_torch, samples, 2),
+        (run_by_service, samples, 2),
+        *(
+            pytest.param(run, graph, workers, marks=pytest.mark.slow)
+            for run in RUNNERS
+            for graph in RIGHT
+            for workers in (0, 1, 2)
+        ),
+    ],
+)
+def test_division_is_silent_when_a_loader_runs_the_graph(
+    run: Any, graph: Graph, workers: int, urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """Each sample comes once, from real workers."""
+    assert sorted(run(graph(urls), workers)) == KEYS or graph is joined_by_key
+    assert said() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNNERS)
+def test_division_is_silent_when_shards_are_resampled(run: Any, urls: list[str], said: Callable[[], list[str]]) -> None:
+    pipe = IterableWrapper(urls).resample_shards(2).load_wds_shards().group_by_key().map(key_of)
+    assert run(pipe)
+    assert said() == []
+
+
+@pytest.mark.slow
+def test_division_is_silent_when_a_branch_follows_the_border(urls: list[str], said: Callable[[], list[str]]) -> None:
+    """What meets the workers' items in the main process comes once."""
+    pairs = run_by_service(samples(urls).join_workers().zip(IterableWrapper(range(100))))
+    assert [number for _, number in pairs] == list(range(len(KEYS)))
+    assert said() == []
+
+
+# ------------------------------------------------------------------------------------------------ inside other datasets
+
+
+@pytest.mark.parametrize("graph", [samples, split, inner, late])
+def test_division_warns_once_when_the_filter_was_never_told(
+    graph: Graph, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a worker whose number nobody told the filter, every epoch again, the warning comes once."""
+    pipe = graph(urls)
+    as_worker(monkeypatch, Around(pipe))
+    for _ in range(2):
+        assert sorted(Around(pipe)) == KEYS
+    (message,) = caplog.messages
+    assert "never told of the 2 workers" in message
+    assert "each sample comes 2 times" in message
+    assert "Give the pipe itself to DataLoader" in message
+
+
+def test_division_warns_when_the_epoch_counts_in_each_worker(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Resampled shards need no division, but a count over all consumers does."""
+    resampled = WebDataset(urls, resampled=True)
+    as_worker(monkeypatch, Around(resampled))
+    next(iter(resampled))
+    assert not caplog.messages
+    assert len(list(WebDataset(urls, resampled=True).wds_epoch(4))) == 4
+    assert [message for message in caplog.messages if "never told of the 2 workers" in message]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_division_is_silent_in_all_workers_but_the_first(
+    workers: int, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_worker(monkeypatch, None, workers=2, number=1)
+    assert sorted(samples(urls)) == KEYS
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("run", "wrap"),
+    [
+        (run_by_torch, Around),
+        *(
+            pytest.param(run, wrap, marks=pytest.mark.slow)
+            for run in (run_by_torch, run_by_stateful)
+            for wrap in (Around, lambda pipe: Around(Around(pipe)), lambda pipe: ChainDataset([pipe]))
+        ),
+    ],
+)
+def test_division_warns_once_when_a_dataset_stands_around_the_pipe(
+    run: Any, wrap: Any, urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """Under real loaders, from one of the workers."""
+    assert Counter(run(wrap(samples(urls)))) == dict.fromkeys(KEYS, 2)
+    (message,) = said()
+    assert "each sample comes 2 times" in message
+
+
+class Hides(IterDataPipe):
+    """A pipe in which torch finds no other, although it has one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.holder = Around(inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.holder
+
+
+@pytest.mark.parametrize("hide", [Hides, lambda pipe: IterableWrapper(Around(pipe), deepcopy=False)])
+def test_division_warns_once_when_the_graph_hides_the_filter(
+    hide: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an object that torch does not look into."""
+    for _ in range(2):
+        assert sorted(run_told(monkeypatch, hide(samples(urls)))) == KEYS
+    (message,) = caplog.messages
+    assert "never told of the 2 workers" in message
+
+
+def test_division_is_silent_when_the_dataset_around_divides(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By hand with apply_sharding, or by choosing the shards by the worker's number."""
+    pipe = samples(urls)
+    as_worker(monkeypatch, Around(pipe))
+    apply_sharding(pipe, 2, 0)
+    first = list(Around(pipe))
+    assert 0 < len(first) < len(KEYS)
+    chosen = unfiltered(urls[get_worker_info().id :: 2])
+    assert 0 < len(list(Around(chosen))) < len(KEYS)
+    assert not caplog.messages
+
+
+class Makes(IterableDataset):
+    """A dataset that makes a graph in each worker, for shards of that worker's own."""
+
+    def __init__(self, urls: list[str], make: Graph) -> None:
+        self.urls = urls
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        return iter(self.make(self.urls[worker.id :: worker.num_workers]))
+
+
+class Takes(Around):
+    """A dataset of one graph whose shards ``worker_init_fn`` chooses."""
+
+
+def choose(number: int) -> None:
+    worker = get_worker_info()
+    source = worker.dataset.inner
+    while not isinstance(source, IterableWrapper):
+        source = getattr(source, "source_datapipe", None) or source.datapipe
+    source.iterable = source.iterable[number :: worker.num_workers]
+
+
+@pytest.mark.parametrize("make", [samples, unfiltered])
+def test_division_is_silent_when_each_worker_makes_its_graph(
+    make: Graph, urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """Of shards that it has chosen by its number; ``__iter__`` has returned before the first is read."""
+    assert sorted(DataLoader(Makes(urls, make), batch_size=None, num_workers=2)) == KEYS
+    assert not said()
+
+
+def test_division_is_silent_when_a_function_of_the_loader_divides(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """In ``worker_init_fn``, as torch's documentation does."""
+    loader = DataLoader(Takes(unfiltered(urls)), batch_size=None, num_workers=2, worker_init_fn=choose)
+    assert sorted(loader) == KEYS
+    assert not said()
+
+
+def test_division_warns_when_code_asks_for_the_number_and_divides_nothing(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """The graph was made before the workers were: each has the same."""
+    loader = DataLoader(Seeds(samples(urls)), batch_size=None, num_workers=2)
+    assert Counter(loader) == dict.fromkeys(KEYS, 2)
+    (message,) = said()
+    assert "never told of the 2 workers" in message
+
+
+class Seeds(Around):
+    """A dataset that asks for the worker's number, to seed a generator of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        random.Random(get_worker_info().id)
+        yield from self.inner
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+
+
+def test_division_warns_once_when_ranks_iterate_over_the_pipe(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plain loop in each of two ranks."""
+    as_rank(monkeypatch)
+    pipe = samples(urls)
+    for _ in range(2):
+        assert sorted(pipe) == KEYS
+    (message,) = caplog.messages
+    assert message.startswith("each of the 2 ranks of torch.distributed reads everything")
+
+
+def test_division_is_silent_when_torch_tells_the_ranks(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_rank(monkeypatch)
+    pipe = samples(urls)
+    apply_sharding(pipe, 2, 0)  # as torch's DataLoader does in the main process
+    assert len(list(pipe)) < len(KEYS)
+    assert not caplog.messages
+
+
+def test_division_warns_once_when_a_service_leaves_the_ranks_undivided(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service says so, and the pipes that it runs do not say it again."""
+    as_rank(monkeypatch)
+    assert sorted(run_by_service(samples(urls), 0)) == KEYS
+    (message,) = caplog.messages
+    assert "distributed=True" in message
+
+
+def test_division_warns_when_only_workers_are_told(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks of two workers each, of which the filter knows one number."""
+    as_rank(monkeypatch)
+    for group in (SHARDING_PRIORITIES.DEFAULT, SHARDING_PRIORITIES.MULTIPROCESSING):
+        place._warned.clear()
+        pipe = samples(urls)
+        as_worker(monkeypatch, pipe)
+        apply_sharding(pipe, 2, 0, group)
+        list(pipe)
+    assert [message[:20] for message in caplog.messages] == ["each of the 2 ranks "] * 2
+
+
+RANKS = """
+import sys
+from torch.utils.data import DataLoader
+from tests.kits.ranks import run_ranks
+from tests.pipes.test_division import Around, run_by_service, run_by_torch, samples
+
+folder, way, *urls = sys.argv[1:]
+
+def run(rank):
+    pipe = samples(urls)
+    if way == "loop":
+        return list(pipe)
+    if way == "around":
+        return run_by_torch(Around(pipe), 0)
+    return run_by_torch(pipe) if way == "torch" else run_by_service(pipe, distributed=True)
+
+if __name__ == "__main__":
+    run_ranks(run, folder)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "warnings"), [("loop", 2), ("around", 2), ("torch", 0), ("service", 0)])
+def test_division_warns_once_in_each_rank_when_nobody_told_it(
+    way: str, warnings: int, urls: list[str], tmp_path: Path
+) -> None:
+    """Two gloo ranks: a plain loop, a dataset around the pipe, torch's DataLoader and the service."""
+    done = run_script(RANKS, str(tmp_path), way, *urls, seconds=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("reads everything") == warnings
+    assert "sharding_filter" not in done.stderr.replace("the .sharding_filter() or .split_shards() of this", "")
+
+
+# ------------------------------------------------------------------------------------------------------------ branches
+
+
+def mixed(urls: list[str]) -> Any:
+    return samples(urls).wds_mix(IterableWrapper(["x", "y"]), stop="all")
+
+
+def mixed_deeper(urls: list[str]) -> Any:
+    return samples(urls).wds_mix(IterableWrapper(["x"]).wds_mix(IterableWrapper(["y"]), stop="all"), stop="all")
+
+
+def zipped(urls: list[str]) -> Any:
+    return samples(urls).zip(IterableWrapper(range(20)).map(str))
+
+
+def zipped_first(urls: list[str]) -> Any:
+    return IterableWrapper(range(20)).zip_longest(samples(urls))
+
+
+def headed(urls: list[str]) -> Any:
+    return IterableWrapper(["header"]).concat(samples(urls))
+
+
+def muxed(urls: list[str]) -> Any:
+    return samples(urls).mux(unfiltered(urls))
+
+
+def muxed_longest(urls: list[str]) -> Any:
+    return samples(urls).mux_longest(unfiltered(urls[:1]))
+
+
+def paired(urls: list[str]) -> Any:
+    return Pairs(samples(urls), unfiltered(urls))
+
+
+@pytest.mark.parametrize(
+    ("graph", "branch"),
+    [
+        (lambda urls: samples(urls).concat(Numbers().to_iter_datapipe()), "(MapToIterConverter <- Numbers)"),
+        (mixed, "SampleMixer are divided among workers or ranks: source 1, counted from 0, (IterableWrapper)"),
+        (mixed_deeper, "source 1, counted from 0, (SampleMixer <- IterableWrapper <- IterableWrapper)"),
+        (zipped, "Zipper are divided among workers or ranks: source 1, counted from 0, (Mapper <- IterableWrapper)"),
+        (zipped_first, "ZipperLongest are divided among workers or ranks: source 0, counted from 0, (IterableWrapper)"),
+        (headed, "Concater are divided among workers or ranks: source 0"),
+        (muxed, "source 1, counted from 0, (Mapper <- KeyGrouper <- ShardLoader <- IterableWrapper)"),
+        (muxed_longest, "MultiplexerLongest"),
+        (paired, "Pairs"),
+    ],
+)
+def test_division_names_the_branch_when_only_others_are_divided(
+    graph: Graph, branch: str, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and with where to put the filter."""
+    pipe = graph(urls)
+    for _ in range(2):
+        assert run_told(monkeypatch, pipe)
+    (message,) = caplog.messages
+    assert branch in message
+    assert ".sharding_filter()" in message
+    assert ("wrong items" in message) == ("Zipper" in message)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [run_by_service, *(pytest.param(run, marks=pytest.mark.slow) for run in RUNNERS if run is not run_by_service)],
+)
+def test_division_warns_once_of_a_branch_when_a_loader_runs_it(
+    run: Any, urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    assert len(run(mixed(urls))) == len(KEYS) + 4
+    (message,) = said()
+    assert "source 1" in message
+
+
+@pytest.mark.slow
+def test_division_warns_once_of_a_branch_when_workers_are_spawned(urls: list[str], tmp_path: Path) -> None:
+    """Spawned workers know nothing of what others have said."""
+    from tests.kits.workers_kit import run_script
+
+    done = run_script(SPAWNED, *urls, seconds=120)
+    assert done.stderr.count("only some branches") == 1
+
+
+SPAWNED = """
+import sys
+from tests.pipes.test_division import mixed, run_by_service
+if __name__ == "__main__":
+    print(len(run_by_service(mixed(sys.argv[1:]), multiprocessing_context="spawn")))
+"""
+
+
+def test_division_warns_in_the_main_process_when_the_service_runs_the_graph(
+    urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a notebook and a program's own logging see it; the workers keep silent."""
+    run_by_service(mixed(urls))
+    run_by_service(unfiltered(urls))
+    run_by_service(late(urls))
+    beginnings = [
+        "only some branches",
+        "shards are read in several workers or ranks with no",
+        "shards are read in several",
+    ]
+    assert [
+        message[: len(beginning)] for message, beginning in zip(caplog.messages, beginnings, strict=True)
+    ] == beginnings
+
+
+def test_division_warns_of_a_branch_when_no_shards_are_read(said: Callable[[], list[str]]) -> None:
+    """WorkersReadingService looks at every graph that it runs."""
+    pipe = IterableWrapper(range(4)).sharding_filter().concat(IterableWrapper(range(2)))
+    assert len(run_by_service(pipe)) == 8
+    assert len(said()) == 1
+
+
+# ------------------------------------------------------------------------------------------- filters in a bad place
+
+
+def test_division_says_where_the_filter_belongs_when_it_follows_the_reader(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples come once then; what comes several times is the reading."""
+
+    def inside(found: list[str]) -> Any:
+        return IterableWrapper(found).wds_compose(read_inside).sharding_filter()
+
+    for graph in (late, inside):
+        place._warned.clear()
+        caplog.clear()
+        pipe = graph(urls)
+        for _ in range(2):
+            assert run_told(monkeypatch, pipe) == sorted(KEYS)[::2]
+        (message,) = caplog.messages
+        assert "several times" not in message
+        assert "each sample comes once, but every worker reads every shard" in message
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_division_sees_the_filter_when_a_thread_runs_what_is_before_it(
+    prefetched: bool, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = unfiltered(urls)
+    pipe = (pipe.prefetch(5) if prefetched else pipe).sharding_filter()
+    assert run_told(monkeypatch, pipe)
+    (message,) = caplog.messages
+    assert "each sample comes once" in message
+
+
+@pytest.mark.parametrize("graph", [unfiltered, lambda urls: IterableWrapper(urls).flatmap(read_inside_of)])
+def test_division_warns_once_when_there_is_no_filter(
+    graph: Graph, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a function of a stage makes the reader."""
+    pipe = graph(urls)
+    for _ in range(2):
+        assert sorted(run_told(monkeypatch, pipe)) == KEYS
+    (message,) = caplog.messages
+    assert "each sample comes several times" in message
+
+
+def split_by_worker(urls: Iterator[str]) -> Iterator[str]:
+    worker = get_worker_info()
+    yield from islice(urls, worker.id, None, worker.num_workers) if worker else urls
+
+
+class Splits(IterDataPipe):
+    """A stage of the user's that divides by the worker's number."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        yield from islice(self.source, worker.id, None, worker.num_workers)
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [lambda pipe: pipe.wds_compose(split_by_worker), lambda pipe: pipe.wds_compose(partial(split_by_worker)), Splits],
+)
+def test_division_is_silent_when_a_stage_of_the_user_divides(
+    divide: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the worker's number, as WebDataset's split_by_worker does."""
+    pipe = divide(IterableWrapper(urls)).load_wds_shards().group_by_key()
+    assert 0 < len(run_told(monkeypatch, pipe)) < len(KEYS)
+    assert not caplog.messages
+
+
+def test_division_warns_when_only_the_process_that_forks_asks_for_the_number(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """The stack of a forked worker begins with that of its parent, which divides nothing by asking."""
+    assert get_worker_info() is None
+    assert len(list(DataLoader(unfiltered(urls), batch_size=None, num_workers=2))) == 2 * len(KEYS)
+    (message,) = said()
+    assert "each sample comes several times" in message
+
+
+def test_division_warns_when_a_module_imports_the_name_of_the_number(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The code of a script that runs the graph has the name, and divides nothing by that."""
+    as_worker(monkeypatch, None)
+    exec("from torch.utils.data import get_worker_info\nitems = list(pipe)", {"pipe": Around(unfiltered(urls))})
+    (message,) = caplog.messages
+    assert "each sample comes several times" in message
+
+
+def test_division_looks_at_the_graph_of_the_worker_when_a_pipe_waits_for_the_loader(
+    urls: list[str], said: Callable[[], list[str]]
+) -> None:
+    """A pipe that runs in the process which forks the workers is not part of their graph."""
+    loader = DataLoader(samples(urls), batch_size=None, num_workers=2)
+    assert sorted(IterableWrapper(loader, deepcopy=False).map(str)) == KEYS
+    assert not said()
+    loader = DataLoader(mixed(urls), batch_size=None, num_workers=2)
+    assert len(list(IterableWrapper(loader, deepcopy=False).map(str))) == len(KEYS) + 4
+    (message,) = said()
+    assert "only some branches of SampleMixer" in message
+
+
+@pytest.mark.parametrize(
+    ("pipe", "warnings"),
+    [
+        (IterableWrapper(range(4)).map(str), 1),
+        (IterableWrapper(range(4)).sharding_filter().map(str), 0),
+        (IterableWrapper(["x"]).map(str), 0),
+        (Chooses(), 0),
+        (Draws(), 0),
+        (Around([1, 2]), 0),
+    ],
+)
+def test_division_warns_of_any_graph_without_a_filter_when_the_service_runs_it(
+    pipe: Any, warnings: int, said: Callable[[], list[str]]
+) -> None:
+    """Where it is sure that all workers give the same items."""
+    run_by_service(pipe if isinstance(pipe, IterDataPipe) else IterableWrapper(pipe))
+    assert len(said()) == warnings
+
+
+# ------------------------------------------------------------------------------------------------------ idle workers
+
+
+@pytest.mark.parametrize(("shards", "workers", "idle"), [(1, 4, 3), (3, 4, 1), (4, 4, 0), (0, 2, 0)])
+def test_division_warns_in_the_last_consumer_when_shards_are_too_few(
+    shards: int, workers: int, idle: int, urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once over all of them, with how many have nothing to do."""
+    for number in range(workers):
+        pipe = samples(urls[:shards])
+        apply_sharding(pipe, workers, number)
+        for _ in range(2):
+            list(pipe)
+    assert [f"{idle} of them have nothing to do" in message for message in caplog.messages] == [True] * bool(idle)
+
+
+def test_division_says_nothing_of_idleness_when_a_stage_drops_the_shards(
+    urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = IterableWrapper(urls).sharding_filter().filter(is_none).load_wds_shards()
+    apply_sharding(pipe, 2, 1)
+    assert list(pipe) == []
+    assert not caplog.messages
+
+
+def is_none(item: Any) -> bool:
+    return item is None

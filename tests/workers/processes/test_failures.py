@@ -1,0 +1,112 @@
+"""An exception's way from a worker to the main process: its type, its attributes and where it came from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.kits.processes import children
+from tests.kits.workers_kit import loader_of, time_limit
+from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
+from torchdata_wds.workers.processes.worker import Failure, RemoteTraceback
+
+
+@pytest.fixture(autouse=True)
+def _never_hang() -> Iterator[None]:
+    with time_limit(60):
+        yield
+
+
+def one_of_each(kind: str) -> str:
+    if kind == "format":
+        raise ShardFormatError("cut off", shard="a.tar", member="b.jpg")
+    if kind == "open":
+        raise ShardOpenError("no such shard", shard="a.tar")
+    if kind == "decode":
+        raise DecodingError("bad jpeg", shard="a.tar", key="b", field="jpg") from ValueError("the cause")
+    if kind == "key":
+        return {}[kind]
+    if kind == "picky":
+        raise PickyError(1, 2)
+    if kind == "unpicklable":
+        raise LockedError("has a lock")
+    return kind
+
+
+class PickyError(Exception):
+    """Pickles, but cannot be rebuilt from its args."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class LockedError(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "attributes"),
+    [
+        ("format", ShardFormatError, {"shard": "a.tar", "member": "b.jpg", "key": None}),
+        ("open", ShardOpenError, {"shard": "a.tar"}),
+        ("picky", PickyError, {}),
+        ("decode", DecodingError, {"shard": "a.tar", "key": "b", "field": "jpg"}),
+        ("key", KeyError, {}),
+    ],
+)
+def test_service_keeps_type_and_attributes_when_a_worker_raises(kind: str, error: Any, attributes: Any) -> None:
+    """The exception comes as it was raised, with the worker's traceback as its cause; the loader is shut down."""
+    loader = loader_of(IterableWrapper(["fine", kind]).sharding_filter().map(one_of_each))
+    stream = iter(loader)
+    assert next(stream) == "fine"
+    with pytest.raises(error) as caught:
+        next(stream)
+    assert type(caught.value) is error
+    assert {name: getattr(caught.value, name) for name in attributes} == attributes
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    text = str(caught.value.__cause__)
+    assert "In worker 1 (pid" in text
+    assert "in one_of_each" in text
+    assert ("ValueError: the cause" in text) == (kind == "decode")
+    assert not children()
+    with pytest.raises(RuntimeError, match="already been shut down"):
+        iter(loader)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("unpicklable", "LockedError")])
+def test_service_quotes_the_exception_when_it_cannot_travel(kind: str, name: str) -> None:
+    """An exception that does not survive pickling becomes a RuntimeError with its name, text and traceback."""
+    with (
+        loader_of(IterableWrapper([kind]).sharding_filter().map(one_of_each), 1) as loader,
+        pytest.raises(RuntimeError, match=rf"{name} in worker 0 \(pid \d+\)") as caught,
+    ):
+        list(loader)
+    assert "in one_of_each" in str(caught.value.__cause__)
+
+
+def test_failure_is_complete_when_it_is_rebuilt_twice() -> None:
+    """Each reraise builds a new exception, so that tracebacks do not pile up."""
+    failure = Failure(ShardFormatError("cut off", shard="a.tar"), "worker 0 (pid 1)")
+    errors = []
+    for _ in range(2):
+        with pytest.raises(ShardFormatError) as caught:
+            failure.reraise()
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+def test_failure_keeps_type_and_attributes_when_the_constructor_wants_more() -> None:
+    """What pickle alone cannot rebuild comes back from its parts."""
+    error = PickyError(1, 2)
+    error.number = 3  # type: ignore[attr-defined]
+    with pytest.raises(PickyError, match="1 and 2") as caught:
+        Failure(error, "worker 0").reraise()
+    assert vars(caught.value)["number"] == 3

@@ -1,0 +1,321 @@
+"""Workers that die, hang, raise, or are left alone: an error that says so, never a hang, no process left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
+from tests.kits.workers_kit import ROOT, SIZES, items_of, loader_of, time_limit, uneven_pipe, with_pid
+from torchdata_wds.storage import open_shard
+
+
+@pytest.fixture(autouse=True)
+def _never_hang() -> Iterator[None]:
+    with time_limit(60):
+        yield
+
+
+def in_worker_one(item: int) -> bool:
+    worker = get_worker_info()
+    return worker is not None and worker.id == 1 and item > 4
+
+
+def killed(item: int) -> int:
+    if in_worker_one(item):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def exited(item: int) -> int:
+    if in_worker_one(item):
+        os._exit(0)
+    return item
+
+
+def exited_badly(item: int) -> int:
+    if in_worker_one(item):
+        sys.exit(3)
+    return item
+
+
+def exited_while_sending(item: int) -> bytes:
+    """Ends the process while its other thread is likely to be writing the large item before."""
+    if in_worker_one(item):
+        os._exit(0)
+    return bytes(30_000_000)
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        (killed, "killed by SIGKILL"),
+        (exited, "exit code 0"),
+        (exited_badly, "exit code 3"),
+        (exited_while_sending, "exit code 0"),
+    ],
+)
+@pytest.mark.parametrize("in_thread", [False, True], ids=["main thread", "prefetch thread"])
+def test_service_names_the_worker_when_it_dies(fault: Any, how: str, in_thread: bool) -> None:
+    """A dead worker is soon a RuntimeError with its number, pid and exit, whichever thread reads; nothing is left."""
+    pipe = IterableWrapper(range(100)).sharding_filter().map(fault)
+    loader = loader_of(pipe.join_workers().prefetch(2) if in_thread else pipe)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=rf"worker 1 of 2 \(pid \d+\) .*{how}"):
+        list(loader)
+    assert time.monotonic() - begin < 4
+    loader.shutdown()
+    assert wait_until(lambda: not children())
+
+
+def test_service_names_the_worker_when_it_dies_between_epochs() -> None:
+    """A worker killed after an epoch is found at the start of the next, and shutdown still works."""
+    loader = loader_of(IterableWrapper(range(4)).sharding_filter().map(with_pid))
+    pids = [pid for _, pid in loader]
+    os.kill(pids[1], signal.SIGKILL)
+    assert wait_until(lambda: not is_alive(pids[1]))
+    with pytest.raises(RuntimeError, match=rf"worker 1 of 2 \(pid {pids[1]}\) was killed by SIGKILL"):
+        list(loader)
+    loader.shutdown()
+
+
+def test_service_says_so_when_the_graph_is_sharded_twice() -> None:
+    """An error in setting a worker up arrives like any other."""
+    pipe = IterableWrapper(range(4)).sharding_filter().sharding_filter()
+    with loader_of(pipe) as loader, pytest.raises(RuntimeError, match="Sharding twice"):
+        list(loader)
+
+
+def with_lock(item: int) -> Any:
+    return threading.Lock() if item == 2 else item
+
+
+def with_lambda(item: int) -> Any:
+    return (lambda: item) if item == 2 else item
+
+
+class Unloadable:
+    """Pickles, and cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+def with_unloadable(item: int) -> Any:
+    return Unloadable() if item == 2 else item
+
+
+@pytest.mark.parametrize("fault", [with_lock, with_lambda])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_service_says_so_when_an_item_cannot_be_pickled(fault: Any, context: str) -> None:
+    """An item that cannot be sent is an error that names its worker and type and the cure, in place of a hang."""
+    pipe = IterableWrapper(range(9)).sharding_filter().map(fault)
+    with (
+        loader_of(pipe, multiprocessing_context=context) as loader,
+        pytest.raises(RuntimeError, match=r"worker 0 \(pid \d+\) could not send an item of type (lock|function)"),
+    ):
+        list(loader)
+    assert wait_until(lambda: not children())
+
+
+def test_service_raises_when_an_item_cannot_be_unpickled() -> None:
+    """What the main process cannot rebuild is the error that rebuilding it raises."""
+    pipe = IterableWrapper(range(9)).sharding_filter().map(with_unloadable)
+    with loader_of(pipe) as loader, pytest.raises(ValueError, match="invalid literal"):
+        list(loader)
+    assert wait_until(lambda: not children())
+
+
+def stuck(item: int) -> int:
+    if item > 2:
+        time.sleep(1000)
+    return item
+
+
+@pytest.mark.slow
+def test_service_says_so_when_an_item_takes_longer_than_the_timeout() -> None:
+    """timeout= turns a stuck source into an error that names it, and shutdown does not wait for the source."""
+    pipe = IterableWrapper(range(9)).sharding_filter().map(stuck)
+    begin = time.monotonic()
+    with loader_of(pipe, timeout=0.5) as loader, pytest.raises(RuntimeError, match=r"timeout=0\.5 s"):
+        list(loader)
+    assert time.monotonic() - begin < 8
+    assert wait_until(lambda: not children())
+
+
+@pytest.mark.slow
+def test_service_shuts_down_soon_when_workers_are_stuck() -> None:
+    """After an early break no source, however slow, holds shutdown up for more than a few seconds."""
+    loader = loader_of(IterableWrapper(range(9)).sharding_filter().map(stuck), 3)
+    next(iter(loader))
+    begin = time.monotonic()
+    loader.shutdown()
+    assert time.monotonic() - begin < 5
+    assert not children()
+
+
+class Endless(IterDataPipe):
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        while True:
+            yield bytes(1000), os.getpid()
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        uneven_pipe().join_workers().prefetch(3),
+        *(pytest.param(pipe, marks=pytest.mark.slow) for pipe in (uneven_pipe(), Endless())),
+    ],
+)
+def test_service_leaves_nothing_behind_when_epochs_are_broken_off(pipe: IterDataPipe) -> None:
+    """Fifty early breaks in five loaders end with the files and processes of the beginning."""
+    with loader_of(pipe) as loader:
+        next(iter(loader))
+    gc.collect()
+    before = open_files()
+    for _ in range(5):
+        with loader_of(pipe) as loader:
+            for taken in (1, 4, 2, 1, 9, 3, 0, 1, 5, 2):
+                stream = iter(loader)
+                for _ in range(taken):
+                    next(stream)
+    del loader, stream
+    gc.collect()
+    assert wait_until(lambda: not children())
+    assert open_files() <= before
+
+
+@pytest.mark.slow
+def test_service_leaves_nothing_behind_when_the_loader_is_forgotten() -> None:
+    """Without shutdown, garbage collection ends the workers, in the middle of an epoch and after one."""
+    for taken in (1, len(items_of(SIZES))):
+        loader = loader_of(uneven_pipe())
+        stream = iter(loader)
+        for _ in range(taken):
+            next(stream)
+        assert len(children()) == 2
+        del loader, stream
+        gc.collect()
+        assert wait_until(lambda: not children())
+
+
+def test_service_may_be_shut_down_when_it_was_never_used() -> None:
+    """Shutdown before the first epoch, and a second time, does nothing."""
+    loader = loader_of(uneven_pipe())
+    loader.shutdown()
+    loader.shutdown()
+    assert not children()
+
+
+ORPHANS = """
+import sys, time
+from torchdata_wds.workers.service import WorkersReadingService
+from torchdata.dataloader2 import DataLoader2
+from tests.workers.test_faults import Endless, forever_stuck
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+if __name__ == "__main__":
+    service = WorkersReadingService(2, multiprocessing_context=sys.argv[1], prefetch_factor=1000)
+    pipes = Endless(), IterableWrapper(["", sys.argv[2]]).map(forever_stuck)
+    streams = [iter(DataLoader2(pipe, reading_service=service)) for pipe in pipes]
+    print(*[next(stream)[1] for stream in streams for _ in range(2)], flush=True)
+    time.sleep(100)
+"""
+
+
+def forever_stuck(command: str) -> tuple[bytes, int]:
+    if command:
+        with open_shard(f"pipe:{command}") as stream:
+            return stream.read(1), os.getpid()
+    return b"", os.getpid()
+
+
+def running(command: str) -> list[int]:
+    words = command.replace(" ", "\0").encode()
+    return [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/cmdline") if words in _bytes(file)]
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the process has just ended
+        return b""
+
+
+@pytest.mark.parametrize(
+    "context",
+    ["fork", "spawn", "forkserver"],
+)
+@pytest.mark.slow
+def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: str) -> None:
+    """No worker outlives a killed main process, stuck before a full pipe or in a command, nor the command."""
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    sleep = f"sleep 1000.{os.getpid()}"
+    command = [sys.executable, str(script), context, sleep]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as main:
+        assert main.stdout is not None
+        pids = [int(pid) for pid in main.stdout.readline().split()]
+        assert len(set(pids)) == 4
+        assert wait_until(lambda: len(running(sleep)) >= 2)
+        time.sleep(0.3)  # for the pipe to fill
+        main.kill()
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids) and not running(sleep))
+
+
+def reading(url: str) -> bytes:
+    with open_shard(url) as stream:
+        return bytes(stream.read(6))
+
+
+def test_commands_of_a_worker_end_when_it_is_killed(tmp_path: Path) -> None:
+    """The system kills workers when memory runs out; what they read from ends at once, while the main process lives."""
+    pids = tmp_path / "pids"
+    url = f"pipe:sleep 1000 & echo $$ $! > {pids}; wait"
+    with loader_of(IterableWrapper([url]).map(reading), 1) as loader:
+        items = iter(loader)
+
+        def wait_for_item() -> None:
+            with suppress(RuntimeError):  # that the worker has died
+                next(items)
+
+        waiting = threading.Thread(target=wait_for_item)
+        waiting.start()
+        assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        time.sleep(0.1)
+        os.kill(loader.reading_service._runs[0]._links[0]._process.pid, signal.SIGKILL)
+        assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
+        waiting.join(20)
+
+
+def test_service_refuses_when_a_forked_process_iterates_its_loader() -> None:
+    """A child cannot take items away from its parent, neither of the running epoch nor by beginning another."""
+    with loader_of(IterableWrapper(range(6)).sharding_filter()) as loader:
+        items = iter(loader)
+        first = next(items)
+
+        def iterate() -> None:
+            with pytest.raises(RuntimeError, match=r"was forked.*Make a loader of its own"):
+                next(items)
+
+        def begin() -> None:
+            with pytest.raises(RuntimeError, match="was forked"):
+                list(loader)
+
+        assert (in_child(iterate), in_child(begin)) == (0, 0)
+        assert [first, *items] == [*range(6)]
+        assert list(loader) == [*range(6)]

@@ -1,0 +1,211 @@
+"""What stages skip is counted over all processes, and told at the end of the epoch."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from tests.kits.shards import text_samples, write_tar
+from tests.kits.workers_kit import loader_of, time_limit
+from torchdata_wds import StatefulPipeline, WorkersReadingService, ignore_and_continue
+from torchdata_wds.handlers import SkipCounts, count_loss
+from torchdata_wds.workers.service import DataLoader2
+
+LOGGER = "torchdata_wds.workers.skips"
+
+
+@pytest.fixture(autouse=True)
+def _never_hang() -> Iterator[None]:
+    with time_limit(60):
+        yield
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    """Three shards of five samples with a hidden file each, and one that is not there."""
+    found = []
+    for number in range(3):
+        members = [*text_samples(f"s{number}", 5), (".hidden", b"x")]
+        found.append(str(write_tar(tmp_path / f"{number}.tar", members)))
+    return [*found, str(tmp_path / "gone.tar")]
+
+
+def number_of(sample: Any) -> int:
+    return int(sample["__key__"][-1])
+
+
+def refuse_three(sample: Any) -> Any:
+    if number_of(sample) == 3:
+        raise ZeroDivisionError("three")
+    return None if number_of(sample) == 2 else sample
+
+
+def refuse_one(sample: Any) -> Any:
+    if number_of(sample) == 1:
+        raise KeyError("one")
+    return sample
+
+
+def samples(urls: list[str]) -> IterDataPipe:
+    pipe = IterableWrapper(urls).sharding_filter().load_wds_shards(handler=ignore_and_continue).group_by_key()
+    return pipe.wds_map(refuse_three, handler=ignore_and_continue)
+
+
+LOST = {"load_wds_shards()": {"ShardOpenError": 1}, "wds_map(refuse_three)": {"ZeroDivisionError": 3}}
+BY_RULE = {
+    "load_wds_shards()": {"ShardOpenError": 1},
+    "group_by_key()": {"hidden file": 3},
+    "wds_map(refuse_three)": {"ZeroDivisionError": 3, "None": 3},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_service_counts_each_epoch_when_stages_skip(workers: int, urls: list[str]) -> None:
+    """Stages of workers and of the main process, the same for any number of workers, after the loader's end too."""
+    service = WorkersReadingService(workers)
+    pipe = samples(urls).join_workers().wds_map(refuse_one, handler=ignore_and_continue)
+    with DataLoader2(pipe, reading_service=service) as loader:
+        assert service.skipped() == {}
+        for _ in range(2):
+            assert len(list(loader)) == 6
+            assert service.skipped() == {**LOST, "wds_map(refuse_one)": {"KeyError": 3}}
+            assert service.skipped(by_rule=True) == {**BY_RULE, "wds_map(refuse_one)": {"KeyError": 3}}
+            assert loader.reading_service.skipped() == service.skipped()
+    assert service.skipped() == {**LOST, "wds_map(refuse_one)": {"KeyError": 3}}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_service_counts_the_running_epoch_when_it_is_asked_meanwhile(workers: int, urls: list[str]) -> None:
+    """An epoch that was left early leaves nothing in the counts of the next."""
+    service = WorkersReadingService(workers)
+    with DataLoader2(samples(urls), reading_service=service) as loader:
+        items = iter(loader)
+        while not service.skipped():
+            next(items)
+        assert service.skipped()["wds_map(refuse_three)"]["ZeroDivisionError"] in (1, 2, 3)
+        list(loader)
+        assert service.skipped() == LOST
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_log_has_one_line_when_an_epoch_lost_items(
+    workers: int, urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """How many, which stages, which exceptions, and an example; again for each epoch."""
+    with loader_of(samples(urls), workers) as loader:
+        for _ in range(2):
+            list(loader)
+    one, two = (record.getMessage() for record in caplog.records if record.name == LOGGER)
+    counts = "skipped 4 items: 3 by wds_map(refuse_three) (ZeroDivisionError), 1 by load_wds_shards() (ShardOpenError)"
+    assert one.startswith(f"epoch 1 {counts}. One of them: wds_map(refuse_three) failed at sample 's0")
+    assert one.endswith(": three")
+    assert two.startswith(f"epoch 2 {counts}")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_log_is_silent_when_only_rules_left_items_out(
+    workers: int, urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hidden file in each shard, or a function that returns None, is not worth a warning."""
+    pipe = IterableWrapper(urls[:3]).sharding_filter().load_wds_shards().group_by_key()
+    with loader_of(pipe, workers) as loader:
+        assert len(list(loader)) == 15
+        assert loader.reading_service.skipped() == {}
+        assert loader.reading_service.skipped(by_rule=True) == {"group_by_key()": {"hidden file": 3}}
+    assert not [record for record in caplog.records if record.name == LOGGER]
+
+
+def broken(url: str) -> str:
+    if url.endswith("gone.tar"):
+        raise OSError("gone")
+    return url
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_service_counts_once_when_all_workers_skip_the_same(workers: int, urls: list[str]) -> None:
+    """Before a sharding filter every worker sees every item."""
+    pipe = IterableWrapper(urls).wds_map(broken, handler=ignore_and_continue).sharding_filter()
+    with loader_of(pipe, workers) as loader:
+        assert list(loader) == urls[:3]
+        assert loader.reading_service.skipped() == {"wds_map(broken)": {"OSError": 1}}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_service_counts_each_epoch_when_streams_go_on(workers: int, urls: list[str]) -> None:
+    """Passes of wds_epoch go on from epoch to epoch, and counts begin anew with each."""
+    with loader_of(samples(urls).wds_epoch(30), workers) as loader:
+        totals = []
+        for _ in range(3):
+            assert len(list(loader)) == 30
+            totals.append(loader.reading_service.skipped()["wds_map(refuse_three)"]["ZeroDivisionError"])
+    assert all(8 <= total <= 14 for total in totals)  # three in nine samples, and what workers made ahead
+
+
+def test_service_counts_all_passes_when_an_epoch_has_several(urls: list[str]) -> None:
+    """A native cycle in the main process asks the workers again."""
+    with loader_of(samples(urls).join_workers().cycle(3)) as loader:
+        assert len(list(loader)) == 27
+        assert loader.reading_service.skipped()["wds_map(refuse_three)"] == {"ZeroDivisionError": 9}
+
+
+def test_report_is_shared_when_the_service_is_copied(urls: list[str]) -> None:
+    """DataLoader2's copy tells the user's object; one that comes from another process begins with nothing."""
+    service = WorkersReadingService(0)
+    copied = pickle.dumps(service)
+    loader = DataLoader2(samples(urls), reading_service=service)
+    list(loader)
+    loader.shutdown()
+    assert service.skipped() == LOST
+    del service, loader
+    gc.collect()
+    assert pickle.loads(copied).skipped() == {}
+
+
+def test_stateful_pipeline_logs_when_an_epoch_lost_items(urls: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Each process says what it has lost."""
+    list(StatefulPipeline(samples(urls)))
+    (record,) = (record for record in caplog.records if record.name == LOGGER)
+    assert record.getMessage().startswith("epoch 1 skipped 4 items: 3 by wds_map(refuse_three)")
+
+
+def test_counts_keep_their_losses_when_they_are_pickled() -> None:
+    """They equal a plain Counter, and say which reasons are losses."""
+    counts = SkipCounts()
+    counts["hidden file"] += 2
+    count_loss(counts, "KeyError", KeyError("a"))
+    copy = pickle.loads(pickle.dumps(counts))
+    assert copy == {"hidden file": 2, "KeyError": 1}
+    assert (copy.losses, copy.examples) == ({"KeyError"}, {"KeyError": "'a'"})
+
+
+def test_log_shows_few_kinds_when_there_are_many(caplog: pytest.LogCaptureFixture) -> None:
+    """One line stays one line."""
+    pipe: Any = IterableWrapper(range(8))
+    for number in range(8):
+        pipe = pipe.wds_map(RefuseOne(number), handler=ignore_and_continue)
+    with caplog.at_level(logging.WARNING), loader_of(pipe, 0) as loader:
+        list(loader)
+    (record,) = (record for record in caplog.records if record.name == LOGGER)
+    assert "epoch 1 skipped 8 items" in record.getMessage()
+    assert "3 more kinds" in record.getMessage()
+
+
+class RefuseOne:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, item: int) -> int:
+        if item == self.number:
+            raise ValueError(item)
+        return item
+
+    def __repr__(self) -> str:
+        return f"RefuseOne({self.number})"

@@ -1,0 +1,181 @@
+"""Arguments that choose fields, the same in all commands.
+
+Which fields of samples a command takes, and under which names: ``"jpg;png cls label=cls2 *.json"``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from torchdata_wds.cli.command import UsageError, counted, say
+from torchdata_wds.errors import DuplicateFieldError
+from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
+from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
+
+__all__ = ["FieldChoices", "Missing", "add_field_arguments", "field_choices", "tell_choices"]
+
+
+#: What becomes of a sample without a field that was asked for.
+Missing = Literal["error", "skip", "empty"]
+
+_ALWAYS = ("__key__", "__url__")
+
+_EMPTY = b""
+
+
+class FieldChoices:
+    """Chooses fields of samples.
+
+    Args:
+        spec: Items separated by blanks. ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has,
+            ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match.
+            ``__key__`` and ``__url__`` may be asked for by name in tables, and everywhere under a new name, as text.
+        missing: What becomes of a sample in which an item finds nothing: ``"error"``; ``"skip"`` leaves the sample out;
+            ``"empty"`` gives it an empty field.
+
+    Attributes:
+        columns: One name for each item, for the header of a table.
+        left_out: How many samples were left out so far.
+        left_empty: How many fields were left empty so far.
+
+    Raises:
+        ValueError: if the spec has no item, a malformed one, or two for one name.
+
+    Example:
+        >>> choices = FieldChoices("jpg;png label=cls")
+        >>> choices.choose({"__key__": "a", "png": b"P", "cls": b"1", "txt": b"t"})
+        {'__key__': 'a', 'png': b'P', 'label': b'1'}
+        >>> choices.columns, choices.row({"__key__": "a", "jpg": b"J", "cls": b"1"})
+        (['jpg;png', 'label'], [b'J', b'1'])
+    """
+
+    def __init__(self, spec: str, *, missing: Missing = "error") -> None:
+        if missing not in get_args(Missing):
+            raise ValueError(f"missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
+        self._choices = parse_field_items(spec)
+        self.columns = [choice.column for choice in self._choices]
+        self.missing = missing
+        self.left_out = 0
+        self.left_empty = 0
+
+    def choose(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Gives a sample with the chosen fields alone, besides ``__key__`` and ``__url__``.
+
+        Returns:
+            The sample, or None if it is left out.
+
+        Raises:
+            MissingFieldError: if a field is missing and that is an error.
+            DuplicateFieldError: if two items give fields of one name.
+        """
+        chosen = {name: sample[name] for name in _ALWAYS if name in sample}
+        for choice in self._choices:
+            found = self._find(sample, choice)
+            if found is None:
+                return None
+            for name, value in found:
+                if name in chosen and name not in _ALWAYS:
+                    raise _twice(sample, name)
+                chosen[name] = value
+        return chosen
+
+    def row(self, sample: Mapping[str, Any]) -> list[Any] | None:
+        """Gives the chosen values, one for each of `columns`; b"" for those that are left empty.
+
+        Returns:
+            The values, or None if the sample is left out.
+
+        Raises:
+            MissingFieldError: if a field is missing and that is an error.
+            DuplicateFieldError: if several fields match a glob, for which there is one column.
+        """
+        values = []
+        for choice in self._choices:
+            found = self._find(sample, choice)
+            if found is None:
+                return None
+            if len(found) > 1:
+                raise _ambiguous(sample, choice, [name for name, _ in found])
+            values.append(found[0][1] if found else _EMPTY)
+        return values
+
+    def _find(self, sample: Mapping[str, Any], choice: FieldItem) -> list[tuple[str, Any]] | None:
+        """The fields of one item with their new names; None if the sample is to be left out."""
+        found = [(new, _content(sample[name], choice.new)) for new, name in choice.find(sample)]
+        if found:
+            return found
+        if self.missing == "error":
+            raise missing_field(sample, choice.names)
+        if self.missing == "skip":
+            self.left_out += 1
+            return None
+        self.left_empty += 1
+        return [] if choice.is_glob else [(choice.new or choice.names[0], _EMPTY)]
+
+
+def _content(value: Any, new: str | None) -> Any:
+    """A field's value; a key that becomes a field of its own is text in it."""
+    return value.encode() if new is not None and isinstance(value, str) else value
+
+
+def _twice(sample: Mapping[str, Any], name: str) -> DuplicateFieldError:
+    which, place = name_sample(sample)
+    return DuplicateFieldError(
+        f"two items of the list of fields give {which} a field {name!r}; rename one of them, as new=old",
+        **place,
+        field=name,
+    )
+
+
+def _ambiguous(sample: Mapping[str, Any], choice: FieldItem, names: list[str]) -> DuplicateFieldError:
+    which, place = name_sample(sample)
+    return DuplicateFieldError(
+        f"{which} has {len(names)} fields that match {choice.column!r}, and a table has one column for them: {names}. "
+        "Name the one that is meant",
+        **place,
+        field=choice.column,
+    )
+
+
+def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Adds ``--fields`` and ``--missing``."""
+    group = parser.add_argument_group("fields")
+    group.add_argument(
+        "-f",
+        "--fields",
+        required=required,
+        metavar="SPEC",
+        help="fields, separated by blanks: 'jpg;png' (the first that is there), new=old, '*.json'",
+    )
+    group.add_argument(
+        "--missing",
+        choices=get_args(Missing),
+        default="error",
+        help="a sample without such a field: stop, leave it out, or take it as empty (default: error)",
+    )
+
+
+def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:
+    """Makes the choice that the arguments ask for; None takes all fields.
+
+    Raises:
+        UsageError: if the spec is wrong.
+    """
+    if arguments.fields is None:
+        if arguments.missing != "error":
+            raise UsageError("--missing needs --fields, which says what may be missing")
+        return None
+    try:
+        return FieldChoices(arguments.fields, missing=arguments.missing)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def tell_choices(choices: FieldChoices | None) -> None:
+    """Tells how many samples were left out as asked for, and how many fields left empty."""
+    if choices is not None and choices.left_out:
+        say(f"left out {counted(choices.left_out, 'sample')} without the fields (--missing skip)")
+    if choices is not None and choices.left_empty:
+        say(f"left {counted(choices.left_empty, 'missing field')} empty (--missing empty)")

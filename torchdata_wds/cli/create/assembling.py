@@ -1,0 +1,286 @@
+"""Samples made of parts that lie elsewhere: checked as a whole before the first is read.
+
+A list of parts is gone through twice, first to check all of it and then to read: what it takes in memory are the list
+itself, the keys, and two numbers for each part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torchdata_wds.cli.create.member_sources import MemberSource, Stamp, check_source, read_source
+from torchdata_wds.errors import SampleError, SpecError
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.format.samples.writable import check_field, check_key
+
+__all__ = ["Missing", "Part", "PartList", "Problems", "SampleAssembler", "check_part_field"]
+
+
+Missing = Literal["error", "skip-file", "skip-sample", "empty"]
+
+_SHOWN = 20
+
+_ABSENT = Stamp(-1, 0)
+
+
+class Part(NamedTuple):
+    """What is to become one field of one sample.
+
+    Attributes:
+        key: The sample's key.
+        field: The field, which is lower-cased.
+        source: Where its content comes from.
+        line: The line of the list that says so, counted from 1; 0 where it is no list.
+    """
+
+    key: str
+    field: str
+    source: MemberSource
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where the part is from, for messages."""
+        return f"line {self.line:,}" if self.line else str(self.source)
+
+
+class Problems:
+    """What is wrong with a list of parts: all is counted, and the first are kept in words.
+
+    Args:
+        name: What the list is called.
+
+    Attributes:
+        count: How many there are.
+
+    Example:
+        >>> problems = Problems("recipe x.txt")
+        >>> problems.add("line 3", "no source")
+        >>> problems.check()
+        Traceback (most recent call last):
+        torchdata_wds.errors.SpecError: recipe x.txt has 1 problem, and nothing was written:
+          line 3: no source
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
+        self._shown: list[str] = []
+
+    def add(self, place: str, problem: object) -> None:
+        """Adds one.
+
+        Args:
+            place: Where it is.
+            problem: What it is, in words, or the exception that says so.
+        """
+        self.count += 1
+        if len(self._shown) < _SHOWN:
+            self._shown.append(f"  {place}: {problem}")
+
+    def check(self) -> None:
+        """Raises the problems, if there are any.
+
+        Raises:
+            SpecError: if there are.
+        """
+        if not self.count:
+            return
+        more = self.count - len(self._shown)
+        lines = [*self._shown, f"  and {more:,} more"] if more else self._shown
+        noun = "problem" if self.count == 1 else "problems"
+        raise SpecError("\n".join((f"{self.name} has {self.count:,} {noun}, and nothing was written:", *lines)))
+
+
+class PartList(Protocol):
+    """Parts of samples, those of one sample next to each other.
+
+    Attributes:
+        name: What it is called in messages, as ``recipe x.txt``.
+        url: What its samples get as ``__url__``.
+        cure: What to do about the parts of a sample that are apart; "" where that cannot be.
+    """
+
+    name: str
+    url: str
+    cure: str
+
+    def parts(self, problems: Problems) -> Iterator[Part]:
+        """Gives the parts, each time the same, and adds what makes none to the problems."""
+
+
+class SampleAssembler:
+    r"""Makes samples of their parts.
+
+    Iterating checks everything first, unless `check` has; only then is anything read.
+
+    Args:
+        parts: The parts.
+        missing: What to do without a file that is missing, a URL that cannot be read or a command that fails: raise,
+            leave out the file or its whole sample, or take it as empty. A sample of which no field is left is left out.
+        report: Is told each of these, unless it is raised.
+
+    Attributes:
+        count: How many samples there are, before any is left out.
+        missing_files: How many files, URLs and commands were missed so far.
+        left_out: How many samples were left out so far.
+
+    Example:
+        >>> from torchdata_wds.cli.create.recipes import Recipe
+        >>> recipe = Recipe(b"a.txt text:hello\na.cls text:1\n")
+        >>> list(SampleAssembler(recipe))
+        [{'__key__': 'a', '__url__': '-', 'txt': b'hello', 'cls': b'1'}]
+    """
+
+    def __init__(
+        self, parts: PartList, missing: Missing = "error", report: Callable[[SampleError], object] | None = None
+    ) -> None:
+        self.count = 0
+        self.missing_files = 0
+        self.left_out = 0
+        self._parts = parts
+        self._missing = missing
+        self._report = report
+        self._fields: set[str] = set()  # those that were checked: there are few, in many samples
+        self._sizes = array("q")
+        self._changed = array("q")
+        self._is_checked = False
+
+    def check(self) -> None:
+        """Checks every part, once: keys, fields, and that the files are there and can be read.
+
+        Raises:
+            SpecError: if something is wrong, with the first problems and their number, or if there is no part.
+            UnsafeDataError: for a command under ``WDS_SECURE=1``.
+        """
+        if self._is_checked:
+            return
+        problems = Problems(self._parts.name)
+        lines: dict[str, int] = {}
+        for key, run in groupby(self._parts.parts(problems), key=_key_of):
+            self.count += 1
+            self._check_sample(key, run, lines, problems)
+        problems.check()
+        if not self.count:
+            raise SpecError(f"{self._parts.name} has no samples: there is nothing to write")
+        self._is_checked = True
+
+    def _check_sample(self, key: str, run: Iterator[Part], lines: dict[str, int], problems: Problems) -> None:
+        fields: dict[str, Part] = {}
+        for part in run:
+            field = part.field.lower()
+            if not fields:
+                self._check_key(part, lines, problems)
+            if (first := fields.setdefault(field, part)) is not part:
+                problems.add(part.place, f"field {field!r} of sample {key!r} is given before, by {first.place}")
+            try:
+                if field not in self._fields:
+                    check_part_field(field, key)
+                    self._fields.add(field)
+                stamp = check_source(part.source)
+                if stamp is None and self._missing == "error":
+                    raise _no_file(part)
+            except SampleError as error:
+                problems.add(part.place, error)
+                stamp = None
+            size, changed = stamp or _ABSENT
+            self._sizes.append(size)
+            self._changed.append(changed)
+
+    def _check_key(self, part: Part, lines: dict[str, int], problems: Problems) -> None:
+        try:
+            check_key(part.key)
+        except SampleError as error:
+            problems.add(part.place, error)
+        if self._parts.cure and (first := lines.setdefault(part.key, part.line)) != part.line:
+            problems.add(
+                part.place,
+                f"sample {part.key!r} began at line {first:,}, and others stand between. {self._parts.cure}",
+            )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
+
+        Raises:
+            SpecError: as `check` does.
+            SampleError: if a part cannot be read, or a file was changed after it was checked.
+        """
+        self.check()
+        stamps = map(Stamp, self._sizes, self._changed)
+        parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
+        for key, run in groupby(parts, key=_key_of_pair):
+            if (sample := self._make(key, list(run))) is not None:
+                yield sample
+
+    def _make(self, key: str, run: list[tuple[Part, Stamp]]) -> dict[str, Any] | None:
+        sample: dict[str, Any] = {"__key__": key, "__url__": self._parts.url}
+        if self._missing == "skip-sample":
+            # what is known to be missing first: a sample that is left out for it need not be read
+            run.sort(key=lambda pair: pair[1] != _ABSENT)
+        for part, stamp in run:
+            data = self._read(part, stamp)
+            if data is None and self._missing == "skip-sample":
+                self.left_out += 1
+                return None
+            if data is not None or self._missing == "empty":
+                sample[part.field.lower()] = data or b""
+        if len(sample) > 2:
+            return sample
+        self.left_out += 1
+        return None
+
+    def _read(self, part: Part, stamp: Stamp) -> bytes | None:
+        """Reads a part; None where it is missing and may be."""
+        try:
+            if stamp == _ABSENT:
+                raise _no_file(part)
+            return read_source(part.source, stamp)
+        except SampleError as error:
+            placed = SampleError(
+                f"{self._parts.name}, {part.place}: field {part.field!r} of sample {part.key!r}: {error}",
+                shard=error.shard,
+                key=part.key,
+                field=part.field,
+            )
+            if self._missing == "error" or (stamp != _ABSENT and not part.source.is_elsewhere):
+                raise placed from error
+            self.missing_files += 1
+            if self._report is not None:
+                self._report(placed)
+            return None
+
+
+_key_of: Callable[[Part], str] = itemgetter(0)
+
+
+def _key_of_pair(pair: tuple[Part, Stamp]) -> str:
+    return pair[0].key
+
+
+def check_part_field(field: str, key: str) -> None:
+    """Checks the name of a field that is to become a member.
+
+    Args:
+        field: The field, in lower case.
+        key: The key of its sample, for messages.
+
+    Raises:
+        SampleError: if it could not be read back, or describes the sample as ``__url__`` does.
+
+    Example:
+        >>> check_part_field("seg.png", "a")
+    """
+    if is_metadata(field):
+        raise SampleError(
+            f"field {field!r} has a name of the form __x__, which describes the sample and is not written"
+        )
+    check_field(field, key)
+
+
+def _no_file(part: Part) -> SampleError:
+    path = part.source.value
+    return SampleError(f"there is no file {path!r}" if path else "the cell names no file")

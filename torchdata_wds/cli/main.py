@@ -1,0 +1,200 @@
+"""The command line: finds the command, and turns exceptions into messages."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from torchdata_wds import __version__
+from torchdata_wds.cli import cache, cat, create, demo, first, index, ls, map, proc, show, sort, split, tables, validate
+from torchdata_wds.cli.command import PROGRAM, Command, UsageError, let_go_of_output, logged, message_of, say
+from torchdata_wds.cli.foreign_options import hints
+from torchdata_wds.errors import WdsError
+from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
+
+__all__ = ["COMMANDS", "main"]
+
+
+WRONG_USE = 2  # as argparse has it
+
+SIGNALLED = 128  # a shell reports so much more than the signal that has ended a process
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+COMMANDS: dict[str, Command] = {
+    "ls": ls.COMMAND,
+    "show": show.COMMAND,
+    "tsv": tables.TSV_COMMAND,
+    "json": tables.JSON_COMMAND,
+    "first": first.COMMAND,
+    "cat": cat.COMMAND,
+    "create": create.COMMAND,
+    "split": split.COMMAND,
+    "sort": sort.COMMAND,
+    "proc": proc.COMMAND,
+    "map": map.COMMAND,
+    "index": index.COMMAND,
+    "validate": validate.COMMAND,
+    "cache": cache.COMMAND,
+    "demo": demo.COMMAND,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: What follows the program's name; None takes it from ``sys.argv``.
+
+    Returns:
+        The exit status: 0 for success, 1 if something was lost or refused, 130 after Ctrl-C, 143 after SIGTERM. Wrong
+        arguments are 2, by SystemExit where argparse sees them. A reader of the output that has gone away ends the
+        command quietly, with 0.
+    """
+    if arguments is not None:
+        return _run(arguments)
+    _fill_standard_files()
+    try:
+        return _run(sys.argv[1:])
+    finally:
+        arm()
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if sys.stdout is None:
+        say("error: standard output is closed; send what is not wanted to /dev/null")
+        return 1
+    chosen = _chosen(arguments)
+    try:
+        disarm()
+        with logged(), _ending_tidily():
+            status = COMMANDS[chosen.command].run(chosen)
+            sys.stdout.flush()
+    except _Terminated as ended:
+        return SIGNALLED + ended.number
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        let_go_of_output()
+        return 0
+    except UsageError as error:
+        return _fail(chosen.command, str(error), WRONG_USE)
+    except (WdsError, OSError, ImportError, RuntimeError) as error:
+        return _fail(chosen.command, message_of(error), 1)
+    except MemoryError:
+        return _fail(chosen.command, "not enough memory for what was asked, or for one sample", 1)
+    return status
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP has come: everything is tidied up as after Ctrl-C.
+
+    Attributes:
+        number: That of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ending_tidily() -> Iterator[None]:
+    """Lets signals end this process by an exception; children that were forked end at once, as without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() == owner:
+            signal.signal(number, signal.SIG_IGN)  # tidying up has begun
+            raise _Terminated(number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    # nohup's are left alone
+    numbers = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _fill_standard_files() -> None:
+    """Opens what the caller has closed: a file of ours that got its number would be taken for it, by children too."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open
+
+
+def _fail(command: str, message: str, status: int) -> int:
+    say(f"error: {message}", command)
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says first what is wrong, and what to write for options of other programs; the usage follows."""
+
+    command = ""
+    words: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        told = "; ".join((*hints(self.command, self.words, self._option_string_actions), message))
+        say(f"error: {told}", self.prog.removeprefix(PROGRAM).strip())
+        self.print_usage(sys.stderr)
+        sys.exit(WRONG_USE)
+
+
+def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments, with the parser of the wanted command alone if it exists: making all takes longer."""
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    parser, commands = _parsers(wanted)
+    for command in commands:
+        command.words = arguments
+    chosen, rest = parser.parse_known_args(arguments)
+    if rest:
+        told = next((command for command in commands if command.command == chosen.command), parser)
+        told.error(f"unknown arguments: {' '.join(rest)}")
+    return chosen
+
+
+def _parsers(wanted: str) -> tuple[_Parser, list[_Parser]]:
+    parser = _Parser(prog=PROGRAM, description="Tools for WebDataset shards.")
+    parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    shown = {wanted: COMMANDS[wanted]} if wanted in COMMANDS else COMMANDS
+    made = []
+    for name, command in shown.items():
+        added = commands.add_parser(
+            name,
+            help=command.summary,
+            description=command.summary,
+            epilog=_epilog(command.example),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.command = name
+        command.add_arguments(added)
+        made.append(added)
+    return parser, made
+
+
+def _epilog(example: str) -> str:
+    return "example:\n" + textwrap.indent(textwrap.dedent(example).strip(), "  ") if example else ""

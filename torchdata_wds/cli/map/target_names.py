@@ -1,0 +1,124 @@
+"""Names for shards that are made of shards: one output for each input, none for two."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.index import shard_name
+from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
+
+__all__ = ["BRACES", "PLACES", "is_target_pattern", "name_targets"]
+
+
+_PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")
+
+#: What stands in braces in a name.
+BRACES = re.compile(r"\{[^{}]*\}")
+
+#: What an output's name may have in braces, for messages.
+PLACES = "{name} for the input's name without its suffix, and {shard} or {shard:06d} for its number"
+
+
+def is_target_pattern(output: str) -> bool:
+    """Returns whether an output stands for one file a shard: a folder, or a name with something in braces.
+
+    Example:
+        >>> [is_target_pattern(name) for name in ("out/", "x-{name}.tar", "x-{key}.tar", "x.tar", "pipe:tar t{}")]
+        [True, True, True, False, False]
+    """
+    if output in (STDIN, "") or scheme_of(output) == "pipe":
+        return False
+    return _is_folder(output) or BRACES.search(output) is not None
+
+
+def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -> list[str]:
+    """Names what is made of each shard.
+
+    Args:
+        urls: The shards.
+        pattern: A folder, one that exists or ends in ``/``, for outputs with the base names of the inputs. Or a name
+            with ``{name}`` (the base name without ``.tar``, ``.tar.gz`` and the like) or ``{shard}`` (the number among
+            the inputs, as ``{shard:06d}`` with zeros).
+        in_place: Whether an output may replace the input that it is made of.
+
+    Returns:
+        A name for each.
+
+    Raises:
+        ShardListError: if the pattern has an unknown place or is no name, an input has no base name where one is
+            needed, two outputs would have one name, or an output would be one of the inputs.
+
+    Example:
+        >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/{name}-{shard:02d}.tar")
+        ['out/x-00.tar', 'out/y-01.tar']
+        >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/")
+        ['out/x.tar', 'out/y.tar.gz']
+    """
+    _check_pattern(pattern)
+    targets = [_PLACE.sub(lambda place: _fill(place, number, url), pattern) for number, url in enumerate(urls)]  # noqa: B023 - called at once
+    if _is_folder(pattern):
+        targets = [target.rstrip("/") + "/" + _base_name(url) for target, url in zip(targets, urls, strict=True)]
+    _check_apart(urls, targets, in_place)
+    return targets
+
+
+def _check_pattern(pattern: str) -> None:
+    if pattern == STDIN or scheme_of(pattern) == "pipe" or not pattern:
+        raise ShardListError(
+            f"outputs are files or URLs of a store, not {mask_url(pattern)!r}: name a folder or {PLACES}"
+        )
+    other = BRACES.search(_PLACE.sub("", pattern))
+    if other is not None and not _is_existing_folder(pattern):
+        raise ShardListError(f"output {mask_url(pattern)!r} has an unknown place {other[0]}: there are {PLACES}")
+
+
+def _is_folder(pattern: str) -> bool:
+    return pattern.endswith("/") or _is_existing_folder(pattern)
+
+
+def _is_existing_folder(pattern: str) -> bool:
+    return scheme_of(pattern) in ("", "file") and os.path.isdir(local_path(pattern))  # noqa: PTH112 - a str
+
+
+def _base_name(url: str) -> str:
+    name = "" if scheme_of(url) in (STDIN, "pipe") else shard_name(url)
+    if name in ("", ".", ".."):
+        raise ShardListError(
+            f"input {mask_url(url)} has no base name to name its output by; write {{shard:06d}} into the output's name"
+        )
+    return name
+
+
+def _fill(place: re.Match[str], number: int, url: str) -> str:
+    if place[0] != "{name}":
+        return format(number, (place[1] or "") + "d")
+    name = _base_name(url)
+    suffix = max((end for end in SHARD_SUFFIXES if name.lower().endswith(end)), key=len, default="")
+    return name.removesuffix(name[len(name) - len(suffix) :]) or name
+
+
+def _check_apart(urls: Sequence[str], targets: Sequence[str], in_place: bool) -> None:
+    inputs = {_identity(url): url for url in urls}
+    makers: dict[str, str] = {}
+    for url, target in zip(urls, targets, strict=True):
+        place = _identity(target)
+        if place in inputs and not (in_place and inputs[place] == url):
+            raise ShardListError(
+                f"output {mask_url(target)} of input {mask_url(url)} would replace the input "
+                f"{mask_url(inputs[place])}; name another folder"
+            )
+        if place in makers:
+            raise ShardListError(
+                f"inputs {mask_url(makers[place])} and {mask_url(url)} would both become {mask_url(target)}; "
+                f"an output's name takes {PLACES}"
+            )
+        makers[place] = url
+
+
+def _identity(url: str) -> str:
+    """What is the same for two names of one file."""
+    return os.path.realpath(local_path(url)) if scheme_of(url) in ("", "file") else url

@@ -1,0 +1,219 @@
+"""``proc``: runs a command on every sample, in a folder of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, list_all_inputs
+from torchdata_wds.cli.arguments.outputs import SampleOutput, add_output_arguments, check_rekey, copy_samples
+from torchdata_wds.cli.command import (
+    Command,
+    UsageError,
+    counted,
+    message_of,
+    positive_number,
+    say,
+    tell_left_out,
+    tell_lost,
+)
+from torchdata_wds.cli.map.shard_tasks import ShardTask, run_task
+from torchdata_wds.cli.map.shard_work import Results, work_on_shards
+from torchdata_wds.cli.map.target_names import is_target_pattern
+from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
+from torchdata_wds.cli.progress_bar import paused
+from torchdata_wds.errors import SampleError
+
+__all__ = ["COMMAND"]
+
+
+_EXAMPLE = """
+wds proc -c 'tr a-z A-Z < sample.txt > sample.upper; rm sample.json' train-000000.tar -o upper.tar
+wds proc -p 4 -c 'for i in 1 2; do mkdir $i; cp sample.jpg sample.cls $i; done; rm sample.*' train-000000.tar -o two.tar
+wds proc -c 'cp sample.txt sample-0.txt; mv sample.txt sample-1.txt; rm sample.*' 'train-*.tar' -o 'halves-{name}.tar'
+wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds ls -
+"""
+
+_OUTPUTS = (
+    "a path, a URL that can be written, or '-' (the default); or one output for each shard: a folder, or a name with "
+    "{name} (the input's, without .tar and the like) or {shard:06d} (its number); then outputs that exist are skipped, "
+    "and a shard that fails does not stop the others"
+)
+
+_WHAT_HAPPENS = """
+It is run by bash in a new folder, with a file sample.FIELD for each field, and the key in sample.__key__. Whatever is
+there as sample.* afterwards is the new sample. Files sample-NAME.* are one more for each NAME, such as 000001, and so
+are sample.* in a SUBFOLDER; their keys are KEY/NAME and KEY/SUBFOLDER unless they have a __key__ of their own. A sample
+of which nothing is left is left out. Other files are an error (with --errors skip or ignore they are reported, and the
+exit status is 1): delete what is not wanted. What the command writes to its standard output goes to standard error when
+it ends.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_input_arguments(parser, errors=False)
+    add_output_arguments(parser, _OUTPUTS)
+    group = parser.add_argument_group("command", textwrap.fill(_WHAT_HAPPENS.strip(), 78))
+    which = group.add_mutually_exclusive_group(required=True)
+    which.add_argument("-c", "--command", dest="shell_command", default="", metavar="COMMAND", help="what is run")
+    which.add_argument("-s", "--script", metavar="FILE", help="a file with what is run")
+    group.add_argument(
+        "-p", "--parallel", type=positive_number, default=1, metavar="N", help="how many at a time (default: 1)"
+    )
+    group.add_argument("--unordered", action="store_true", help="write samples as they are ready, not in their order")
+    group.add_argument(
+        "--errors",
+        choices=("abort", "skip", "ignore"),
+        default="abort",
+        help="where a command fails: stop and write nothing, leave the sample out and exit with 1, or take what is "
+        "there; damaged shards and samples are skipped too by the last two (default: abort)",
+    )
+    group.add_argument("--timeout", type=seconds, metavar="S", help="a command that takes longer is killed, and failed")
+    group.add_argument("--log-field", metavar="FIELD", help="keep what the command writes in this field (its last MiB)")
+    group.add_argument("--tmpdir", metavar="FOLDER", help="where the folders are made (default: as TMPDIR says)")
+
+
+def seconds(text: str) -> float:
+    """Reads a number of seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none, or not more than 0.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not {text!r}")
+    return value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command on every sample, and returns 1 if anything was lost."""
+    if is_target_pattern(arguments.output):
+        return _run_shard_by_shard(arguments)
+    made = MadeSamples(arguments)
+    made.write(SampleReader(arguments), arguments)
+    return made.tell()
+
+
+def _run_shard_by_shard(arguments: argparse.Namespace) -> int:
+    """Writes one archive for each shard, as ``map`` does."""
+    if arguments.slice is not None:
+        raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")
+    check_rekey(arguments.rekey)
+    made = MadeSamples(arguments)
+
+    def write(url: str, output: str) -> None:
+        # in a temporary folder, or a file that is to be replaced: the task has looked at its place
+        options = argparse.Namespace(**{**vars(arguments), "output": output})
+        made.write(SampleReader(options, urls=[url], hidden=True), options)
+
+    def work(tasks: list[ShardTask]) -> Results:
+        for task in tasks:
+            yield task, run_task(lambda: write, task, explain=message_of)
+
+    return max(work_on_shards(list_all_inputs(arguments), arguments, work), made.tell())
+
+
+COMMAND = Command("run a command on every sample, in a folder of its own", add_arguments, run, _EXAMPLE)
+
+
+def _command(arguments: argparse.Namespace) -> SampleCommand:
+    try:
+        return SampleCommand(
+            arguments.shell_command,
+            script=arguments.script,
+            parallel=arguments.parallel,
+            ordered=not arguments.unordered,
+            timeout=arguments.timeout,
+            folder=arguments.tmpdir,
+            log_field=arguments.log_field,
+            ignore_failures=arguments.errors == "ignore",
+        )
+    except (SampleError, ValueError) as error:
+        raise UsageError(message_of(error)) from error
+
+
+class MadeSamples:
+    """Writes what commands have made of samples, and keeps account of what there is to tell.
+
+    Args:
+        arguments: Those of the command.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._command = _command(arguments)
+        self._is_strict = arguments.errors == "abort"
+        self._ignored = 0
+        self._emptied = 0
+        self._unused = 0
+        self._lost = 0
+        self._left_out: Counter[str] = Counter()
+
+    def write(self, reader: SampleReader, arguments: argparse.Namespace) -> None:
+        """Writes what becomes of a reader's samples into one archive.
+
+        Raises:
+            SampleError: if one is lost, unless such samples are to be skipped.
+        """
+        try:
+            with (
+                SampleOutput(arguments) as output,
+                contextlib.closing(iter(reader)) as samples,  # type: ignore[type-var]
+                contextlib.closing(self._command.run(samples)) as results,
+            ):
+                copy_samples(self._taken(results, reader), output, reader)
+        finally:
+            self._lost += reader.lost
+            self._left_out += reader.left_out()
+
+    def _taken(self, results: Iterable[CommandResult], reader: SampleReader) -> Iterator[dict[str, Any]]:
+        """Passes on what the commands have said, and gives the samples."""
+        for result in results:
+            pass_on(result.output)
+            if result.samples is None:
+                assert result.error is not None
+                reader.refuse(result.error)
+                continue
+            if result.unused is not None:
+                self._refuse_unused(result.unused)
+            if result.error is not None:
+                self._ignored += 1
+                say(f"ignored: {message_of(result.error)}")
+            self._emptied += not result.samples
+            yield from result.samples
+
+    def _refuse_unused(self, error: SampleError) -> None:
+        """Reports files that no sample has: no policy makes that silent."""
+        if self._is_strict:
+            raise error
+        self._unused += 1
+        say(f"lost: {message_of(error)}")
+
+    def tell(self) -> int:
+        """Says what was left out, ignored and lost, and returns the exit status."""
+        if self._ignored:
+            say(f"ignored: {counted(self._ignored, 'command')} failed (see above)")
+        if self._emptied:
+            say(f"left out {counted(self._emptied, 'sample')} of which the command left nothing")
+        if self._unused:
+            say(f"lost: files that {counted(self._unused, 'command')} left (see above)")
+        tell_left_out(self._left_out)
+        tell_lost(self._lost)
+        return 1 if self._lost or self._unused else 0
+
+
+def pass_on(output: bytes) -> None:
+    """Writes a command's output to standard error; that nobody reads it there does not stop the work."""
+    if output:
+        with contextlib.suppress(BrokenPipeError), paused():
+            sys.stderr.write(output.decode(errors="backslashreplace"))
+            sys.stderr.flush()

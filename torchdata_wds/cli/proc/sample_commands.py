@@ -1,0 +1,372 @@
+"""Shell commands that work on samples, each sample in a folder of its own, several at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchdata_wds.cli.proc.sample_folders import read_folder, write_folder
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import SampleError, UnsafeDataError
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.format.samples.writable import check_field
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.sources.command import ShellCommand, status_text
+from torchdata_wds.storage.sources.command_guard import CommandGuard
+
+__all__ = ["CommandResult", "SampleCommand"]
+
+
+logger = logging.getLogger(__name__)
+
+#: How much of a command's output is kept, in bytes: its end.
+KEPT_OUTPUT = 1 << 20
+
+#: How many samples for each place may be ahead of the one whose result is awaited.
+_AHEAD = 4
+
+_CHUNK = 1 << 16
+
+_MOST_IN_A_PIPE = 1 << 20  # the system's limit for what is read after a command's end
+
+# How often to look for a command's end: where the system does not tell of it, and where it does.
+_POLL_SECONDS = 0.02
+
+_LONG_SECONDS = 3600.0
+
+_REMOVALS = 3
+
+_NAMED = 5  # how many unused files are named
+
+# A pipeline's earlier part that was stopped because a later one had read enough, as in `pipe:` commands.
+_SUCCESS = (0, 128 + signal.SIGPIPE)
+
+
+class CommandResult(NamedTuple):
+    """What a command has made of one sample.
+
+    Attributes:
+        samples: What is to be written; None if the sample is lost.
+        output: What the command wrote to standard output and error.
+        error: What went wrong, if anything did: also where the samples are taken in spite of it.
+        unused: Names the files that the command left and that belong to no sample, if there are any.
+    """
+
+    samples: list[dict[str, Any]] | None
+    output: bytes = b""
+    error: SampleError | None = None
+    unused: SampleError | None = None
+
+
+class SampleCommand:
+    """A shell command that makes new samples of samples.
+
+    It finds each in its working directory, as `write_folder` has it, and what is there when it ends is taken, as
+    `read_folder` has it. It runs in bash with ``pipefail``, or in sh where there is no bash, with nothing to read on
+    standard input; whatever it leaves in the background is killed, but for what has made a session of its own.
+
+    Args:
+        command: The command.
+        script: A file to run instead.
+        parallel: How many run at a time.
+        ordered: Whether results come in the order of the samples, and not as they are ready.
+        timeout: Seconds after which a command is killed with all that it has started, and has failed.
+        folder: Where the samples' folders are made; None is the folder for temporary files.
+        log_field: A field of each new sample for what the command wrote to standard output and error, the last MiB.
+        ignore_failures: Whether what a command that has failed leaves behind is taken all the same.
+
+    Raises:
+        UnsafeDataError: under ``WDS_SECURE=1``.
+        SampleError: if `log_field` can be no field.
+        ValueError: unless there is either a command or a script.
+
+    Example:
+        >>> command = SampleCommand("tr a-z A-Z < sample.txt > sample.up")
+        >>> [result.samples for result in command.run([{"__key__": "a", "txt": b"one"}])]
+        [[{'__key__': 'a', 'txt': b'one', 'up': b'ONE'}]]
+    """
+
+    def __init__(
+        self,
+        command: str = "",
+        *,
+        script: str | os.PathLike[str] | None = None,
+        parallel: int = 1,
+        ordered: bool = True,
+        timeout: float | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        log_field: str | None = None,
+        ignore_failures: bool = False,
+    ) -> None:
+        if is_secure():
+            raise UnsafeDataError("a command would run for each sample, which WDS_SECURE=1 forbids")
+        if bool(command.strip()) == (script is not None):
+            raise ValueError("there must be a command that is not empty, or a script, and not both")
+        if log_field is not None:
+            _check_log_field(log_field)
+        self._arguments = _arguments(command, script)
+        self._parallel = parallel
+        self._ordered = ordered
+        self._timeout = timeout
+        self._folder = None if folder is None else os.fspath(folder)
+        self._log_field = log_field
+        self._ignore_failures = ignore_failures
+
+    def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
+        """Runs the command on each sample.
+
+        Args:
+            samples: ``__key__``, perhaps ``__url__``, and bytes by field. Only a bounded number is read ahead.
+
+        Yields:
+            A result for each. When the generator is closed before its end, the commands that run are killed.
+
+        Raises:
+            OSError: if a file cannot be written, or no command can be started.
+        """
+        running = _Running()
+        pending: deque[Future[CommandResult]] = deque()
+        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="sample-command")
+        try:
+            for sample in samples:
+                pending.append(pool.submit(self._work, sample, running))
+                while len(pending) >= _AHEAD * self._parallel or (pending and self._is_ready(pending)):
+                    yield self._next(pending).result()
+            while pending:
+                yield self._next(pending).result()
+        finally:
+            running.stop()
+            pool.shutdown(cancel_futures=True)
+            running.close()
+
+    def _is_ready(self, pending: deque[Future[CommandResult]]) -> bool:
+        return pending[0].done() if self._ordered else any(future.done() for future in pending)
+
+    def _next(self, pending: deque[Future[CommandResult]]) -> Future[CommandResult]:
+        if self._ordered:
+            return pending.popleft()
+        ready = next(iter(wait(pending, return_when=FIRST_COMPLETED).done))
+        pending.remove(ready)
+        return ready
+
+    def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
+        """Does one sample, in a thread of the pool."""
+        with _temporary_folder(self._folder) as name:
+            folder = Path(name)
+            try:
+                write_folder(sample, folder)
+            except SampleError as error:
+                return CommandResult(None, error=error)
+            with closing(running.start(self._arguments, name)) as command:
+                failure = self._await(command, sample)
+                output = command.output()
+            if failure is not None and not self._ignore_failures:
+                return CommandResult(None, output, failure)
+            try:
+                content = read_folder(folder, sample)
+                self._add_log(content.samples, sample, output)
+            except SampleError as error:
+                return CommandResult(None, output, error)
+            return CommandResult(content.samples, output, failure, _unused(content.others, sample))
+
+    def _await(self, command: _Started, sample: Mapping[str, Any]) -> SampleError | None:
+        in_time = command.ends_within(math.inf if self._timeout is None else self._timeout)
+        if not in_time:
+            command.shell.kill()
+        status = command.shell.wait()
+        if not in_time:
+            return _failure(sample, f"took longer than {self._timeout:g} s and was killed with all that it had started")
+        return None if status in _SUCCESS else _failure(sample, f"failed with {status_text(status)}")
+
+    def _add_log(self, made: Iterable[dict[str, Any]], sample: Mapping[str, Any], output: bytes) -> None:
+        for new in made if self._log_field is not None else ():
+            if self._log_field in new:
+                raise _failure(sample, f"has left a file for the field {self._log_field!r}, where its output goes")
+            new[str(self._log_field)] = output
+
+
+@contextlib.contextmanager
+def _temporary_folder(parent: str | None) -> Iterator[str]:
+    """A folder that is removed, whatever processes that have got away still write there."""
+    made = tempfile.TemporaryDirectory(prefix="wds-proc-", dir=parent, ignore_cleanup_errors=True)
+    try:
+        yield made.name
+    finally:
+        for _ in range(_REMOVALS):
+            made.cleanup()
+            if not os.path.lexists(made.name):
+                break
+        else:
+            logger.warning("cannot remove the folder %s: perhaps a command has left a process that writes", made.name)
+
+
+class _Started:
+    """A running command, and the end of what it writes."""
+
+    def __init__(self, shell: ShellCommand, running: _Running) -> None:
+        self.shell = shell
+        self._running = running
+        self._kept = bytearray()
+        self._left_out = 0
+        # A process that has got away and holds the pipe open cannot hold us up.
+        os.set_blocking(shell.pipe.fileno(), False)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Reads on until the command has ended, and says whether that was in time; it is not yet reaped."""
+        last = time.monotonic() + seconds
+        with selectors.PollSelector() as selector, _end_of(self.shell.group) as end:
+            selector.register(self.shell.pipe, selectors.EVENT_READ)
+            if end is not None:
+                selector.register(end, selectors.EVENT_READ)
+            while (left := last - time.monotonic()) > 0:
+                found = selector.select(min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
+                ready = [key.fileobj for key, _ in found]
+                if self.shell.pipe in ready and not self._read():
+                    selector.unregister(self.shell.pipe)
+                if end in ready or (end is None and self.shell.ends_within(0)):
+                    return True
+        return False
+
+    def _read(self) -> bool:
+        """Takes a piece of what is there; whether there was any."""
+        data = self.shell.pipe.read(_CHUNK)
+        self._kept += data or b""
+        if len(self._kept) > 2 * KEPT_OUTPUT:
+            self._cut()
+        return bool(data)
+
+    def _cut(self) -> None:
+        surplus = max(0, len(self._kept) - KEPT_OUTPUT)
+        self._left_out += surplus
+        del self._kept[:surplus]
+
+    def output(self) -> bytes:
+        """The end of what it has written, once it has ended."""
+        for _ in range(_MOST_IN_A_PIPE // _CHUNK):
+            if not self._read():
+                break
+        self._cut()
+        note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
+        return note + self._kept
+
+    def close(self) -> None:
+        """Kills the command if it still runs."""
+        self.shell.close()
+        self._running.forget(self)
+
+
+@contextlib.contextmanager
+def _end_of(process: int) -> Iterator[int | None]:
+    """A descriptor that can be read when a process has ended; None where the system has no such thing."""
+    descriptor = None
+    with contextlib.suppress(AttributeError, OSError):
+        descriptor = os.pidfd_open(process)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class _Running:
+    """The commands that run, until they are told to stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._guard = CommandGuard()
+        self._commands: set[_Started] = set()
+        self._is_over = False
+
+    def start(self, arguments: list[str], folder: str) -> _Started:
+        """Starts a command."""
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("the commands were told to stop")
+            started = _Started(_start(arguments, folder), self)
+            self._guard.add(started.shell.group)
+            self._commands.add(started)
+            return started
+
+    def forget(self, command: _Started) -> None:
+        """Takes a command out."""
+        with self._lock:
+            self._commands.discard(command)
+        self._guard.remove(command.shell.group)
+
+    def stop(self) -> None:
+        """Kills all commands, and lets no other start."""
+        with self._lock:
+            self._is_over = True
+            for command in self._commands:
+                command.shell.kill()
+
+    def close(self) -> None:
+        """Ends the process that would kill the commands, all of which have ended."""
+        self._guard.close()
+
+
+def _start(arguments: list[str], folder: str) -> ShellCommand:
+    try:
+        process = subprocess.Popen(
+            arguments,
+            cwd=folder,
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
+    assert process.stdout is not None
+    return ShellCommand(process, process.stdout, "")
+
+
+def _arguments(command: str, script: str | os.PathLike[str] | None) -> list[str]:
+    bash = shutil.which("bash")
+    shell = [bash, "-o", "pipefail"] if bash else ["/bin/sh"]
+    if script is None:
+        return [*shell, "-c", command]
+    path = Path(script).absolute()
+    with path.open("rb"):  # says now what every sample would say
+        return [*shell, str(path)]
+
+
+def _check_log_field(field: str) -> None:
+    check_field(field, None, lowercase=False)
+    if is_metadata(field):
+        raise SampleError(f"field {field!r} for the command's output is metadata, which no shard holds", field=field)
+
+
+def _unused(names: Sequence[str], sample: Mapping[str, Any]) -> SampleError | None:
+    if not names:
+        return None
+    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+    files = "1 file that belongs" if len(names) == 1 else f"{len(names):,} files that belong"
+    return _failure(
+        sample,
+        f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
+        "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
+    )
+
+
+def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
+    key, url = sample["__key__"], sample.get("__url__")
+    shard = None if url is None else mask_url(url)
+    place = "" if shard is None else f" of shard {shard}"
+    return SampleError(f"the command for sample {key!r}{place} {what}", shard=shard, key=key)

@@ -1,0 +1,248 @@
+"""Samples as folders of files: what a program works on, and what it has made of them.
+
+The field ``jpg`` is the file ``sample.jpg``, and ``sample.__key__`` holds the key. Files such as ``sample-000001.jpg``
+are one more sample for each number or name after the dash, and so is a subfolder with such files. Every other file is
+reported, so that nothing a program has made is lost silently.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.format.samples.writable import as_bytes, check_field, is_written
+from torchdata_wds.storage import mask_url
+
+__all__ = ["FolderContent", "read_folder", "write_folder"]
+
+
+_PREFIX = "sample."
+
+_KEY = "__key__"
+
+# `tarp proc -m` has numbers of six digits after the dash; any name without a dot will do.
+_FILE = re.compile(r"sample(?:-([^.]+))?\.(.+)", re.DOTALL)
+
+# What file systems say of names that they do not take; the second where case makes no difference.
+_NO_NAME = {errno.ENAMETOOLONG, errno.EEXIST, errno.EILSEQ, errno.EINVAL}
+
+
+def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
+    """Writes a sample's fields and its key into files.
+
+    Args:
+        sample: ``__key__`` and bytes by field; other names like ``__url__`` are not written.
+        folder: An empty folder.
+
+    Raises:
+        SampleError: if a field has a name that no file can have, or is not bytes.
+        OSError: if a file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> write_folder({"__key__": "a", "txt": b"one"}, folder)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['sample.__key__', 'sample.txt']
+    """
+    key = sample[_KEY]
+    _write(folder, _KEY, _key_bytes(key), sample)
+    for field, value in sample.items():
+        if is_written(field, key):
+            check_field(field, key, lowercase=False)
+            _write(folder, field, as_bytes(value, key, field), sample)
+
+
+def _key_bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
+
+
+def _write(folder: Path, field: str, data: bytes, sample: Mapping[str, Any]) -> None:
+    name = _PREFIX + field
+    try:
+        with open(folder / name, "xb") as file:  # noqa: PTH123 - a short path
+            file.write(data)
+    except OSError as error:
+        if error.errno in _NO_NAME:
+            raise _failure(
+                sample,
+                f"cannot have its field {field!r} in a file: {error.strerror} ({len(os.fsencode(name)):,} bytes). "
+                "Rename the field, or leave it out",
+                field,
+            ) from error
+        raise OSError(
+            error.errno, f"cannot write a sample's file of {len(data):,} bytes: {error.strerror}", str(folder / name)
+        ) from error
+
+
+class FolderContent(NamedTuple):
+    """What is in a sample's folder.
+
+    Attributes:
+        samples: The samples.
+        others: Relative paths of the files that belong to no sample.
+    """
+
+    samples: list[dict[str, Any]]
+    others: list[str]
+
+
+def read_folder(folder: Path, sample: Mapping[str, Any]) -> FolderContent:
+    """Reads what has become of a sample in its folder.
+
+    Args:
+        folder: What `write_folder` has filled.
+        sample: The sample that was written there.
+
+    Returns:
+        First the sample of ``sample.*``, then those of ``sample-NAME.*`` in the order of their numbers or names, then
+        the same of each subfolder by name. ``__key__`` is what ``sample.__key__`` or ``sample-NAME.__key__`` says,
+        without a line feed at its end, or else the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the
+        old one. Files that belong to no sample are listed: those with other names, in deeper folders, and a key without
+        fields, except that of the folder itself.
+
+    Raises:
+        SampleError: if a file of a sample is not a regular file or cannot be read, its field is metadata, or a key is
+            not text.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> sample = {"__key__": "a", "txt": b"one"}
+        >>> write_folder(sample, folder)
+        >>> _ = (folder / "sample.txt").rename(folder / "sample-0.txt")
+        >>> _ = (folder / "notes").write_text("")
+        >>> read_folder(folder, sample)
+        FolderContent(samples=[{'__key__': 'a/0', 'txt': b'one'}], others=['notes'])
+    """
+    content = FolderContent([], [])
+    for place in _read_place(folder, "", sample, content):
+        for deeper in _read_place(folder / place, f"{place}/", sample, content):
+            content.others.extend(_files_below(folder / place, f"{place}/{deeper}", deeper))
+    return content
+
+
+def _read_place(folder: Path, place: str, sample: Mapping[str, Any], content: FolderContent) -> list[str]:
+    """Takes the samples of one folder, and returns the names of its subfolders."""
+    subfolders = []
+    found: dict[str, dict[str, bytes]] = {}
+    for entry in _entries(folder, sample):
+        parts = _FILE.fullmatch(entry.name)
+        if parts is not None:
+            _check_file(entry, parts[2], sample)
+            found.setdefault(parts[1] or "", {})[parts[2]] = _read_file(entry, parts[2], sample)
+        elif entry.is_dir(follow_symlinks=False):
+            subfolders.append(entry.name)
+        else:
+            content.others.append(place + entry.name)
+    for name in sorted(found, key=_order):
+        key = "/".join(filter(None, (sample[_KEY], place.rstrip("/"), name)))
+        made = _new_sample(key, found[name], sample)
+        if not all(map(is_metadata, made)):
+            content.samples.append(made)
+        elif place or name:
+            content.others.append(f"{place}sample{name and '-'}{name}.{_KEY}")
+    return subfolders
+
+
+def _entries(folder: Path, sample: Mapping[str, Any]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError as error:
+        raise _failure(sample, f"no longer has its folder: {error.strerror}") from error
+    except OSError as error:
+        raise _failure(sample, f"has a folder that cannot be read: {error.strerror}: {error.filename!r}") from error
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    """Sorts "" first, then numbers by value, then other names: 2 comes before 10."""
+    is_number = name.isascii() and name.isdigit()
+    return (bool(name) and not is_number, len(name.lstrip("0")) if is_number else 0, name.lstrip("0") or name)
+
+
+def _files_below(parent: Path, shown: str, name: str) -> Iterator[str]:
+    """Lists all files of a folder, without following links; a folder that cannot be read counts as one.
+
+    Args:
+        parent: Where the folder is.
+        shown: What it is called in the list.
+        name: Its name.
+    """
+    waiting = [(parent / name, shown)]
+    while waiting:
+        folder, place = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((Path(entry.path), f"{place}/{entry.name}"))
+                    else:
+                        yield f"{place}/{entry.name}"
+        except OSError:
+            yield f"{place}/"
+
+
+def _new_sample(key: str, fields: dict[str, bytes], sample: Mapping[str, Any]) -> dict[str, Any]:
+    told = fields.pop(_KEY, None)
+    made: dict[str, Any] = {_KEY: key if told is None else _read_key(told, sample)}
+    if "__url__" in sample:
+        made["__url__"] = sample["__url__"]
+    return made | fields
+
+
+def _check_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> None:
+    if field != _KEY and is_metadata(field):
+        raise _failure(sample, f"has a file {entry.name!r}, whose field is metadata that shards do not hold", field)
+    if entry.is_file(follow_symlinks=False):
+        return
+    kinds = {"a symbolic link": entry.is_symlink(), "a folder": entry.is_dir(follow_symlinks=False)}
+    kind = next((kind for kind, fits in kinds.items() if fits), "a device, a pipe or a socket")
+    raise _failure(
+        sample,
+        f"has a file {entry.name!r} that is {kind}: only a regular file becomes a field. Copy or delete it",
+        field,
+    )
+
+
+def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> bytes:
+    """Reads a file up to its present size: a process that escaped may still write to it, or replace it by a link."""
+    try:
+        file = os.fdopen(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        with file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise _failure(sample, f"has a file {entry.name!r} that is no longer regular", field)
+            return file.read(status.st_size)
+    except OSError as error:
+        raise _failure(sample, f"has a file {entry.name!r} that cannot be read: {error.strerror}", field) from error
+    except MemoryError as error:
+        raise _failure(
+            sample,
+            f"has a file {entry.name!r} of {status.st_size:,} bytes, for which there is not enough memory",
+            field,
+        ) from error
+
+
+def _read_key(data: bytes, sample: Mapping[str, Any]) -> str:
+    old: str = sample[_KEY]
+    if data == _key_bytes(old):
+        return old
+    try:
+        return data.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise _failure(sample, f"has a key that is not UTF-8 text: {data[:60]!r}") from error
+
+
+def _failure(sample: Mapping[str, Any], what: str, field: str | None = None) -> SampleError:
+    key, url = sample[_KEY], sample.get("__url__")
+    shard = None if url is None else mask_url(url)
+    place = "" if shard is None else f" of shard {shard}"
+    return SampleError(f"sample {key!r}{place} {what}", shard=shard, key=key, field=field)

@@ -1,0 +1,215 @@
+"""``show``: samples as text, as a contact sheet, or as a page of HTML."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
+from typing import Any
+
+from torchdata_wds.cli.arguments.fields import FieldChoices, add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.arguments.outputs import check_one_output
+from torchdata_wds.cli.arguments.shown_samples import add_count_argument, taken, write_line, write_whole
+from torchdata_wds.cli.command import Command, UsageError, counted, positive_number, say, whole_number
+from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, sheet_size
+from torchdata_wds.cli.show.html_pages import SampleSummary, write_page
+from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer
+from torchdata_wds.errors import SampleError, WdsError
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.urls import STDIN
+
+__all__ = ["COMMAND"]
+
+
+Choose = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+_SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+
+_PAGES = (".html", ".htm")
+
+_TEXTS, _PICTURES = 10, 100  # how many samples by default
+
+_WIDTH, _SIZE = 80, 160
+
+_MOST_THREADS = 8
+
+_REASON = 400  # characters of a reason that a tile may have room for
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_input_arguments(parser, parts=False)
+    add_field_arguments(parser)
+    add_count_argument(parser, f"{_TEXTS}, and {_PICTURES} with --out")
+    parser.add_argument(
+        "-w", "--width", type=positive_number, default=_WIDTH, metavar="N", help=f"longest value ({_WIDTH} characters)"
+    )
+    group = parser.add_argument_group("pictures")
+    group.add_argument(
+        "-o",
+        "--out",
+        dest="output",
+        default=STDIN,
+        metavar="FILE",
+        help="x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: a "
+        "page of all",
+    )
+    group.add_argument("--columns", type=positive_number, default=8, metavar="N", help="of the sheet (8)")
+    group.add_argument(
+        "--size",
+        type=whole_number,
+        default=_SIZE,
+        metavar="N",
+        help=f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes",
+    )
+    group.add_argument("--force", action="store_true", help="replace what exists")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the samples."""
+    check_one_output(arguments.output)
+    kind = _kind(arguments)
+    showing = Showing(arguments, kind)
+    if kind == "":
+        _print(showing.samples())
+    elif kind in _PAGES:
+        page = write_page(showing.samples(), ", ".join(map(mask_url, arguments.shards)) or "standard input")
+        write_whole((piece.encode() for piece in page), arguments.output, overwrite=arguments.force)
+    else:
+        write_whole(_sheet(showing, arguments, _SHEETS[kind]), arguments.output, overwrite=arguments.force)
+    return showing.finish()
+
+
+def _kind(arguments: argparse.Namespace) -> str:
+    """Tells by the suffix what is to be drawn; "" for text."""
+    if arguments.output == STDIN:
+        return ""
+    name = mask_url(arguments.output).partition("?")[0].lower()
+    kind = next((suffix for suffix in (*_SHEETS, *_PAGES) if name.endswith(suffix)), None)
+    if kind is None:
+        raise UsageError(
+            f"--out takes a name that ends in {', '.join((*_SHEETS, *_PAGES))}, not {mask_url(arguments.output)!r}"
+        )
+    if arguments.size == 0 and kind in _SHEETS:
+        raise UsageError("a contact sheet needs images of one size: --size 0 is for pages")
+    return kind
+
+
+class Showing:
+    """Reads samples and summarizes them, and keeps account of what does not decode.
+
+    Args:
+        arguments: All of them.
+        kind: What is to be drawn.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, kind: str) -> None:
+        self._choices: FieldChoices | None = field_choices(arguments)
+        self._reader = SampleReader(arguments)
+        # text is there at once; pictures take their time
+        self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
+        self._count: int | None = arguments.count
+        self._default = _PICTURES if kind else _TEXTS
+        # one sample more is looked at, unless the user has said where to end, or would be told what is lost behind it
+        self._looks_on = arguments.count is None and arguments.errors == "stop"
+        self._is_more = False
+        width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
+        self._summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
+        self._damaged = 0
+
+    def samples(self) -> Iterator[SampleSummary]:
+        """Gives the samples, each with its fields summarized.
+
+        Raises:
+            WdsError: at damage, unless it is to be skipped.
+        """
+        choose: Choose = dict if self._choices is None else self._choices.choose
+        is_over = False
+        first = self._default if self._count is None else self._count
+        with (
+            closing(taken(self._reader, lambda sample: sample if is_over else choose(sample), self._count)) as samples,
+            closing(self._summarize.each(islice(samples, first), self._threads)) as summarized,
+        ):
+            for sample, fields in summarized:
+                self._damaged += sum(field.is_damaged for field in fields)
+                yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
+            is_over = True  # whatever fields the next one has, it is one
+            if self._looks_on:
+                with suppress(WdsError, OSError):  # what lies behind was not asked for
+                    self._is_more = next(samples, None) is not None
+
+    def finish(self) -> int:
+        """Tells what was left out and what does not decode, and gives the exit status."""
+        if self._is_more:
+            say(f"these are the first {counted(self._default, 'sample')}, and more follow: see --count")
+        tell_choices(self._choices)
+        if self._damaged:
+            say(f"{counted(self._damaged, 'field does', 'fields do')} not decode (see there)")
+        return max(self._reader.finish(), 1 if self._damaged else 0)
+
+
+def _print(samples: Iterator[SampleSummary]) -> None:
+    for number, sample in enumerate(samples):
+        if number:
+            write_line("")
+        write_line(f"{printable(sample.key)}  {printable(sample.shard)}")
+        names = [printable(field.field) for field in sample.fields]
+        widest = max(map(len, names), default=0)
+        digits = max((len(f"{field.size:,}") for field in sample.fields), default=0)
+        for name, field in zip(names, sample.fields, strict=True):
+            write_line(f"  {name:<{widest}}  {field.size:>{digits},} B  {field.text}".rstrip())
+
+
+def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:
+    tiles, count = [], 0
+    for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - it is told below
+        # without --fields there may be anything, and only images are drawn
+        labels = [] if arguments.fields is None else [_label(field) for field in sample.fields if not field.is_image]
+        tiles += [_tile(sample.key, field, labels) for field in sample.fields if field.is_image]
+        with _size_checked():
+            sheet_size(max(1, len(tiles)), columns=arguments.columns, size=arguments.size)
+    if not tiles:
+        raise SampleError(f"no image in {counted(count, 'sample')}: nothing to draw")
+    with _size_checked():
+        sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
+    out = io.BytesIO()
+    sheet.save(out, form, quality=90, compress_level=2)
+    yield out.getvalue()
+
+
+@contextmanager
+def _size_checked() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{error}: see --count, --columns and --size") from error
+
+
+def _label(field: FieldSummary) -> str:
+    return f"{field.field}: {field.text}"
+
+
+def _tile(key: str, field: FieldSummary, labels: Sequence[str]) -> Tile:
+    note = (
+        field.field
+        if field.picture is None
+        else f"{field.field}  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
+    )
+    return Tile(key, note, field.picture, field.text, labels)
+
+
+COMMAND = Command(
+    "show samples: as text, or their images as a contact sheet or a page",
+    add_arguments,
+    run,
+    """
+    wds show -c 2 train-000000.tar
+    wds show -f "jpg cls" --out sheet.png 'train-{000000..000003}.tar'
+    wds show -c 20 --out page.html train-*.tar
+    """,
+)

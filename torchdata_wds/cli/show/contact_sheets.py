@@ -1,0 +1,250 @@
+"""Contact sheets: many thumbnails in one picture, with their keys and other fields below."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from torchdata_wds.cli.printing import printable, shorten, shorten_middle
+from torchdata_wds.cli.show.thumbnails import on_checkerboard
+from torchdata_wds.codecs.images.pixels import fitting_size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont
+
+__all__ = ["Tile", "draw_sheet", "fit_text", "sheet_size"]
+
+
+_GAP = 8
+
+_FONT_SIZE = 13
+
+_LINE = 17
+
+_NARROWEST = 112  # so that there is room for keys
+
+_FIELD_LINES, _MOST_LINES = 3, 10  # of one field, and of all fields below an image
+
+_LARGEST = 250_000_000
+
+_LONGEST = 65_500
+
+_PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
+
+_DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
+
+# For keys with letters that Pillow's own font has not, those of the system's fonts that has them all.
+_OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
+
+
+class Tile(NamedTuple):
+    """One image of a sheet.
+
+    Attributes:
+        key: Key of the sample.
+        note: What else stands below, such as the field.
+        picture: A thumbnail; None for an image that does not decode.
+        failure: Then the reason.
+        labels: Other fields of the sample, as they are to be read. Long ones are cut after three lines, all of them
+            together after ten.
+    """
+
+    key: str
+    note: str
+    picture: Image | None
+    failure: str = ""
+    labels: Sequence[str] = ()
+
+
+def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image:
+    """Draws a contact sheet.
+
+    Args:
+        tiles: The images, which go left to right and down; at least one.
+        columns: How many in a row, at most.
+        size: The longest side of an image in pixels: larger ones are reduced, much smaller ones enlarged to a multiple
+            of their size.
+
+    Returns:
+        An RGB image.
+
+    Raises:
+        ValueError: if there is no tile, or as `sheet_size` does.
+
+    Example:
+        >>> import PIL.Image
+        >>> draw_sheet([Tile("a", "jpg", PIL.Image.new("RGB", (64, 48)))], size=64).mode
+        'RGB'
+    """
+    from PIL import Image, ImageDraw
+
+    if not tiles:
+        raise ValueError("a contact sheet needs at least one image")
+    columns = min(columns, len(tiles))
+    labels = [_label_lines(tile.labels, _room(size)[0] - _GAP) for tile in tiles]
+    lines = max(map(len, labels))
+    width, height = _room(size, lines)
+    sheet = Image.new("RGB", sheet_size(len(tiles), columns=columns, size=size, lines=lines), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (tile, label) in enumerate(zip(tiles, labels, strict=True)):
+        left, top = number % columns * width + _GAP, number // columns * height + _GAP
+        _draw_tile(sheet, draw, tile, (left, top), (width - _GAP, size))
+        _draw_lines(draw, label, (left, top + size + 2 + 2 * _LINE), _INK)
+    return sheet
+
+
+def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0) -> tuple[int, int]:
+    """Returns how large a sheet is.
+
+    Args:
+        count: How many images.
+        columns: As in `draw_sheet`.
+        size: As in `draw_sheet`.
+        lines: How many lines of labels the tiles have.
+
+    Returns:
+        Width and height in pixels.
+
+    Raises:
+        ValueError: if that is more than 250 million pixels, or a side is longer than JPEG can have it.
+
+    Example:
+        >>> sheet_size(3, size=100)
+        (368, 158)
+    """
+    columns = min(columns, count)
+    width, height = _room(size, lines)
+    area = columns * width + _GAP, -(-count // columns) * height + _GAP
+    if area[0] * area[1] > _LARGEST or max(area) > _LONGEST:
+        raise ValueError(f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images")
+    return area
+
+
+def _room(size: int, lines: int = 0) -> tuple[int, int]:
+    """Width and height of a tile, with what keeps it from the next."""
+    return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
+
+
+def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: tuple[int, int], room: tuple[int, int]) -> None:
+    left, top = corner
+    box = (left, top, left + room[0] - 1, top + room[1] - 1)
+    if tile.picture is None:
+        draw.rectangle(box, fill=_DAMAGED)
+        _draw_failure(draw, tile.failure, corner, room)
+    else:
+        draw.rectangle(box, fill=_FRAME)
+        picture = _fit_picture(on_checkerboard(tile.picture), room[1])
+        sheet.paste(picture, (left + (room[0] - picture.width) // 2, top + (room[1] - picture.height) // 2))
+    _draw_line(draw, tile.key, (left, box[3] + 3), room[0], _INK)
+    _draw_line(draw, tile.note, (left, box[3] + 3 + _LINE), room[0], _FAINT)
+
+
+def _fit_picture(picture: Image, size: int) -> Image:
+    """Reduces a large image, and shows the pixels of a small one."""
+    from PIL.Image import Resampling
+
+    longest = max(picture.size)
+    if longest > size:
+        return picture.resize(fitting_size(picture.size, size), Resampling.LANCZOS)
+    factor = size // longest
+    if factor < 2:
+        return picture
+    return picture.resize((picture.width * factor, picture.height * factor), Resampling.NEAREST)
+
+
+def _draw_line(draw: ImageDraw, text: str, corner: tuple[int, int], width: int, ink: tuple[int, int, int]) -> None:
+    shown, font = _with_font(printable(text))
+    draw.text(corner, fit_text(shown, font, width), fill=ink, font=font)
+
+
+def _draw_failure(draw: ImageDraw, text: str, corner: tuple[int, int], room: tuple[int, int]) -> None:
+    """Writes the reason into the tile, as much of it as there is room for."""
+    shown, font = _with_font(printable(text))
+    lines = _wrap(shown, font, room[0] - 8, (room[1] - 8) // _LINE)
+    _draw_lines(draw, [(line, font) for line in lines], (corner[0] + 4, corner[1] + 4), _DAMAGED_INK)
+
+
+def _label_lines(labels: Sequence[str], width: int) -> list[tuple[str, FreeTypeFont]]:
+    """Breaks labels into lines, each with the font that has its letters."""
+    lines: list[tuple[str, FreeTypeFont]] = []
+    for label in labels:
+        shown, font = _with_font(printable(label))
+        lines += zip(_wrap(shown, font, width, _FIELD_LINES), itertools.repeat(font))
+    return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None))]
+
+
+def _draw_lines(
+    draw: ImageDraw, lines: Sequence[tuple[str, FreeTypeFont]], corner: tuple[int, int], ink: tuple[int, int, int]
+) -> None:
+    for number, (line, font) in enumerate(lines):
+        draw.text((corner[0], corner[1] + number * _LINE), line, fill=ink, font=font)
+
+
+def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
+    """Breaks a text into lines, at blanks where there are any; what does not fit into the last is cut."""
+    lines: list[str] = []
+    rest = text.strip()
+    while rest and len(lines) < most:
+        fits = max(1, _most(len(rest), lambda count: font.getlength(rest[:count]) <= width))  # noqa: B023
+        if fits < len(rest) and len(lines) == most - 1:
+            lines.append(shorten(rest, _most(len(rest), lambda count: font.getlength(shorten(rest, count)) <= width)))  # noqa: B023
+            break
+        if fits < len(rest) and (blank := rest.rfind(" ", 1, fits + 1)) > 0:
+            fits = blank
+        lines.append(rest[:fits].rstrip())
+        rest = rest[fits:].lstrip()
+    return lines
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """Finds the largest number up to a count that fits, if smaller ones do."""
+    low, high = 0, count + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
+    """Shortens a text in its middle until it is not wider than so many pixels.
+
+    Example:
+        >>> from PIL import ImageFont
+        >>> fit_text("train/000/000123456789.jpg", ImageFont.load_default(13), 100)
+        'train/0...789.jpg'
+    """
+    return shorten_middle(text, _most(len(text), lambda count: font.getlength(shorten_middle(text, count)) <= width))
+
+
+def _with_font(text: str) -> tuple[str, FreeTypeFont]:
+    """Chooses a font that has all letters of a text; where there is none, the missing ones are escaped."""
+    missing = [letter for letter in set(text) if not _has_glyph(None, letter)]
+    if not missing:
+        return text, _font(None)
+    for name in _OTHER_FONTS:
+        try:
+            if all(_has_glyph(name, letter) for letter in set(text)):
+                return text, _font(name)
+        except OSError:
+            continue
+    codes = {ord(letter): letter.encode("unicode_escape").decode() for letter in missing}
+    return text.translate(codes), _font(None)
+
+
+@functools.cache
+def _font(name: str | None) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    if name is not None:
+        return ImageFont.truetype(name, _FONT_SIZE)
+    return cast("FreeTypeFont", ImageFont.load_default(_FONT_SIZE))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_glyph(name: str | None, letter: str) -> bool:
+    font = _font(name)
+    return letter == " " or bytes(font.getmask(letter)) != bytes(font.getmask("\uffff"))

@@ -1,0 +1,96 @@
+"""Samples as one page of HTML: nothing in it runs, and nothing outside of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+
+from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.show.summaries import FieldSummary
+from torchdata_wds.cli.show.thumbnails import data_uri
+
+__all__ = ["SampleSummary", "write_page"]
+
+
+# Whatever a mistake here might let through, the page itself forbids.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+_STYLE = """
+body { margin: 1.5em; font: 14px/1.4 system-ui, sans-serif; color: #141414; background: #fff }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(24em, 1fr)); gap: 1em }
+section { border: 1px solid #ddd; border-radius: 4px; padding: .7em; overflow: hidden }
+h1 { font-size: 1.2em } h2 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
+p { margin: 0 0 .5em; color: #6e6e6e; overflow-wrap: anywhere }
+figure { display: inline-block; margin: 0 .5em .5em 0; max-width: 100% }
+figcaption { color: #6e6e6e; font-size: .85em }
+img { max-width: 100%; background: repeating-conic-gradient(#d8d8d8 0 25%, #fff 0 50%) 0 0 / 16px 16px }
+table { border-collapse: collapse; font-size: .9em } td, th { padding: .1em .8em .1em 0; vertical-align: top }
+th { text-align: left } td.size { text-align: right; white-space: nowrap }
+td.value { overflow-wrap: anywhere } .damaged { color: #960000 }
+"""
+
+
+class SampleSummary(NamedTuple):
+    """One sample of a page.
+
+    Attributes:
+        key: Its key.
+        shard: Its shard, as it may be shown.
+        fields: Its fields; the pictures among them are drawn.
+    """
+
+    key: str
+    shard: str
+    fields: Sequence[FieldSummary]
+
+
+def write_page(samples: Iterable[SampleSummary], title: str) -> Iterator[str]:
+    """Writes a page, one sample at a time.
+
+    Args:
+        samples: The samples.
+        title: Stands at the top.
+
+    Yields:
+        The page, piece by piece, to be written as UTF-8.
+
+    Example:
+        >>> page = "".join(write_page([SampleSummary("a<b", "x.tar", [FieldSummary("cls", 1, "7")])], "one sample"))
+        >>> "a&lt;b" in page, 'class="value">7</td>' in page
+        (True, True)
+    """
+    yield (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n<main>\n"
+    )
+    for sample in samples:
+        yield _section(sample)
+    yield "</main>\n</body>\n</html>\n"
+
+
+def _section(sample: SampleSummary) -> str:
+    figures = "".join(_figure(field, sample.key) for field in sample.fields if field.picture is not None)
+    rows = "".join(map(_row, sample.fields))
+    head = f"<h2>{_text(sample.key)}</h2>\n<p>{_text(sample.shard)}</p>\n"
+    return f"<section>\n{head}{figures}<table>\n{rows}</table>\n</section>\n"
+
+
+def _figure(field: FieldSummary, key: str) -> str:
+    assert field.picture is not None
+    width, height = field.picture.size
+    alt = _text(f"{key}.{field.field}")
+    image = f'<img src="{data_uri(field.picture)}" width="{width}" height="{height}" alt="{alt}">'
+    return f"<figure>{image}<figcaption>{_text(field.field)}</figcaption></figure>\n"
+
+
+def _row(field: FieldSummary) -> str:
+    kind = "value damaged" if field.is_damaged else "value"
+    name, size = _text(field.field), f"{field.size:,} B"
+    return f'<tr><th>{name}</th><td class="size">{size}</td><td class="{kind}">{_text(field.text)}</td></tr>\n'
+
+
+def _text(text: str) -> str:
+    """Text as it may stand anywhere in the page, also in an attribute."""
+    return escape(printable(text), quote=True)

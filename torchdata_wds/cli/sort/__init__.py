@@ -1,0 +1,100 @@
+"""``sort``: samples in the order of a value, in bounded memory."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import get_args
+
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.arguments.outputs import (
+    SampleOutput,
+    add_output_arguments,
+    check_one_output,
+    chosen_seed,
+    copy_samples,
+)
+from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say, whole_number
+from torchdata_wds.cli.sort.keys import MissingValue, SortKey, SortType
+from torchdata_wds.cli.sort.runs import sort_samples
+
+__all__ = ["COMMAND"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``sort``."""
+    add_input_arguments(parser)
+    parser.add_argument(
+        "-k", "--key", default="__key__", metavar="FIELD", help="the field to sort by (default: __key__)"
+    )
+    parser.add_argument(
+        "--type",
+        choices=get_args(SortType),
+        default="text",
+        help="compare bytes, integers or numbers, or give an order that looks random (default: text)",
+    )
+    parser.add_argument("--seed", type=whole_number, help="of --type shuffle: the same gives the same order")
+    parser.add_argument("--reverse", action="store_true", help="the largest first; equal ones keep their order")
+    parser.add_argument(
+        "--missing",
+        choices=get_args(MissingValue),
+        default="error",
+        help="a sample without the field: stop, leave it out, or put it last (default: error)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=byte_size,
+        default=float(1 << 30),
+        metavar="SIZE",
+        help="how much to keep in memory; more goes to temporary files (default: 1GiB)",
+    )
+    parser.add_argument("--tmpdir", metavar="FOLDER", help="where these lie (default: the system's)")
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Sorts the samples, and returns the exit status."""
+    check_one_output(arguments.output)
+    key = _sort_key(arguments)
+    reader = SampleReader(arguments)
+    with SampleOutput(arguments) as output, closing(iter(reader)) as samples:  # type: ignore[type-var]
+        ordered = sort_samples(
+            samples,
+            key,
+            reverse=arguments.reverse,
+            memory=arguments.memory,
+            folder=arguments.tmpdir,
+            on_error=reader.refuse,
+        )
+        with closing(ordered):  # type: ignore[type-var]
+            copy_samples(ordered, output, reader)
+    if key.left_out:
+        say(f"left out {counted(key.left_out, 'sample')} without {' or '.join(key.fields)} (--missing skip)")
+    return reader.finish()
+
+
+COMMAND = Command(
+    "sort samples by their key or a field, in bounded memory",
+    add_arguments,
+    run,
+    """
+    wds sort train-000000.tar -k cls --type int -o by-class.tar
+    wds sort 'train-*.tar' --type shuffle --seed 1 --memory 100MB -o shuffled.tar
+    """,
+)
+
+
+def _sort_key(arguments: argparse.Namespace) -> SortKey:
+    is_shuffle = arguments.type == "shuffle"
+    if arguments.seed is not None and not is_shuffle:
+        raise UsageError("--seed needs --type shuffle, whose order it chooses")
+    try:
+        return SortKey(
+            arguments.key,
+            arguments.type,
+            seed=chosen_seed(arguments.seed) if is_shuffle else 0,
+            missing=arguments.missing,
+            reverse=arguments.reverse,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,108 @@
+"""A shell command that is run for a file that has just been written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import UnsafeDataError
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.sources.command import status_text
+from torchdata_wds.storage.sources.command_guard import CommandGuard
+
+__all__ = ["HookCommand"]
+
+
+_STDERR = 2
+
+# What protects a character, a quoted string, a quote that nobody closes, a variable, a place.
+_TOKEN = re.compile(
+    r"\\.|(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?P<open>['\"])|\$\{\w*|\{(?P<name>[a-z_]+)\}", re.DOTALL
+)
+
+
+class HookCommand:
+    """A command for ``/bin/sh`` with places for values, each of which becomes one word, whatever is in it.
+
+    Its standard input is empty, and what it writes to standard output goes to standard error.
+
+    Args:
+        template: The command, with places as ``{path}``. They stand outside of quotes.
+        names: The places that there are.
+
+    Raises:
+        UnsafeDataError: under ``WDS_SECURE=1``.
+        ValueError: if a place has another name or stands inside quotes, or a quote is not closed.
+
+    Example:
+        >>> hook = HookCommand("test {path} = $PWD'/it'", ["path"])
+        >>> hook.fill({"path": "my file"})
+        "test 'my file' = $PWD'/it'"
+    """
+
+    def __init__(self, template: str, names: Collection[str]) -> None:
+        if is_secure():
+            raise UnsafeDataError(f"{mask_text(template)!r} is a command, which WDS_SECURE=1 forbids")
+        self._parts = list(_split(template, names))
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """Puts values into the places."""
+        return "".join(shlex.quote(str(values[part])) if is_place else part for part, is_place in self._parts)
+
+    def run(self, values: Mapping[str, object]) -> None:
+        """Runs the command, and waits for it.
+
+        An exception meanwhile, as at Ctrl-C, kills it with all it has started, as does the end of this process.
+
+        Args:
+            values: What the places stand for.
+
+        Raises:
+            ChildProcessError: if it fails.
+        """
+        command = self.fill(values)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
+        )
+        try:
+            with closing(CommandGuard(process.pid)):
+                status = process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if status:
+            raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
+
+
+def _split(template: str, names: Collection[str]) -> Iterator[tuple[str, bool]]:
+    """Takes a template apart into text and the names of places.
+
+    Yields:
+        A part, and whether it is a place.
+    """
+    start = 0
+    for found in _TOKEN.finditer(template):
+        if found["open"]:
+            raise ValueError(f"{template!r} has a quote that is not closed: {template[found.start() :]!r}")
+        inside = next((name for name in names if f"{{{name}}}" in (found["quoted"] or "")), None)
+        if inside is not None:
+            raise ValueError(f"{{{inside}}} stands inside quotes in {template!r}: leave them out, it is quoted already")
+        name = found["name"]
+        if name is None:
+            continue
+        if name not in names:
+            there = ", ".join(f"{{{known}}}" for known in names)
+            raise ValueError(f"{template!r} has an unknown place {{{name}}}: there are {there}")
+        yield template[start : found.start()], False
+        yield name, True
+        start = found.end()
+    yield template[start:], False

@@ -1,0 +1,324 @@
+"""Images to files: which format holds what, and what would not read back equal is refused.
+
+What a format holds was found by writing each of Pillow's modes and reading it back with our own decoder.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchdata_wds.codecs.images.files import parse_orientation, read_orientation
+from torchdata_wds.codecs.images.pixels import Pixels, to_pixels
+from torchdata_wds.codecs.images.sixteen_bit import EXIF_PREFIX, write_bitmap, write_deep_png, write_pnm
+from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["IMAGE_ENCODERS", "encode_image"]
+
+
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """What an image format holds.
+
+    Args:
+        name: Its name.
+        modes: The modes of 8 bits a channel (or less) that read back equal, space separated; Pillow's names.
+        deep_modes: The modes of 16 bits a channel that do.
+        keyed_modes: The modes that keep a transparent colour, or the transparency of a palette.
+        keeps_exif: Whether EXIF data, with the orientation in it, is kept.
+        keeps_palette_alpha: Whether the alpha of a palette's colours is kept.
+        max_side: The most pixels in one direction; 0 for more than any memory holds.
+    """
+
+    name: str
+    modes: str
+    deep_modes: str = ""
+    keyed_modes: str = ""
+    keeps_exif: bool = False
+    keeps_palette_alpha: bool = False
+    max_side: int = 0
+
+
+_FORMATS = {
+    "jpg jpeg jpe jfif": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True, max_side=65500),
+    "png apng img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", True, True),
+    "webp": FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", True, True, max_side=16383),
+    "bmp": FileFormat("BMP", "1 L P RGB"),
+    "tif tiff": FileFormat("TIFF", "1 L LA P PA RGB RGBA CMYK LAB", "L"),
+    "ppm": FileFormat("PPM", "1 L RGB", "L RGB"),
+    "pgm": FileFormat("PGM", "1 L", "L"),
+    "pbm": FileFormat("PBM", "1 L"),
+    "pnm": FileFormat("PNM", "1 L RGB", "L RGB"),
+}
+
+
+def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat) -> bytes:
+    r"""Encodes an image as a file.
+
+    Args:
+        value: A PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8
+            bits.
+        options: Says how tensors lie, and how hard to compress.
+        file_format: The format of the file.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        TypeError: if it is no image.
+        ValueError: if the format does not hold such images, so that reading would give another.
+        OSError: if Pillow cannot write it.
+
+    Example:
+        >>> encode_image(np.zeros((1, 2), np.uint8), EncodeOptions(), file_format=_FORMATS["pgm"])
+        b'P5\n2 1\n255\n\x00\x00'
+    """
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        value.load()
+        _check_size(value.size, file_format)
+        exif = _exif(value)
+        image = _without_state(value)
+        deep = _to_deep(image)
+        _check_info(image, exif, file_format, deep is not None)
+    else:
+        pixels = to_pixels(value, channels_first=options.channels_first)
+        _check_size(pixels.shape[:2], file_format)
+        deep = pixels if pixels.itemsize > 1 else None
+        exif = b""
+    if deep is not None:
+        _check_deep(deep, file_format)
+        return _write_deep(deep, exif, file_format, options)
+    if not isinstance(value, Image.Image):
+        image = Image.fromarray(pixels)
+    _check_mode(image.mode, file_format)
+    return _write(image, exif, file_format, options)
+
+
+def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Refuses an image of a format that is only read: what it wrote would not read back equal.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
+
+
+#: Extension -> the encoder of its images.
+IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
+    extension: functools.partial(encode_image, file_format=file_format)
+    for extensions, file_format in _FORMATS.items()
+    for extension in extensions.split()
+}
+
+
+def _check_size(size: tuple[int, ...], file_format: FileFormat) -> None:
+    from PIL import Image
+
+    if 0 in size:
+        raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
+    if file_format.max_side and max(size) > file_format.max_side:
+        raise ValueError(
+            f"its longer side has {max(size):,} pixels, and a {file_format.name} file has {file_format.max_side:,} at "
+            "most; reduce it, cut it into parts, or name the field png"
+        )
+    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
+        raise ValueError(
+            f"it has {size[0] * size[1]:,} pixels, which readers refuse as a decompression bomb; cut it into "
+            "parts, name the field npy, or raise PIL.Image.MAX_IMAGE_PIXELS wherever it is written and read"
+        )
+
+
+def _to_deep(image: Image) -> Pixels | None:
+    """Gives the pixels of an image with a mode of 16 or 32 bits; None for other modes."""
+    if not image.mode.startswith("I"):
+        return None
+    pixels = np.asarray(image)
+    lowest, highest = int(pixels.min()), int(pixels.max())
+    if lowest < 0 or highest > 65535:
+        raise ValueError(
+            f"its 32-bit pixels go from {lowest} to {highest}, but only 0..65535 is kept; scale them, or name "
+            "the field npy"
+        )
+    return pixels.astype(np.uint16)
+
+
+def _without_state(image: Image) -> Image:
+    """Makes an image of the same pixels that has nothing of what saving sets and looks at besides them.
+
+    The pixels themselves are not copied, and nothing is changed of the user's object.
+    """
+    fresh = image._new(image.im)
+    key = fresh.info.pop("transparency", None)
+    if key is not None:
+        fresh.info["transparency"] = _plain_key(key)
+    return fresh
+
+
+def _plain_key(key: Any) -> Any:
+    """Gives Python's integers for those of NumPy in a transparent colour."""
+    if isinstance(key, BYTES_TYPES):
+        return bytes(key)
+    try:
+        plain = tuple(map(operator.index, key)) if np.ndim(key) else operator.index(key)
+    except TypeError as cause:
+        raise _wrong_key(key) from cause
+    if min(plain if isinstance(plain, tuple) else (plain,), default=-1) < 0:
+        raise _wrong_key(key)
+    return plain
+
+
+def _wrong_key(key: Any) -> ValueError:
+    return ValueError(
+        "image.info['transparency'] must be an int (modes L and P), three of them (RGB), or bytes (P), each as large "
+        f"as its pixels can be, not {key!r}; correct it, or use image.convert('RGBA')"
+    )
+
+
+def _check_info(image: Image, exif: bytes, file_format: FileFormat, is_deep: bool) -> None:
+    """Refuses what the file would not keep: transparent colours, the alpha of palettes, orientations."""
+    key = image.info.get("transparency")
+    if key is not None:
+        if is_deep or image.mode not in file_format.keyed_modes.split():
+            raise ValueError(
+                f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
+                "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
+            )
+        _check_key(key, image.mode)
+    if image.mode == "P":
+        _check_palette(image, file_format)
+    orientation = 1 if file_format.keeps_exif else parse_orientation(exif)
+    if orientation != 1:
+        raise ValueError(
+            f"a {file_format.name} file does not keep the EXIF orientation, here {orientation}; turn the image with "
+            "PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
+        )
+
+
+def _check_key(key: Any, mode: str) -> None:
+    if isinstance(key, bytes):
+        is_right = mode == "P" and len(key) <= 256
+    elif isinstance(key, tuple):
+        is_right = mode == "RGB" and len(key) == 3 and max(key) <= 255
+    else:
+        is_right = mode in ("L", "P") and key <= 255
+    if not is_right:
+        raise _wrong_key(key)
+
+
+def _check_palette(image: Image, file_format: FileFormat) -> None:
+    colours = max(1, len(image.getpalette() or ()) // 3)  # without any, black is written
+    highest = int(np.asarray(image).max())
+    if highest >= colours:
+        raise ValueError(
+            f"it has pixels of colour {highest}, and its palette only {colours} colours; give it a palette of more "
+            "with image.putpalette(), or use image.convert('RGB')"
+        )
+    if file_format.keeps_palette_alpha or image.palette is None or "A" not in image.palette.mode:
+        return
+    if min((image.getpalette("RGBA") or [255])[3::4]) < 255:
+        raise ValueError(
+            f"a {file_format.name} file does not keep the alpha of its palette; use image.convert('RGBA') for a png or "
+            "tif field, or image.convert('RGB')"
+        )
+
+
+def _exif(image: Image) -> bytes:
+    """Gives the EXIF data as it came, or what ``getexif()`` gives where an orientation was set there, or is in XMP."""
+    # getexif() keeps what it has parsed: only where the user has called it is that asked for
+    asked = image if getattr(image, "_exif", None) is not None else image._new(image.im)
+    stored = image.info.get("exif")
+    stored = stored if isinstance(stored, bytes) else b""
+    # damaged data says nothing, and is kept as it is
+    return stored if read_orientation(asked) == parse_orientation(stored) else asked.getexif().tobytes()
+
+
+def _check_mode(mode: str, file_format: FileFormat) -> None:
+    modes = file_format.modes.split()
+    if mode in modes:
+        return
+    if mode == "F":
+        cure = "make it an array of 0..1: numpy.asarray(image) / highest"
+    elif mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes:
+        cure = (
+            f"drop the alpha with image.convert({_nearest(mode[:-1], modes)!r}) or array[..., :-1], or name the field "
+            "png, which keeps it"
+        )
+    else:
+        cure = f"use image.convert({_nearest(mode, modes)!r})"
+    raise ValueError(f"a {file_format.name} file holds images of mode {', '.join(modes)}, but not {mode}; {cure}")
+
+
+def _nearest(mode: str, modes: list[str]) -> str:
+    wanted = "RGBA" if mode.endswith(("A", "a")) else "RGB"
+    return wanted if wanted in modes else modes[-1]
+
+
+def _check_deep(pixels: Pixels, file_format: FileFormat) -> None:
+    mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
+    if mode in file_format.deep_modes.split():
+        return
+    held = f"16 bits a channel as {file_format.deep_modes} only" if file_format.deep_modes else "8 bits a channel only"
+    raise ValueError(
+        f"a {file_format.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
+        "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
+    )
+
+
+def _write_deep(pixels: Pixels, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    if file_format.name == "PNG":
+        return write_deep_png(pixels, options.png_compression, exif)
+    if file_format.name == "TIFF":
+        from PIL import Image
+
+        return _save(Image.fromarray(pixels), b"", file_format, options)
+    if file_format.name == "PPM" and pixels.ndim == 2:
+        pixels = np.repeat(pixels[:, :, np.newaxis], 3, axis=2)
+    return write_pnm(pixels)
+
+
+def _write(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    if file_format.name == "PBM" or (file_format.name == "PNM" and image.mode == "1"):
+        return write_bitmap(_to_bits(image))
+    if file_format.name in ("PGM", "PNM"):
+        return write_pnm(np.asarray(image.convert("L") if image.mode == "1" else image))
+    if file_format.name == "PPM":
+        return write_pnm(np.asarray(image.convert("RGB")))
+    return _save(image, exif, file_format, options)
+
+
+def _to_bits(image: Image) -> Pixels:
+    pixels = np.asarray(image)
+    if image.mode == "L" and np.any((pixels != 0) & (pixels != 255)):
+        raise ValueError("a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png")
+    return pixels.astype(bool)
+
+
+def _save(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    by_format: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": options.jpeg_quality, "icc_profile": image.info.get("icc_profile")},
+        "PNG": {"compress_level": options.png_compression},
+        # without exact=True, colours under full transparency are lost
+        "WEBP": {"lossless": True, "exact": True},
+        "TIFF": {"compression": "tiff_adobe_deflate"},
+    }
+    chosen = by_format.get(file_format.name, {})
+    if exif and file_format.keeps_exif:
+        # WebP files have it without the prefix, and Pillow adds none
+        chosen["exif"] = EXIF_PREFIX + exif.removeprefix(EXIF_PREFIX)
+    out = io.BytesIO()
+    image.save(out, file_format.name, **chosen)
+    return out.getvalue()

@@ -1,0 +1,77 @@
+"""Opening image files: their header and their orientation, before any pixel is decoded."""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
+
+__all__ = ["open_image", "parse_orientation", "read_orientation"]
+
+
+# What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
+_FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
+
+_ORIENTATION = 0x0112
+
+
+def open_image(data: bytes) -> ImageFile:
+    """Opens an image file of one of the accepted formats; reads its header only.
+
+    Raises:
+        PIL.Image.DecompressionBombError: above ``PIL.Image.MAX_IMAGE_PIXELS``, where Pillow itself only warns.
+        OSError: if Pillow does not know it.
+    """
+    pillow, formats = _pillow()
+    image = pillow.open(io.BytesIO(data), formats=formats)
+    limit, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
+    if limit is not None and pixels > limit:
+        image.close()
+        raise pillow.DecompressionBombError(
+            f"it has {pixels:,} pixels, more than the limit of {limit:,}. If you trust it, raise "
+            "PIL.Image.MAX_IMAGE_PIXELS"
+        )
+    return cast("ImageFile", image)
+
+
+@functools.cache
+def _pillow() -> tuple[Any, tuple[str, ...]]:
+    """Pillow's module of images, and the accepted formats that this Pillow reads: an old one has no AVIF."""
+    import PIL.Image
+    from PIL import IcoImagePlugin, Jpeg2KImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (registers them)
+
+    PIL.Image.preinit()
+    with suppress(ImportError):
+        from PIL import AvifImagePlugin  # noqa: F401
+    return PIL.Image, tuple(name for name in _FORMATS if name in PIL.Image.OPEN)
+
+
+def read_orientation(image: Image) -> int:
+    """Reads the EXIF orientation, 1 to 8; damaged EXIF data says nothing and counts as 1."""
+    return _find_orientation(image.getexif)
+
+
+def parse_orientation(exif: bytes) -> int:
+    """Reads the orientation of EXIF data, as ``read_orientation`` does of a file."""
+
+    def parse() -> Any:
+        parsed = _pillow()[0].Exif()
+        parsed.load(exif)
+        return parsed
+
+    return _find_orientation(parse)
+
+
+def _find_orientation(read: Callable[[], Any]) -> int:
+    try:
+        value = read().get(_ORIENTATION, 1)
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
+        return 1
+    return value if value in range(1, 9) else 1

@@ -1,0 +1,184 @@
+"""Pixels on their way from a decoded image to the array, tensor or PIL image that was asked for.
+
+Arrays and tensors on their way to an image file: checked, and made uint8 or uint16 pixels.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchdata_wds.codecs.images.specs import ImageSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Pixels", "fitting_size", "to_pil", "to_values", "turn", "to_pixels"]
+
+
+#: uint8 or uint16, HW or HWC.
+Pixels = np.ndarray[Any, Any]
+
+# EXIF orientation, where it is not 1 -> (swap the axes, then reverse the rows, reverse the columns)
+_TURNS = {
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+
+
+def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]:
+    """Reduces a size so that its longest side is at most ``max_size``, keeping the aspect."""
+    longest = max(size)
+    if max_size is None or longest <= max_size:
+        return size
+    width, height = (max(1, round(side * max_size / longest)) for side in size)
+    return width, height
+
+
+def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
+    """Makes uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec asks for.
+
+    Pixels in their final form already, in writable memory of their own, are taken as they are; others are copied once.
+    """
+    if spec.container == "torch" and pixels.ndim == 3:
+        pixels = pixels.transpose(2, 0, 1)
+    values = _to_float(pixels) if spec.is_float else _to_uint8(pixels)
+    if spec.container == "numpy":
+        return values
+    import torch
+
+    return torch.from_numpy(values if values.ndim == 3 else values[np.newaxis])
+
+
+def _to_float(pixels: Pixels) -> Pixels:
+    values = np.empty(pixels.shape, np.float32)
+    np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=values)
+    return values
+
+
+def _to_uint8(pixels: Pixels) -> Pixels:
+    if pixels.itemsize == 1:
+        flags = pixels.flags
+        return pixels if flags.c_contiguous and flags.owndata and flags.writeable else np.array(pixels, order="C")
+    return np.ascontiguousarray((pixels.astype(np.uint32) + 128) // 257, dtype=np.uint8)
+
+
+def to_pil(pixels: Pixels) -> Image:
+    """Makes a PIL image of 8 bits a channel."""
+    from PIL import Image
+
+    return Image.fromarray(_to_uint8(pixels))
+
+
+def turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Turns an image upright as its EXIF orientation, 1 to 8, says; gives a view, or for 1 the image itself."""
+    if orientation == 1:
+        return pixels
+    swapped, rows, columns = _TURNS[orientation]
+    if swapped:
+        pixels = pixels.swapaxes(0, 1)
+    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
+
+
+_CHANNELS = (1, 2, 3, 4)
+
+# Floats that are made into pixels at a time.
+_CACHED = 2**16
+
+
+def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
+    """Makes an array or tensor into pixels, without changing it.
+
+    Args:
+        value: An array, HW or HWC, of uint8, uint16, or floats in 0..1; or a tensor of the same.
+        channels_first: Whether a tensor of three dimensions is CHW.
+
+    Returns:
+        uint8 or uint16, HW for one channel, else HWC; floats become 8 bits.
+
+    Raises:
+        TypeError: if it is something else, or has another type of numbers.
+        ValueError: if it has no such shape, no pixels, or floats outside 0..1.
+
+    Example:
+        >>> to_pixels(np.array([[0.0, 1.0]]), channels_first=False)
+        array([[  0, 255]], dtype=uint8)
+    """
+    torch = sys.modules.get("torch")  # before torch is imported, there are no tensors
+    if torch is not None and isinstance(value, torch.Tensor):
+        array = _from_tensor(value, channels_first)
+    elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        array = _check_shape(value, "array.transpose(1, 2, 0)")
+    else:
+        raise TypeError("expected a PIL image, a NumPy array or a tensor")
+    if array.size == 0:
+        raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
+    return _to_depth(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def _from_tensor(tensor: Any, channels_first: bool) -> Pixels:
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    array: Pixels = tensor.numpy()
+    if not channels_first:
+        return _check_shape(array, 'encoder="torchrgb8"')
+    if array.ndim == 2:
+        return array
+    if array.ndim == 3 and array.shape[0] in _CHANNELS:
+        return array.transpose(1, 2, 0)
+    raise ValueError(
+        "expected a tensor of shape HW or CHW with 1 to 4 channels, as a torch image spec says; permute it"
+    )
+
+
+def _check_shape(array: Pixels, cure: str) -> Pixels:
+    if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS):
+        return array
+    # a small last side is rather a wrong number of channels than the width of an image
+    if array.ndim == 3 and array.shape[0] in _CHANNELS and min(array.shape[1:]) > 2 * max(_CHANNELS) - 1:
+        raise ValueError(f"expected shape HW or HWC with 1 to 4 channels, but this looks like CHW; use {cure}")
+    raise ValueError("expected shape HW or HWC with 1 to 4 channels; reshape it, one image for each field")
+
+
+def _to_depth(pixels: Pixels) -> Pixels:
+    kind, size = pixels.dtype.kind, pixels.dtype.itemsize
+    if kind == "u" and size <= 2:
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    if kind == "f" and size <= 8:
+        return _from_floats(pixels)
+    if kind == "b":
+        raise TypeError("images have no truth values; use array.astype(numpy.uint8) * 255")
+    if kind in "iu":
+        raise TypeError(
+            f"images have no {pixels.dtype} pixels; use .astype(numpy.uint8) if they are 0..255, or "
+            ".astype(numpy.uint16) if they are 0..65535"
+        )
+    raise TypeError(f"images have no {pixels.dtype} pixels; use uint8, uint16, or float32 in 0..1")
+
+
+def _from_floats(pixels: Pixels) -> Pixels:
+    # a few rows at a time stay in the processor's cache from one step to the next
+    result = np.empty(pixels.shape, np.uint8)
+    rows = max(1, _CACHED * len(pixels) // pixels.size)
+    # half precision has no room for 255 times a fraction
+    wide = np.float64 if pixels.dtype.itemsize == 8 else np.float32
+    for start in range(0, len(pixels), rows):
+        part = pixels[start : start + rows]
+        scaled = np.multiply(part, 255, dtype=wide)
+        np.rint(scaled, out=scaled)
+        # What rounds to a pixel's value is one: normalizing and undoing it leaves 1.0000001. NaN fails both tests.
+        if not (scaled.min() >= 0 and scaled.max() <= 255):
+            raise ValueError(
+                f"floats must be finite and in 0..1, but these go from {pixels.min()} to {pixels.max()}; divide them "
+                "by 255 if they go to 255, or clip them"
+            )
+        result[start : start + rows] = scaled
+    return result

@@ -1,0 +1,266 @@
+"""Decoders of video and audio fields: ``torch_video`` and ``torch_audio``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, overload
+
+from torchdata_wds.codecs.matching import ExtensionDecoder
+from torchdata_wds.codecs.media.audio import read_samples
+from torchdata_wds.codecs.media.video import Clip, read_frames
+
+__all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
+
+
+VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
+
+AUDIO_FIELDS = "flac wav mp3 ogg m4a sox wma opus aac"
+
+#: What a video or audio field may decode to, unless ``max_bytes=`` says otherwise: 4 GiB.
+DEFAULT_MAX_BYTES = 2**32
+
+
+class VideoDecoder(ExtensionDecoder):
+    """Decodes video fields into frames and audio: ``torch_video`` is one, for ``.wds_decode(torch_video)``.
+
+    Called with options, as ``torch_video(start=2, max_frames=16)``, it gives a decoder with these. The fields are
+    ``mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv``, in any case; for others, ``handle_extension("m4v",
+    torch_video.decode)``. The value of a field is the tuple ``(frames, audio, info)``, as torchvision's ``read_video``
+    and so webdataset's ``torch_video`` give it:
+
+    - ``frames``: uint8 tensor (T, H, W, 3), RGB in 0..255, in the order in which they are shown, turned upright;
+    - ``audio``: float32 tensor (channels, n) in -1..1, beginning at ``start``, with silence where the file's times
+      leave out more than 0.1 s; (0, 0) where there is none;
+    - ``info``: ``video_fps`` (float, None if the file does not say), ``video_pts`` (float64 tensor (T,), the second of
+      each frame), and with audio ``audio_fps`` (int, samples per second) and ``audio_start`` (float, the second of the
+      first sample).
+
+    Seconds are counted from the beginning of the file, as FFmpeg counts them. A clip begins with the first frame that
+    is not before ``start``, exactly, wherever the keyframes are; ``end`` and what lies behind it are left out. Where
+    ``max_frames`` leaves frames out, the audio ends with the first of these. Files with a variable frame rate give the
+    frames that they have: their times are in ``video_pts``. Of several streams the first counts.
+
+    A field is decoded from memory by FFmpeg (PyAV, the ``[media]`` extra), in one thread. Nothing but the field's own
+    bytes is read: playlists and scripts that name other files are refused, whatever the field is called.
+
+    Damage that FFmpeg notices raises, up to the next keyframe, as does an MP4, MOV, Matroska, WebM, AVI or Ogg file
+    that is cut off. Nothing tells that an MPEG, WMV or raw stream is cut, that values changed in a stream without
+    checksums, that WebM has lost a frame, or that a table in the head of an MP4 is wrong.
+
+    Args:
+        start: The second at which the clip begins.
+        end: The second before which it ends; None for the end of the file.
+        stride: Take every n-th frame, beginning with the first of the clip.
+        max_frames: Take at most so many frames; None for all.
+        audio: Whether to decode the audio, too.
+        max_bytes: The most that frames and audio may each take, in bytes; more is an error.
+
+    Raises:
+        TypeError: for an option of a wrong type.
+        ValueError: for an option out of its range.
+
+    Example:
+        >>> decoder = torch_video(start=1.5, stride=2, max_frames=8)
+        >>> decoder(".txt", b"no video") is None
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        start: float = 0.0,
+        end: float | None = None,
+        stride: int = 1,
+        max_frames: int | None = None,
+        audio: bool = True,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        _check_span(start, end)
+        _check_count("stride", stride)
+        _check_count("max_frames", max_frames if max_frames is not None else 1)
+        _check_count("max_bytes", max_bytes)
+        if not isinstance(audio, bool):
+            raise TypeError(f"audio must be True or False, not {audio!r}")
+        super().__init__(VIDEO_FIELDS, self.decode)
+        self.start = start
+        self.end = end
+        self.stride = stride
+        self.max_frames = max_frames
+        self.audio = audio
+        self.max_bytes = max_bytes
+
+    @overload
+    def __call__(self, key: str, data: bytes, /) -> Any: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        start: float = ...,
+        end: float | None = ...,
+        stride: int = ...,
+        max_frames: int | None = ...,
+        audio: bool = ...,
+        max_bytes: int = ...,
+    ) -> VideoDecoder: ...
+
+    def __call__(self, *field: Any, **options: Any) -> Any:
+        """Decodes a video field, or passes with None; with options instead, makes a decoder that has them."""
+        return super().__call__(*field) if field else VideoDecoder(**{**_options(self), **options})
+
+    def decode(self, data: bytes) -> Any:
+        """Decodes a video file, whatever its field is called.
+
+        Args:
+            data: The bytes of the file.
+
+        Returns:
+            ``(frames, audio, info)``.
+
+        Raises:
+            ImportError: without the ``[media]`` extra.
+            ValueError: if there is no video, no frame in the clip, damage, or more than ``max_bytes``.
+            Exception: what PyAV raises for a damaged file.
+        """
+        import torch
+
+        clip = Clip(self.start, self.end, self.stride, self.max_frames, self.max_bytes)
+        frames = read_frames(data, clip)
+        info = {"video_fps": frames.rate, "video_pts": torch.tensor(frames.times, dtype=torch.float64)}
+        audio = torch.empty((0, 0), dtype=torch.float32)
+        if self.audio:
+            samples = read_samples(data, self.start, frames.end, self.max_bytes, with_video=True)
+            if samples is not None:
+                audio = torch.from_numpy(samples.values)
+                info.update(audio_fps=samples.rate, audio_start=samples.start)
+        return torch.from_numpy(frames.pixels), audio, info
+
+    def __repr__(self) -> str:
+        return _show("torch_video", self, _VIDEO_DEFAULTS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (VideoDecoder, _options(self))
+
+
+class AudioDecoder(ExtensionDecoder):
+    r"""Decodes audio fields into samples: ``torch_audio`` is one, for ``.wds_decode(torch_audio)``.
+
+    Called with options, as ``torch_audio(start=2, end=12)``, it gives a decoder with these. The fields are
+    ``flac wav mp3 ogg m4a sox wma opus aac``, in any case; for others, ``handle_extension("mp4", torch_audio.decode)``,
+    which takes the audio of a video. The value of a field is the tuple ``(samples, rate)``, as torchaudio's ``load``
+    and so webdataset's ``torch_audio`` give it: a float32 tensor (channels, n) in -1..1 (float files may go beyond),
+    and the samples per second as int.
+
+    Integer samples are divided by their full scale, so that 16 and 24 bits are exact. Seconds are counted from the
+    first sample and rounded to the nearest one. Trust and damage are as with ``torch_video``; FLAC is checked by its
+    own checksums, and MP3 that tells its length by it.
+
+    Args:
+        start: The second at which to begin.
+        end: The second before which to end; None for the end of the file.
+        max_bytes: The most that the samples may take, in bytes; more is an error.
+
+    Raises:
+        TypeError: for an option of a wrong type.
+        ValueError: for an option out of its range.
+
+    Example:
+        >>> import io, wave
+        >>> file = io.BytesIO()
+        >>> with wave.open(file, "wb") as wav:
+        ...     wav.setparams((1, 2, 8000, 0, "NONE", ""))
+        ...     wav.writeframes(b"\x00\x40\x00\xc0")
+        >>> torch_audio(".wav", file.getvalue())
+        (tensor([[ 0.5000, -0.5000]]), 8000)
+    """
+
+    def __init__(self, *, start: float = 0.0, end: float | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        _check_span(start, end)
+        _check_count("max_bytes", max_bytes)
+        super().__init__(AUDIO_FIELDS, self.decode)
+        self.start = start
+        self.end = end
+        self.max_bytes = max_bytes
+
+    @overload
+    def __call__(self, key: str, data: bytes, /) -> Any: ...
+
+    @overload
+    def __call__(self, *, start: float = ..., end: float | None = ..., max_bytes: int = ...) -> AudioDecoder: ...
+
+    def __call__(self, *field: Any, **options: Any) -> Any:
+        """Decodes an audio field, or passes with None; with options instead, makes a decoder that has them."""
+        return super().__call__(*field) if field else AudioDecoder(**{**_options(self), **options})
+
+    def decode(self, data: bytes) -> Any:
+        """Decodes an audio file, whatever its field is called.
+
+        Args:
+            data: The bytes of the file.
+
+        Returns:
+            ``(samples, rate)``.
+
+        Raises:
+            ImportError: without the ``[media]`` extra.
+            ValueError: if there is no audio, no sample in the span, damage, or more than ``max_bytes``.
+            Exception: what PyAV raises for a damaged file.
+        """
+        import torch
+
+        samples = read_samples(data, self.start, self.end, self.max_bytes, with_video=False)
+        if samples is None:
+            raise ValueError("it has no audio stream")
+        if not samples.values.shape[1]:
+            before = "" if self.end is None else f" and before second {self.end:g}"
+            raise ValueError(f"there is no sample from second {self.start:g} on{before}")
+        return torch.from_numpy(samples.values), samples.rate
+
+    def __repr__(self) -> str:
+        return _show("torch_audio", self, _AUDIO_DEFAULTS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (AudioDecoder, _options(self))
+
+
+def _restore(kind: type[Any], options: dict[str, Any]) -> Any:
+    return kind(**options)
+
+
+def _options(decoder: ExtensionDecoder) -> dict[str, Any]:
+    return {name: value for name, value in vars(decoder).items() if name not in ("extensions", "fn")}
+
+
+def _show(name: str, decoder: ExtensionDecoder, defaults: dict[str, Any]) -> str:
+    given = [f"{option}={value!r}" for option, value in _options(decoder).items() if value != defaults[option]]
+    return f"{name}({', '.join(given)})" if given else name
+
+
+def _check_span(start: object, end: object) -> None:
+    for name, value in (("start", start), ("end", end)):
+        if name == "end" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name} must be a second from 0 on, not {value}")
+        if name == "end" and isinstance(start, (int, float)) and value <= start:
+            raise ValueError(f"end must come after start={start}, not at {value}")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+#: Decodes video fields into ``(frames, audio, info)``; see `VideoDecoder`.
+torch_video = VideoDecoder()
+
+#: Decodes audio fields into ``(samples, rate)``; see `AudioDecoder`.
+torch_audio = AudioDecoder()
+
+_VIDEO_DEFAULTS = _options(torch_video)
+
+_AUDIO_DEFAULTS = _options(torch_audio)

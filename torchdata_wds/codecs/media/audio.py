@@ -1,0 +1,203 @@
+"""Audio files to samples: exact to the sample wherever a clip begins."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchdata_wds.codecs.media.files import import_av, open_media
+from torchdata_wds.codecs.media.video import origin_of
+
+__all__ = ["Samples", "read_samples"]
+
+
+Values = np.ndarray[Any, Any]
+
+# FFmpeg's name of a sample format, without the p of the planar ones -> what is subtracted, and what is full scale.
+_SCALES = {"u8": (128, 2**7), "s16": (0, 2**15), "s32": (0, 2**31), "s64": (0, 2**63), "flt": (0, 1), "dbl": (0, 1)}
+
+# Formats with a time for every sample. Lossy codecs are read from the beginning all the same: they take over values
+# from one frame to the next, and give others when they are started in the middle.
+_SEEKABLE = ("flac", "wav", "mov,mp4,m4a,3gp,3g2,mj2")
+
+_LOSSLESS = ("flac", "alac", "pcm_")
+
+# Seconds; below it, times differ because they are rounded or clocks drift. FFmpeg's resampler fills from there on, too.
+_SHORTEST_PAUSE = Fraction(1, 10)
+
+# The number of frames in the first frame of an MP3 file may be wrong by as many samples as a few frames have.
+_MP3_TOLERANCE = 3 * 1152
+
+
+class Samples(NamedTuple):
+    """The audio of a clip.
+
+    Attributes:
+        values: float32, (channels, n).
+        rate: Samples per second of each channel.
+        start: The second of the first one.
+    """
+
+    values: Values
+    rate: int
+    start: float
+
+
+class _Part(NamedTuple):
+    """What one decoded frame of audio holds, and the number of its first sample, counted from second 0."""
+
+    first: int
+    values: Values
+
+
+def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool) -> Samples | None:
+    """Decodes the audio of a file from one second up to, not with, another.
+
+    Args:
+        data: The bytes of the file.
+        start: The second of the first sample, rounded to the nearest sample.
+        end: The second of the first sample that is left out; None for all.
+        max_bytes: The most that the samples may take.
+        with_video: Whether seconds are counted as for the frames, instead of from the first sample.
+
+    Returns:
+        The samples; None where there is no audio stream. What is not in the file is not there, at the beginning and
+        at the end; with `with_video`, pauses are silent.
+
+    Raises:
+        MissingPackageError: without the av package.
+        ValueError: for damage, or more than `max_bytes`.
+        Exception: what PyAV raises for a damaged file.
+    """
+    with open_media(data) as container:
+        streams = container.streams.audio
+        if not streams:
+            return None
+        if streams[0].codec_context is None or not streams[0].codec_context.sample_rate:
+            raise ValueError("its audio codec is not known")
+        rate, channels = streams[0].codec_context.sample_rate, streams[0].codec_context.channels
+    first = round(start * rate)
+    last = None if end is None else round(end * rate)
+    found: list[Values] = []
+    size, place = 0, None
+    with closing(_parts(data, first, with_video)) as parts:
+        for part in parts:
+            if last is not None and part.first >= last:
+                break
+            values = part.values[:, max(0, first - part.first) : None if last is None else last - part.first]
+            if not values.shape[1]:
+                continue
+            place = max(first, part.first) if place is None else place
+            size += values.size * 4
+            if size > max_bytes:
+                raise ValueError(
+                    f"its audio takes more than max_bytes={max_bytes:,}; decode less with start and end, or raise "
+                    "max_bytes"
+                )
+            found.append(values)
+    values = np.concatenate(found, axis=1) if found else np.empty((channels, 0), np.float32)
+    return Samples(values, rate, (first if place is None else place) / rate)
+
+
+def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, None]:
+    """Gives a file's audio in order, from a sample or one before it on."""
+    with open_media(data) as container:
+        stream = container.streams.audio[0]
+        if _seek(container, stream, first, with_video):
+            parts = _decode(container, stream, _zero_of(container, stream, with_video), fills=with_video)
+            head = next(parts, None)
+            if head is not None and head.first <= first:
+                yield head
+                yield from parts
+                return
+    with open_media(data) as container:
+        stream = container.streams.audio[0]
+        count = 0
+        for part in _decode(container, stream, origin_of(container) if with_video else None, fills=with_video):
+            yield part
+            count += part.values.shape[1]
+        _check_count(data, container, stream, count)
+
+
+def _zero_of(container: Any, stream: Any, with_video: bool) -> Fraction:
+    return origin_of(container) if with_video else max(Fraction(0), (stream.start_time or 0) * stream.time_base)
+
+
+def _seek(container: Any, stream: Any, first: int, with_video: bool) -> bool:
+    """Moves to before a sample; False where the file is read from its beginning, as most are."""
+    rate = stream.codec_context.sample_rate
+    is_exact = container.format.name in _SEEKABLE and stream.time_base * rate == 1
+    if first <= 0 or not is_exact or not stream.codec_context.name.startswith(_LOSSLESS):
+        return False
+    try:
+        container.seek(int(first + _zero_of(container, stream, with_video) * rate), stream=stream)
+    except import_av().FFmpegError:
+        return False
+    return True
+
+
+def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) -> Iterator[_Part]:
+    """Decodes audio; `zero` is the time of sample 0, None for that of the first one; `fills` puts silence in pauses."""
+    context = stream.codec_context
+    context.thread_count = 1  # workers share the cores already
+    if context.name == "flac":
+        context.options = {"err_detect": "crccheck+explode"}
+    shape: tuple[int, int] | None = None
+    rate = context.sample_rate
+    place = 0
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise ValueError(f"it is damaged or cut off behind sample {place:,}")
+        for frame in packet.decode():
+            values = _to_values(frame)
+            has_time = zero is not None and frame.pts is not None
+            time = round((frame.pts * frame.time_base - zero) * rate) if has_time else place
+            if shape is None:
+                shape, place = (values.shape[0], rate), time
+            if shape != (values.shape[0], frame.sample_rate):
+                raise ValueError(
+                    f"its audio changes from {shape[0]} channels at {rate} samples a second to {values.shape[0]} at "
+                    f"{frame.sample_rate} behind sample {place:,}; decode one part with start and end"
+                )
+            if frame.is_corrupt:
+                raise ValueError(f"it is damaged behind sample {place:,}")
+            if fills and time - place > rate * _SHORTEST_PAUSE:
+                # takes no memory before it is known whether it is wanted, and how much of it may be
+                yield _Part(place, np.broadcast_to(np.float32(0), (shape[0], time - place)))
+                place = time
+            yield _Part(place, values)
+            place += values.shape[1]
+
+
+def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
+    """Compares the samples of a whole file with their number in its header, where there is one."""
+    told = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
+    name = container.format.name
+    tolerance = 0 if name == "flac" else _MP3_TOLERANCE
+    if name in ("flac", "mp3") and (name == "flac" or _has_frame_count(data)) and count + tolerance < told:
+        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header tells of {int(told):,}")
+
+
+def _has_frame_count(data: bytes) -> bool:
+    start = 0
+    if data[:3] == b"ID3":  # tags, whose size is written with seven bits to the byte
+        start = 10 + sum(part << 7 * (3 - number) for number, part in enumerate(data[6:10]))
+    head = data[start : start + 256]
+    return b"Xing" in head or b"Info" in head
+
+
+def _to_values(frame: Any) -> Values:
+    name = frame.format.name.removesuffix("p")
+    if name not in _SCALES:
+        raise ValueError(f"its samples have the format {frame.format.name}; {' '.join(_SCALES)} can be read")
+    offset, full = _SCALES[name]
+    values: Values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(frame.samples, -1).T
+    if offset:
+        values = values.astype(np.int16) - offset
+    return values.astype(np.float32, order="C") / np.float32(full)

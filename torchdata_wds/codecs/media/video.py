@@ -1,0 +1,258 @@
+"""Video files to frames: exact to the frame wherever a clip begins."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from fractions import Fraction
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchdata_wds.codecs.images.pixels import Pixels, turn
+from torchdata_wds.codecs.media.files import import_av, open_media
+
+__all__ = ["Clip", "Frames", "origin_of", "read_frames"]
+
+
+# Display matrix -> EXIF orientation: its signs (a, b, c, d), where x' = ax + cy and y' = bx + dy.
+_ORIENTATIONS = {
+    (-1, 0, 0, 1): 2,
+    (-1, 0, 0, -1): 3,
+    (1, 0, 0, -1): 4,
+    (0, 1, 1, 0): 5,
+    (0, 1, -1, 0): 6,
+    (0, -1, -1, 0): 7,
+    (0, -1, 1, 0): 8,
+}
+
+# Where each packet holds one frame and says when it is shown.
+_WHOLE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+
+_WHOLE_CODECS = ("h264", "hevc", "vp9")
+
+_MOST_PIXELS = 2**31 - 1
+
+
+class Timed(NamedTuple):
+    """A decoded frame.
+
+    Attributes:
+        time: The second at which it is shown.
+        frame: PyAV's frame.
+        damage: The second of the last damaged frame since a sound keyframe: it may have passed into this one.
+    """
+
+    time: float
+    frame: Any
+    damage: float | None
+
+
+class Clip(NamedTuple):
+    """Which part of a file is wanted.
+
+    Attributes:
+        start: From this second on.
+        end: Up to, not with, this one; None for all.
+        stride: Every n-th frame.
+        max_frames: At most so many.
+        max_bytes: The most that the decoded values may take.
+    """
+
+    start: float
+    end: float | None
+    stride: int
+    max_frames: int | None
+    max_bytes: int
+
+
+class Frames(NamedTuple):
+    """The frames of a clip.
+
+    Attributes:
+        pixels: uint8, THWC.
+        times: Their seconds.
+        rate: Frames per second of the file, None where it does not say.
+        end: Where the clip ends: its own end, or the time of the first frame that `max_frames` left out.
+    """
+
+    pixels: Pixels
+    times: list[float]
+    rate: float | None
+    end: float | None
+
+
+def read_frames(data: bytes, clip: Clip) -> Frames:
+    """Decodes the frames of a clip.
+
+    Raises:
+        MissingPackageError: without the av package.
+        ValueError: if there is no video stream, no frame in the clip, damage in it, or more than `max_bytes`.
+        Exception: what PyAV raises for a damaged file.
+    """
+    with open_media(data) as container:
+        rate = _video_of(container, clip.max_bytes).average_rate
+    with closing(_timed_frames(data, clip.start, clip.max_bytes)) as timed:
+        pixels, times, end = _collect(timed, clip)
+    if not pixels:
+        raise ValueError(f"there is no frame from second {clip.start:g} on{_before(clip.end)}")
+    return Frames(_stack(pixels), times, float(rate) if rate else None, end)
+
+
+def origin_of(container: Any) -> Fraction:
+    """Finds the time that counts as second 0: that of the stream which begins first, but none before 0.
+
+    MPEG streams begin anywhere; what lies before 0 is the lead-in of an audio codec, which decoding drops.
+    """
+    streams = (*container.streams.video, *container.streams.audio)
+    starts = [stream.start_time * stream.time_base for stream in streams if stream.start_time is not None]
+    return max(Fraction(0), min(starts, default=Fraction(0)))
+
+
+def _before(end: float | None) -> str:
+    return f" and before second {end:g}" if end is not None else ""
+
+
+def _video_of(container: Any, max_bytes: int) -> Any:
+    """Finds the first video stream that is no cover picture, for frames of at most so many bytes."""
+    cover = import_av().stream.Disposition.attached_pic
+    stream = next((stream for stream in container.streams.video if not stream.disposition & cover), None)
+    if stream is None:
+        kinds = ["cover" if stream.disposition & cover else stream.type for stream in container.streams]
+        raise ValueError(f"it has no video stream, only {kinds}")
+    if stream.codec_context is None:
+        raise ValueError("its video codec is not known")
+    size = stream.codec_context.width * stream.codec_context.height * 3
+    if size > max_bytes:
+        raise ValueError(f"each of its frames takes {size:,} bytes, more than max_bytes={max_bytes:,}")
+    stream.codec_context.thread_count = 1  # workers share the cores already
+    stream.codec_context.options = {"max_pixels": str(min(max_bytes // 3, _MOST_PIXELS))}
+    return stream
+
+
+def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[Timed, None, None]:
+    """Gives the frames from a time on with their times, by way of the keyframe before it where that works."""
+    if start > 0:
+        with open_media(data) as container:
+            stream = _video_of(container, max_bytes)
+            frames = _seek(container, stream, start)
+            first = _first_wanted(frames, start)
+            if first is not None:
+                yield from chain([first], frames)
+                return
+    with open_media(data) as container:
+        stream = _video_of(container, max_bytes)
+        yield from (timed for timed in _decode(container, stream) if start <= 0 or timed.time >= start)
+
+
+def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed]:
+    if stream.start_time is None or container.format.name == "mpeg":  # frames have no times, or need not have
+        return
+    target = int((Fraction(start) + origin_of(container)) / stream.time_base)
+    try:
+        container.seek(target, stream=stream)
+    except import_av().FFmpegError:
+        return
+    yield from _decode(container, stream)
+
+
+def _first_wanted(frames: Iterator[Timed], start: float) -> Timed | None:
+    """Reads up to a clip's first frame; None where a seek has led past the keyframe that it needs, or to damage."""
+    keyed = False
+    try:
+        for timed in frames:
+            keyed = keyed or (timed.frame.key_frame and timed.time <= start)
+            if timed.time >= start:
+                return timed if keyed else None
+    except (import_av().FFmpegError, ValueError):
+        pass
+    return None
+
+
+def _decode(container: Any, stream: Any) -> Iterator[Timed]:
+    origin = origin_of(container)
+    rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+    is_whole = container.format.name in _WHOLE_FORMATS and stream.codec_context.name in _WHOLE_CODECS
+    due: set[int] = set()
+    first: int | None = None
+    damage: float | None = None
+    number = 0
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise ValueError(f"it is damaged or cut off behind frame {number}")
+        if is_whole and packet.pts is not None and not packet.is_discard:
+            due.add(packet.pts)
+        for frame in packet.decode():
+            first = frame.pts if first is None else first
+            due = _without_shown(due, first, frame.pts) if due else due
+            has_time = frame.pts is not None
+            time = float(frame.pts * frame.time_base - origin if has_time else number / rate)
+            if frame.is_corrupt or frame.key_frame:
+                damage = time if frame.is_corrupt else None
+            yield Timed(time, frame, damage)
+            number += 1
+    if due:
+        _without_shown(due, first, max(due) + 1)
+
+
+def _without_shown(due: set[int], first: int | None, shown: int) -> set[int]:
+    """Takes out the frames that were due up to one that is shown: frames come in the order in which they are shown.
+
+    Before the first one there may be some that need one further back, where a file was cut out of a longer one.
+
+    Raises:
+        ValueError: if one is not shown that was due: FFmpeg leaves out what it cannot decode at all.
+    """
+    lost = [time for time in due if time < shown and (first is None or time > first)]
+    if lost:
+        raise ValueError(f"it is damaged: {len(lost)} of its frames cannot be decoded")
+    return {time for time in due if time > shown}
+
+
+def _collect(timed: Iterable[Timed], clip: Clip) -> tuple[list[Pixels], list[float], float | None]:
+    """Takes the frames of a clip; gives pixels, times, and where the clip ends."""
+    pixels: list[Pixels] = []
+    times: list[float] = []
+    size = 0
+    for number, (time, frame, damage) in enumerate(timed):
+        if clip.end is not None and time >= clip.end:
+            break
+        if len(pixels) == clip.max_frames:
+            return pixels, times, time
+        if number % clip.stride:
+            continue
+        if damage is not None:
+            raise ValueError(f"the frame at second {damage:g} is damaged")
+        size += frame.width * frame.height * 3
+        if size > clip.max_bytes:
+            raise ValueError(
+                f"its frames take more than max_bytes={clip.max_bytes:,}, up to second {time:g}; decode less with "
+                "start, end, stride or max_frames, or raise max_bytes"
+            )
+        pixels.append(_to_pixels(frame))
+        if pixels[-1].shape != pixels[0].shape:
+            raise ValueError(
+                f"its frames change in size, from {pixels[0].shape[:2]} to {pixels[-1].shape[:2]} rows and columns at "
+                f"second {time:g}; decode one part with start and end"
+            )
+        times.append(time)
+    return pixels, times, clip.end
+
+
+def _to_pixels(frame: Any) -> Pixels:
+    pixels: Pixels = frame.to_ndarray(format="rgb24")
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return pixels
+    values = np.frombuffer(bytes(matrix), np.int32)
+    a, b, c, d = (int(np.sign(value)) for value in values[[0, 1, 3, 4]])
+    return turn(pixels, _ORIENTATIONS.get((a, b, c, d), 1))
+
+
+def _stack(pixels: list[Pixels]) -> Pixels:
+    """Stacks frames, and lets go of each when it is copied: a clip is not in memory twice."""
+    stacked = np.empty((len(pixels), *pixels[0].shape), np.uint8)
+    for number in reversed(range(len(pixels))):
+        stacked[number] = pixels.pop()
+    return stacked

@@ -1,0 +1,1 @@
+"""Field types other than images and media."""

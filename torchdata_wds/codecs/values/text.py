@@ -1,0 +1,107 @@
+"""Text and integer fields."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any
+
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions, note_once
+
+__all__ = ["decode_int", "decode_int_or_word", "decode_text", "encode_int", "encode_text", "without_bom"]
+
+
+_BOM = b"\xef\xbb\xbf"
+
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+
+
+def without_bom(data: bytes) -> bytes:
+    """Drops a UTF-8 byte order mark at the beginning."""
+    return data[3:] if data.startswith(_BOM) else data
+
+
+def decode_text(data: bytes, options: DecodeOptions) -> str:
+    """Decodes UTF-8 into ``str``, without a byte order mark; ``options.errors`` chooses what damage becomes."""
+    return without_bom(data).decode("utf-8", options.errors)
+
+
+def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
+    """Decodes a decimal number in ASCII, with blanks, newlines and byte order marks around it, into ``int``.
+
+    Raises:
+        ValueError: for anything else, also for what only Python calls a number (``1_000``, digits of other scripts).
+    """
+    if data.isdigit():
+        return int(data)
+    digits = without_bom(data.strip()).removesuffix(_BOM).strip()
+    if not _INTEGER.fullmatch(digits):
+        raise ValueError("expected a decimal integer, such as 7 or -1")
+    return int(digits)
+
+
+def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
+    """Decodes a number as `decode_int` does, and leaves anything else as bytes, with one warning.
+
+    For ``class`` and ``count``, which webdataset does not decode: some data sets keep words in them.
+    """
+    try:
+        return decode_int(data, options)
+    except ValueError:
+        note_once(
+            "a field class or count does not hold a number, and stays bytes. For str give "
+            ".wds_decode(handle_extension('class count', bytes.decode))"
+        )
+        return data
+
+
+def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    r"""Encodes ``str`` as UTF-8; one that begins with a byte order mark gets another, which reading drops.
+
+    Raises:
+        TypeError: if it is no str.
+        ValueError: if it holds lone surrogates, which UTF-8 has no bytes for.
+
+    Example:
+        >>> encode_text("größer", EncodeOptions())
+        b'gr\xc3\xb6\xc3\x9fer'
+    """
+    if not isinstance(value, str):
+        raise TypeError("expected a str; convert it with str()")
+    try:
+        data = value.encode("utf-8")
+    except UnicodeEncodeError as cause:
+        raise ValueError(
+            f"it holds the lone surrogate {cause.object[cause.start]!r} at character {cause.start}, which UTF-8 has no "
+            "bytes for; give bytes, as value.encode('utf-8', 'surrogateescape')"
+        ) from cause
+    return _BOM + data if data.startswith(_BOM) else data
+
+
+def encode_int(value: Any, options: EncodeOptions) -> bytes:
+    """Encodes an integer of any sort (also bool, NumPy's, tensors of one element), or a str that reads as one.
+
+    Raises:
+        TypeError: if it is no integer; 7.0 is none.
+        ValueError: if it is a str that does not read as an integer.
+
+    Example:
+        >>> encode_int(True, EncodeOptions()), encode_int("-7", EncodeOptions())
+        (b'1', b'-7')
+    """
+    if type(value) is int:
+        return b"%d" % value
+    if isinstance(value, str):
+        data = encode_text(value, options)
+        decode_int(data, DecodeOptions())
+        return data
+    return b"%d" % _to_index(value)
+
+
+def _to_index(value: Any) -> int:
+    if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
+        return int(value)  # NumPy's truth values are integers nowhere else
+    try:
+        return operator.index(value)
+    except TypeError as cause:
+        raise TypeError("expected an int, or a str such as '7'; convert it with int()") from cause

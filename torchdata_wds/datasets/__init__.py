@@ -1,0 +1,1 @@
+"""Whole data sets in one call."""

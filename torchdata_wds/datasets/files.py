@@ -1,0 +1,199 @@
+"""The graph that a dataset file describes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_flags
+from torchdata_wds.datasets.entries import Entries, EntryMapperIterDataPipe, SpecShardsIterDataPipe, Transform
+from torchdata_wds.format.dataset_files.entries import ENTRY_KEYS, SpecEntry, SpecGroup, dataset_groups, sampled_groups
+from torchdata_wds.format.dataset_files.files import read_spec
+from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, short
+from torchdata_wds.format.dataset_files.wids import wids_groups
+from torchdata_wds.handlers import Handler, check_handler, reraise_exception
+from torchdata_wds.pipes.base import Held, WdsPipe
+from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.samples.map import check_function
+from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
+from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
+
+__all__ = ["load_dataset"]
+
+
+_STOPS = ("first", "all", "cycle")
+
+# Lists are in memory anyway; a smaller buffer would leave the shards of one dataset together.
+_SHUFFLED_SHARDS = 1_000_000
+
+
+def load_dataset(
+    path_or_dict: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    transforms: Transform | None = None,
+    stop: str = "all",
+    allow_pipe: bool = False,
+    storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    handler: Handler = reraise_exception,
+) -> WdsPipe[dict[str, Any]]:
+    """Builds the graph that a dataset file describes: list, shuffle and split shards, load, group, mix.
+
+    The file is read at once, the shards when the result is iterated. It is YAML (needs ``torchdata_wds[spec]``) or JSON
+    of one of three kinds; each sample has the name of its entry, or else the entry's number from 0, as ``__dataset__``.
+
+    A ``dataset:`` list has entries with ``shards`` (a pattern or a list of them, as ``list_shards`` takes them,
+    relative to the working directory), and may have ``name``; ``extensions``, the fields to keep (in
+    ``"jpg;png label=cls *.json"`` the first of jpg and png that is there, cls under another name, and all that match);
+    ``missing``, what a sample without one of them does (``error``; ``skip`` leaves it out; ``none`` has it without the
+    field); ``weight`` or ``probability``, relative numbers that all entries have or none; and any other keys, which go
+    to `transforms`. With weights each entry is shuffled and split by itself, and ``wds_mix`` draws from them; otherwise
+    all shards are one shuffled list.
+
+    A ``datasets:`` list, with ``prefix`` and ``buckets`` beside it, has entries with ``shards``, ``name`` (otherwise
+    ``@bucket``), ``buckets``, and ``resample: n``, ``choose: n`` or ``perepoch: n`` (the same as choose). A URL is
+    prefix + bucket/shard, ``~`` and ``$NAME`` expanded. An epoch has all shards of an entry, n drawn with replacement,
+    or n different ones; which, all workers and ranks agree on, and the next epoch draws anew.
+
+    A ``wids`` shard list has ``wids_version: 1`` and a ``shardlist``, or ``datasets`` with one each or with a
+    ``source_url``, whose file must not point further. URLs are taken verbatim, relative ones to ``base`` or else to the
+    file's own folder. If datasets have weights, ``wds_mix`` draws from them; weights of single shards are not used.
+
+    A file may come from a stranger: ``pipe:``, ``-`` and templates (``reference:``) are refused in it, and in what it
+    points to, as are environment variables in a file from the network or with a secret name. A dict was written by the
+    program and may have them. What `storage_options` has for a protocol goes to every server that the file names.
+
+    Args:
+        path_or_dict: A local path, a URL, or what such a file would contain.
+        transforms: ``callable(sample, **keys)`` that returns a sample, or None to drop it; `keys` are the other keys of
+            the sample's entry. It is called for all samples, also of entries without such keys.
+        stop: When a mix by weights ends, as in ``wds_mix``: ``"all"``, ``"first"`` or ``"cycle"``.
+        allow_pipe: Whether the file is trusted like the program; ``WDS_SECURE=1`` refuses commands in any case.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for the file and its shards.
+        rewrite: Where the file and its shards are found instead, as in ``list_shards``.
+        cache_dir: A folder where copies of remote shards and of what commands give are kept, as ``cache_shards`` does.
+        handler: Given to every stage; an item of the loader is a shard.
+
+    Returns:
+        A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
+
+    Raises:
+        MissingFieldError: through the handler when iterated, for a sample without a field of its entry's extensions.
+        SpecError: if the file is wrong; it names the file, the entry and the key. Also when iterated, if fewer shards
+            are found than are to be chosen.
+        UnsafeDataError: for what a stranger's file may not do.
+        ShardOpenError: if the file cannot be read.
+        ImportError: if the file is YAML and PyYAML is not installed.
+        ValueError: if an argument is wrong; or TypeError.
+
+    Example:
+        >>> import tarfile, torchdata_wds
+        >>> for name in ("a", "b"):
+        ...     with tarfile.open(f"{name}.tar", "w") as tar:
+        ...         tar.addfile(tarfile.TarInfo(f"{name}1.txt"))
+        >>> def scaled(sample, scale=1):
+        ...     return {**sample, "scale": scale}
+        >>> spec = {"dataset": [{"shards": "a.tar", "scale": 3, "name": "A"}, {"shards": "b.tar"}]}
+        >>> for sample in sorted(torchdata_wds.load_dataset(spec, transforms=scaled), key=str):
+        ...     print(sample)
+        {'__key__': 'a1', '__url__': 'a.tar', 'txt': b'', '__dataset__': 'A', 'scale': 3}
+        {'__key__': 'b1', '__url__': 'b.tar', 'txt': b'', '__dataset__': 1, 'scale': 1}
+    """
+    check_flags(allow_pipe=allow_pipe)
+    if stop not in _STOPS:
+        raise ValueError(f"stop must be one of {', '.join(map(repr, _STOPS))}, not {stop!r}")
+    if transforms is not None and not callable(transforms):
+        raise TypeError(f"transforms must be a function of a sample and an entry's other keys, not {transforms!r}")
+    check_function("load_dataset(transforms=)", transforms)
+    if cache_dir is not None and (not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir)):
+        raise ValueError(f"cache_dir must be a folder, or None, not {cache_dir!r}")
+    check_handler(handler)
+    options = storage.StorageOptions(storage_options, rewrite=rewrite)
+    groups = _groups(path_or_dict, allow_pipe, options)
+    for group in groups:
+        for entry in group.entries:
+            _check_entry(entry, transforms, options)
+    branches: list[Any] = [_branch(group.entries, transforms, options, cache_dir, handler) for group in groups]
+    if len(branches) == 1:
+        return branches[0]  # type: ignore[no-any-return]
+    weights = [group.weight for group in groups]
+    return branches[0].wds_mix(*branches[1:], weights=weights, stop=stop)  # type: ignore[no-any-return]
+
+
+def _groups(source: Any, allow_pipe: bool, options: storage.StorageOptions) -> list[SpecGroup]:
+    def read(url: str) -> tuple[Any, Origin]:
+        return read_spec(url, storage_options=options), Origin.of_file(url, trusted=allow_pipe)
+
+    if isinstance(source, Mapping):
+        content, origin = source, Origin("the dataset dict")
+    elif isinstance(source, (str, os.PathLike)) and isinstance(path := os.fspath(source), str):
+        content, origin = read(path)
+    else:
+        raise TypeError(f"load_dataset takes a path, a URL or a dict, not {type(source).__name__}")
+    place = SpecPlace(origin)
+    kinds: dict[str, Callable[[], list[SpecGroup]]] = {
+        "shardlist": lambda: wids_groups(content, place, read),
+        "wids_version": lambda: wids_groups(content, place, read),
+        "__kind__": lambda: wids_groups(content, place, read),
+        "dataset": lambda: dataset_groups(content, place),
+        "datasets": lambda: sampled_groups(content, place),
+    }
+    if isinstance(content, Mapping):
+        for key, groups in kinds.items():
+            if key in content:
+                return groups()
+    raise place.error(
+        "is no dataset file: expected a mapping with a list 'dataset' (shards and keys for transforms), 'datasets' "
+        f"(with prefix and buckets) or 'shardlist' (wids), found {short(content)}"
+    )
+
+
+def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storage.StorageOptions) -> None:
+    """Finds out early what would otherwise end the first epoch."""
+    if entry.keys and transforms is None:
+        raise entry.place.error(
+            f"has {', '.join(entry.keys)}, which only a function can use: pass transforms=f to load_dataset, where "
+            f"f(sample, {', '.join(entry.keys)}) returns a sample; known keys are {', '.join(ENTRY_KEYS)}"
+        )
+    if entry.keys and transforms is not None:
+        try:
+            signature = inspect.signature(transforms)
+        except (TypeError, ValueError):  # some functions written in C do not tell theirs
+            return
+        try:
+            signature.bind({}, **entry.keys)
+        except TypeError as error:
+            raise entry.place.error(f"transforms cannot be called with {', '.join(entry.keys)}: {error}") from error
+        for key in entry.keys.keys() - signature.parameters.keys():  # **kwargs would take a misspelled key as well
+            if near := difflib.get_close_matches(key, ENTRY_KEYS, n=1, cutoff=0.8):
+                raise entry.place.error(
+                    f"unknown key {key!r}: did you mean {near[0]!r}? If it is meant for transforms, name it among the "
+                    "function's arguments"
+                )
+    if entry.count is not None and not entry.replacement:
+        entry.choose(options, float)  # raises if there are too few; what it chooses is not used
+
+
+def _branch(
+    entries: Entries,
+    transforms: Transform | None,
+    options: storage.StorageOptions,
+    cache_dir: str | os.PathLike[str] | None,
+    handler: Handler,
+) -> WdsPipe[dict[str, Any]]:
+    held = Held(entries)
+    shards: IterDataPipe[Any] = (
+        SpecShardsIterDataPipe(held, storage_options=options).shuffle(buffer_size=_SHUFFLED_SHARDS).sharding_filter()
+    )
+    if cache_dir is not None:
+        shards = ShardCacherIterDataPipe(shards, cache_dir, storage_options=options, handler=handler)
+    members = ShardLoaderIterDataPipe(shards, storage_options=options, handler=handler)
+    samples = KeyGrouperIterDataPipe(members, handler=handler)  # with all fields, which an error about one names
+    return EntryMapperIterDataPipe(samples, held, transforms, handler=handler)

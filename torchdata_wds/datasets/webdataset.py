@@ -1,0 +1,299 @@
+"""The usual graph in one call, with WebDataset's arguments.
+
+Arguments of webdataset's own ``WebDataset``: those with another name here, and those whose place is elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_flags
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
+from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.option_types import Naming, Select
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
+from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe
+from torchdata_wds.pipes.samples.tuples import FieldTuplerIterDataPipe, TupleMapperIterDataPipe
+from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
+from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
+from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
+
+__all__ = ["check_mode", "check_place_elsewhere", "either", "WebDataset"]
+
+
+_SEED = (
+    "orders follow the loader's seed: DataLoader2(pipe, reading_service=WorkersReadingService(n, seed=s)), "
+    "loader.seed(s), or torch.manual_seed(s) for torch's DataLoader"
+)
+
+_SPLITTER = (
+    "shards are divided by .sharding_filter(), among the workers of any loader, and among ranks by torch's DataLoader "
+    "and WorkersReadingService(n, distributed=True). For another division chain the forms, with .split_shards(), "
+    ".resample_shards() or a filter of yours in its place"
+)
+
+#: What to write where an argument asks for something that is not done by this function.
+_INSTEAD = {
+    "detshuffle": _SEED,
+    "empty_check": (
+        "a pattern that matches nothing raises in any case, and a worker without shards is not an error: leave it out"
+    ),
+    "nodesplitter": _SPLITTER,
+    "repeat": "chain .cycle(n) for n passes, or .wds_epoch(n) for epochs of n samples without end",
+    "seed": _SEED,
+    "workersplitter": _SPLITTER,
+}
+
+#: Functions of webdataset that divide shards as is done here.
+_SPLITTERS = ("single_node_only", "split_by_node", "split_by_worker")
+
+
+def check_place_elsewhere(**given: Any) -> None:
+    """Refuses what these arguments ask for, unless that is what is done anyway.
+
+    Raises:
+        ValueError: names the first of them, and the form to write.
+
+    Example:
+        >>> check_place_elsewhere(repeat=False, seed=None)
+        >>> try:
+        ...     check_place_elsewhere(repeat=True)
+        ... except ValueError as error:
+        ...     print(str(error).partition(":")[0])
+        WebDataset does not take repeat=True here
+    """
+    for name, value in given.items():
+        if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
+            raise ValueError(f"WebDataset does not take {name}={value!r} here: {_INSTEAD[name]}")
+
+
+def check_mode(mode: str | None) -> bool:
+    """Returns whether a mode asks for resampling.
+
+    Raises:
+        ValueError: if it is not a mode.
+    """
+    if mode not in (None, "resampled"):
+        raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")
+    return mode is not None
+
+
+def either(name: str, value: Any, other: str, same: Any) -> Any:
+    """Returns the value that was given under one of two names.
+
+    Raises:
+        ValueError: if it was given under both.
+    """
+    if value is not None and same is not None:
+        raise ValueError(f"{name} and {other} are the same argument: give one of them")
+    return same if value is None else value
+
+
+def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
+    urls: str | os.PathLike[str] | Iterable[Any],
+    shardshuffle: bool | int | None = True,
+    extensions: str | Sequence[str] | None = None,
+    decoder: str | Callable[[str, Any], Any] | Sequence[str | Callable[[str, Any], Any]] | None = None,
+    transforms: Sequence[Callable[[Any], Any] | None] | Callable[[Any], Any] | None = None,
+    shuffle: int | None = None,
+    handler: Handler = reraise_exception,
+    *,
+    resampled: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_name: Naming = None,
+    cache_size: float | None = None,
+    select: Select | None = None,
+    rename: Callable[[str], str] | None = None,
+    allow_pickle: bool = False,
+    read_ahead: int = 0,
+    interleave: int = 1,
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
+    storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+    mode: str | None = None,
+    repeat: bool = False,
+    url_to_name: Naming = None,
+    detshuffle: bool = False,
+    nodesplitter: Any = None,
+    workersplitter: Any = None,
+    select_files: Select | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    empty_check: bool = False,
+    verbose: bool = False,
+    seed: int | None = None,
+) -> WdsPipe[Any]:
+    """Builds the usual graph: list, shuffle and split shards, load, group, and what else is asked for.
+
+    The result is an ordinary pipe: further stages are chained to it. Of the arguments of webdataset 1.0, those that are
+    not described below by themselves are other names, or are refused with the form that does the same.
+
+    Args:
+        urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
+        shardshuffle: Whether to shuffle the shards before they are split among workers and ranks; a number is the
+            size of the buffer for that. Not looked at where shards are `resampled`.
+        extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
+        decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
+        transforms: A function (or None) per place of the tuples, as a list; a single function is for the first place.
+            Needs `extensions`.
+        shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
+        handler: Given to every stage.
+        resampled: Whether to draw shards at random without end, with replacement, each worker of each rank for
+            itself, as ``resample_shards()`` does. Chain ``.wds_epoch(n)`` to have epochs.
+        cache_dir: A folder where copies of remote shards are kept, as by ``cache_shards``; None keeps none.
+        cache_name: How the copies are called: the ``name=`` of ``cache_shards``.
+        cache_size: How many bytes all copies may take: its ``max_bytes=``; None or -1 is no limit.
+        select: Which members to read, as in ``load_wds_shards``; also ``select_files``.
+        rename: A function from a member's name to another, as in ``load_wds_shards``; also ``rename_files``.
+        allow_pickle: Whether `decoder` may decode pickles, as in ``wds_decode``.
+        read_ahead: How many shards to open before their turn, as in ``load_wds_shards``.
+        interleave: How many shards to take samples from in turn, as in ``load_wds_shards``.
+        max_member_bytes: The size of the largest member that is read, as in ``load_wds_shards``.
+        storage_options: fsspec options by protocol, as ``{"s3": {"key": ...}}``, for listing, copying and reading.
+        rewrite: Where shards are found instead, as in ``list_shards``.
+        mode: ``"resampled"`` is ``resampled=True``.
+        repeat: Not taken: ``.cycle(n)`` or ``.wds_epoch(n)``.
+        url_to_name: The same as `cache_name`.
+        detshuffle: Not taken: seeds come from the loader.
+        nodesplitter: None, or a splitter of webdataset; ranks are divided by the loader in any case.
+        workersplitter: None, or a splitter of webdataset; workers are divided by ``sharding_filter`` in any case.
+        select_files: The same as `select`.
+        rename_files: The same as `rename`.
+        empty_check: Not taken: a pattern that matches nothing raises in any case.
+        verbose: Whether the cache logs each hit, download and eviction.
+        seed: Not taken: seeds come from the loader.
+
+    Returns:
+        A pipe of samples (dict), or of tuples where `extensions` is given.
+
+    Raises:
+        ValueError: if an argument is wrong.
+        TypeError: if `resampled` is not True or False, or what is given as a function or decoder is none.
+        ShardListError: if `urls` is an empty list, as of a glob that matched nothing.
+
+    Example:
+        >>> import torchdata_wds
+        >>> torchdata_wds.WebDataset("{0..9}.tar", shardshuffle=False, decoder="pil")
+        IterableWrapper(['{0..9}.tar']).list_shards().sharding_filter().load_wds_shards().group_by_key().wds_decode('pil')
+    """
+    if transforms is not None and extensions is None:
+        raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
+    if allow_pickle and decoder is None:
+        raise ValueError("allow_pickle is about decoding: pass decoder= as well ([] decodes all but images)")
+    if shuffle is not None and (not isinstance(shuffle, int) or isinstance(shuffle, bool) or shuffle < 0):
+        raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
+    check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
+    check_place_elsewhere(
+        repeat=repeat,
+        detshuffle=detshuffle,
+        nodesplitter=nodesplitter,
+        workersplitter=workersplitter,
+        empty_check=empty_check,
+        seed=seed,
+    )
+    options = storage.StorageOptions(storage_options, rewrite=rewrite)
+    listed = ShardListerIterDataPipe(_patterns(urls), storage_options=options)
+    shards = _cached(
+        _shards(listed, _checked_shardshuffle(shardshuffle), resampled or check_mode(mode)),
+        cache_dir,
+        cache_size,
+        either("cache_name", cache_name, "url_to_name", url_to_name),
+        verbose=verbose,
+        storage_options=options,
+        handler=handler,
+    )
+    members = ShardLoaderIterDataPipe(
+        shards,
+        select=either("select", select, "select_files", select_files),
+        rename=either("rename", rename, "rename_files", rename_files),
+        read_ahead=read_ahead,
+        interleave=interleave,
+        max_member_bytes=max_member_bytes,
+        storage_options=options,
+        handler=handler,
+    )
+    pipe: WdsPipe[Any] = KeyGrouperIterDataPipe(members, handler=handler)
+    if shuffle:
+        pipe = SampleShufflerIterDataPipe(pipe, shuffle)
+    if decoder is not None:
+        decoders = [decoder] if isinstance(decoder, str) or callable(decoder) else decoder
+        pipe = SampleDecoderIterDataPipe(pipe, *decoders, allow_pickle=allow_pickle, handler=handler)
+    if extensions is not None:
+        specs = extensions.split() if isinstance(extensions, str) else extensions
+        pipe = FieldTuplerIterDataPipe(pipe, *specs, handler=handler)
+    if transforms is not None:
+        functions = [transforms] if callable(transforms) else transforms
+        pipe = TupleMapperIterDataPipe(pipe, *functions, handler=handler)
+    return pipe
+
+
+def _checked_shardshuffle(shardshuffle: Any) -> bool | int | None:
+    if callable(shardshuffle):
+        raise TypeError(f"the second argument is shardshuffle, not {shardshuffle!r}: give handler= by its name")
+    if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
+        raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
+    return shardshuffle
+
+
+def _shards(listed: WdsPipe[str], shardshuffle: bool | int | None, resampled: bool) -> IterDataPipe[str]:
+    """Lets each consumer have its shards: a share of the shuffled list, or an endless draw from it."""
+    if resampled:
+        return ShardResamplerIterDataPipe(listed)
+    if shardshuffle:
+        listed = listed.shuffle() if shardshuffle is True else listed.shuffle(buffer_size=shardshuffle)
+    return listed.sharding_filter()
+
+
+def _cached(
+    shards: IterDataPipe[Any],
+    folder: str | os.PathLike[str] | None,
+    max_bytes: float | None,
+    name: Naming,
+    *,
+    verbose: bool,
+    storage_options: storage.StorageOptions,
+    handler: Handler,
+) -> IterDataPipe[Any]:
+    """Keeps copies of the shards, where there is a folder for them."""
+    max_bytes = None if max_bytes == -1 else max_bytes
+    if folder is not None:
+        return ShardCacherIterDataPipe(
+            shards,
+            folder,
+            max_bytes=max_bytes,
+            name=name,
+            verbose=verbose,
+            storage_options=storage_options,
+            handler=handler,
+        )
+    if name is not None or max_bytes is not None or verbose:
+        raise ValueError(
+            "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"
+        )
+    return shards
+
+
+def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
+    if isinstance(urls, IterDataPipe):
+        return urls
+    if isinstance(urls, Mapping) or (
+        isinstance(urls, (str, os.PathLike)) and str(urls).lower().endswith((".yaml", ".yml", ".json"))
+    ):
+        raise ShardListError(
+            "WebDataset takes shards; a dataset file or dict that lists them goes to load_dataset(...)"
+        )
+    if not isinstance(urls, (str, os.PathLike, Iterable)):
+        raise ShardListError(f"WebDataset takes a pattern or a list of patterns, not {urls!r}")
+    patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
+    if not patterns:
+        raise ShardListError("WebDataset got an empty list of shards: did a glob match nothing?")
+    return IterableWrapper(patterns)

@@ -1,0 +1,1 @@
+"""Dataset files: YAML or JSON that describes a data set."""

@@ -1,0 +1,315 @@
+"""What a dataset file says, checked: which shards, how many of them in an epoch, and what their samples are given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from torchdata_wds import storage
+from torchdata_wds.format.dataset_files.trust import SpecPlace, short
+from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
+
+__all__ = [
+    "ENTRY_KEYS",
+    "SpecEntry",
+    "SpecGroup",
+    "checked_count",
+    "checked_weight",
+    "dataset_groups",
+    "sampled_groups",
+]
+
+
+#: The keys of an entry that have a meaning here; others go to the program's function.
+ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions", "missing")
+
+_SAMPLED_KEYS = ("prefix", "buckets", "datasets")
+
+_SOURCE_KEYS = ("name", "buckets", "shards", "resample", "choose", "perepoch")
+
+Missing = Literal["error", "skip", "none"]
+
+_COUNTS = ("resample", "choose", "perepoch")
+
+
+@dataclass(frozen=True, repr=False)
+class SpecEntry:
+    """Shards whose samples are treated alike.
+
+    Attributes:
+        place: Where they are listed.
+        name: What their samples have as ``__dataset__``.
+        patterns: The shards, as `storage.list_urls` takes them.
+        verbatim: Whether the patterns are URLs already.
+        fields: The fields to keep; None keeps all.
+        missing: What a sample without one of them does: ``"error"``; ``"skip"``, it is left out and counted; or
+            ``"none"``, it goes on without the field.
+        keys: What goes to the function that transforms their samples.
+        count: How many of the shards an epoch has, None for all.
+        replacement: Whether one shard may come several times among them.
+    """
+
+    place: SpecPlace
+    name: str | int
+    patterns: tuple[str, ...]
+    verbatim: bool = False
+    fields: tuple[FieldItem, ...] | None = None
+    missing: Missing = "error"
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    count: int | None = None
+    replacement: bool = False
+
+    def __repr__(self) -> str:
+        # In every message about the pipes that hold it: neither long nor with what URLs may hold.
+        return f"SpecEntry({self.place.path}, name={self.name!r})"
+
+    def urls(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[str]:
+        """Lists the shards.
+
+        Raises:
+            ShardListError: if a pattern matches nothing.
+            UnsafeDataError: at a URL that the specification may not use.
+        """
+        listed = storage.list_urls(self.patterns, storage_options=storage_options)
+        return map(self.place.check_url, self.patterns if self.verbatim else listed)
+
+    def choose(self, storage_options: Mapping[str, Mapping[str, Any]] | None, draw: Callable[[], float]) -> list[str]:
+        """Lists the shards of one epoch; those that are chosen are in random order.
+
+        Args:
+            storage_options: Options by protocol, for listing.
+            draw: Gives random numbers from 0 to 1.
+
+        Raises:
+            SpecError: if there are fewer shards than are to be chosen.
+            ShardListError: if a pattern matches nothing.
+            UnsafeDataError: at a URL that the specification may not use.
+        """
+        urls = list(self.urls(storage_options))
+        if self.count is None:
+            return urls
+        if self.replacement:
+            return [urls[int(draw() * len(urls))] for _ in range(self.count)]
+        if self.count > len(urls):
+            raise self.place.error(
+                f"{self.count:,} shards are to be chosen of {len(urls):,}; ask for fewer, or write resample: "
+                f"{self.count} to draw shards several times"
+            )
+        for place in range(self.count):
+            other = place + int(draw() * (len(urls) - place))
+            urls[place], urls[other] = urls[other], urls[place]
+        return urls[: self.count]
+
+
+@dataclass(frozen=True)
+class SpecGroup:
+    """Entries whose shards are shuffled together.
+
+    Attributes:
+        entries: The entries.
+        weight: How often a sample is taken from them, relative to other groups.
+    """
+
+    entries: tuple[SpecEntry, ...]
+    weight: float | None = None
+
+
+def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
+    """Checks a specification with a ``dataset:`` list: one group, or with weights a group per entry.
+
+    Raises:
+        SpecError: if something in it is wrong.
+        UnsafeDataError: if it names a URL that it may not use.
+
+    Example:
+        >>> from torchdata_wds.format.dataset_files.trust import Origin
+        >>> content = {"dataset": [{"shards": "a.tar", "scale": 2}, {"shards": ["b.tar", "c.tar"]}]}
+        >>> [group] = dataset_groups(content, SpecPlace(Origin("spec")))
+        >>> [(entry.name, entry.patterns, entry.keys) for entry in group.entries]
+        [(0, ('a.tar',), {'scale': 2}), (1, ('b.tar', 'c.tar'), {})]
+    """
+    place.check_keys(content, ("dataset",))
+    here = place.at("dataset")
+    items = _filled_list(content["dataset"], here)
+    entries = [_entry(item, here.at(number), number) for number, item in enumerate(items)]
+    weights = [_entry_weight(item, here.at(number)) for number, item in enumerate(items)]
+    if all(weight is None for weight in weights):
+        return [SpecGroup(tuple(entries))]
+    keys = {key for item in items for key in ("weight", "probability") if key in item}
+    if len(keys) > 1:
+        raise here.error("some entries have a weight, others a probability; both mean the same: write one of them")
+    if None in weights:
+        raise here.at(weights.index(None)).error(f"has no {keys.pop()}, other entries have one; all or none must")
+    return [SpecGroup((entry,), weight) for entry, weight in zip(entries, weights, strict=True)]
+
+
+def _entry(item: Any, place: SpecPlace, number: int) -> SpecEntry:
+    if not isinstance(item, Mapping):
+        raise place.error(f"expected a mapping with shards and other keys, found {short(item)}")
+    free = {key: value for key, value in item.items() if key not in ENTRY_KEYS}
+    for key in free:
+        if not isinstance(key, str):
+            raise place.error(f"the key {short(key)} is no text; it would be the name of an argument")
+    return SpecEntry(
+        place,
+        checked_name(item, place, number),
+        tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place))),
+        fields=_fields(item, place),
+        missing=_missing(item, place),
+        keys=free,
+    )
+
+
+def _entry_weight(item: Mapping[str, Any], place: SpecPlace) -> float | None:
+    found = [checked_weight(item, key, place) for key in ("weight", "probability") if key in item]
+    if len(found) > 1:
+        raise place.error("has a weight and a probability; both mean the same: write one of them")
+    if "probability" in item and found[0] is not None and found[0] > 1:
+        raise place.at("probability").error(f"must be at most 1, found {found[0]}; larger numbers are a weight")
+    return found[0] if found else None
+
+
+def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] | None:
+    """Fields as ``"jpg;png label=cls"`` or a list of such; in small letters and without leading dots, as in samples."""
+    if "extensions" not in item:
+        return None
+    here = place.at("extensions")
+    text = " ".join(_texts(item, "extensions", place))
+    if "," in text:
+        raise here.error(f"separate fields by blanks and alternatives by ';', as 'jpg;png cls', not by ',': {text!r}")
+    try:
+        fields = parse_field_items(text)
+    except ValueError as error:
+        raise here.error(str(error)) from None
+    if reserved := [name for found in fields for name in found.names if name.startswith("__")]:
+        raise here.error(f"{reserved[0]!r} is not a field of a shard; samples keep what begins with __ anyway")
+    return tuple(found._replace(names=tuple(name.lower() for name in found.names)) for found in fields)
+
+
+def _missing(item: Mapping[str, Any], place: SpecPlace) -> Missing:
+    value = item.get("missing", "error")
+    if value not in get_args(Missing):
+        raise place.at("missing").error(f"must be one of {', '.join(get_args(Missing))}, found {short(value)}")
+    if "missing" in item and "extensions" not in item:
+        raise place.at("missing").error("is about the fields of extensions, and this entry names none")
+    return value  # type: ignore[no-any-return]
+
+
+def sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
+    """Checks a specification with ``prefix``, ``buckets`` and ``datasets``: one group.
+
+    Raises:
+        SpecError: if something in it is wrong.
+        UnsafeDataError: if it names a URL or an environment variable that it may not use.
+
+    Example:
+        >>> from torchdata_wds.format.dataset_files.trust import Origin
+        >>> content = {"prefix": "s3://", "buckets": "b", "datasets": [{"shards": "x-{0..9}.tar", "choose": 5}]}
+        >>> [group] = sampled_groups(content, SpecPlace(Origin("spec")))
+        >>> [(entry.name, entry.patterns, entry.count) for entry in group.entries]
+        [('@b', ('s3://b/x-{0..9}.tar',), 5)]
+    """
+    place.check_keys(content, _SAMPLED_KEYS)
+    prefix = place.at("prefix").expand(_text(content.get("prefix", ""), place.at("prefix")))
+    here = place.at("datasets")
+    items = _filled_list(content["datasets"], here)
+    default = _bucket(content, place)
+    return [SpecGroup(tuple(_source(item, here.at(i), prefix, default) for i, item in enumerate(items)))]
+
+
+def _source(item: Any, place: SpecPlace, prefix: str, default: str) -> SpecEntry:
+    place.check_keys(item, _SOURCE_KEYS)
+    bucket = _bucket(item, place) if "buckets" in item else default
+    here = place.at("shards")
+    patterns = [here.expand(text) for text in _texts(item, "shards", place)]
+    if (prefix or bucket) and any("::" in text for text in patterns):
+        raise here.error("with a prefix or bucket, shards are not joined with '::'; write a list")
+    counts = [key for key in _COUNTS if key in item]
+    if len(counts) > 1:
+        raise place.error(f"has {' and '.join(counts)}; write one of them")
+    count = checked_count(item, counts[0], place, least=1) if counts else None
+    return SpecEntry(
+        place,
+        checked_name(item, place, f"@{bucket}"),
+        tuple(here.check_pattern(prefix + os.path.join(bucket, text)) for text in patterns),  # noqa: PTH118 - URLs
+        count=count,
+        replacement="resample" in item,
+    )
+
+
+def _bucket(item: Mapping[str, Any], place: SpecPlace) -> str:
+    buckets = _texts(item, "buckets", place) if item.get("buckets", []) != [] else [""]
+    if len(buckets) > 1:
+        raise place.at("buckets").error(f"expected one bucket, found {len(buckets)}; write a dataset for each")
+    return place.at("buckets").expand(buckets[0])
+
+
+def _filled_list(value: Any, place: SpecPlace) -> list[Any]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise place.error(f"expected a list that is not empty, found {short(value)}")
+    return list(value)
+
+
+def _text(value: Any, place: SpecPlace) -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise place.error(f"expected text, found {short(value)}")
+    return text
+
+
+def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
+    """The text or list of texts under a key."""
+    here = place.at(key)
+    if key not in item:
+        raise place.error(f"has no {key}; expected a text or a list of texts")
+    value = item[key]
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    if not texts:
+        raise here.error("is an empty list")
+    found = [_text(text, here) for text in texts]
+    if not all(found):
+        raise here.error("holds an empty text")
+    return found
+
+
+def checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) -> str | int:
+    """The name of a dataset.
+
+    Raises:
+        SpecError: if it is no text.
+    """
+    name = item.get("name", default)
+    if "name" in item and not isinstance(name, str):
+        raise place.at("name").error(f"expected text, found {short(name)}; put it in quotes")
+    return name if isinstance(name, str) else default
+
+
+def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float | None:
+    """A number above 0, None where there is none.
+
+    Raises:
+        SpecError: if it is something else.
+    """
+    value = item.get(key)
+    if key not in item:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+        raise place.at(key).error(
+            f"expected a number above 0, found {short(value)}; remove the entry to leave its shards out"
+        )
+    return float(value)
+
+
+def checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least: int = 0) -> int:
+    """A whole number.
+
+    Raises:
+        SpecError: if it is something else, or too small.
+    """
+    value = item[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise place.at(key).error(f"expected a whole number from {least}, found {short(value)}")
+    return value

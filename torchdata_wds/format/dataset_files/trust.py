@@ -1,0 +1,232 @@
+"""Where a dataset file comes from, and what follows: whom it may ask to run, and what its relative names mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from urllib.parse import urljoin
+
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import ShardListError, SpecError, UnsafeDataError
+from torchdata_wds.storage.braces import expand_braces
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.sources.fsspec import protocol_of
+from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
+
+__all__ = ["Origin", "SpecPlace", "folder_of", "join_url", "short"]
+
+
+_LOCAL = ("", "file")
+
+_WEB = ("http", "https")
+
+#: fsspec's references are templates, which its older versions render without a sandbox.
+_TEMPLATES = "reference"
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
+
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}", re.ASCII)
+
+#: A range is expanded in memory.
+_MAX_SHARDS = 10_000_000
+
+#: How many URLs of a pattern are looked at before it is used; each is looked at again when it is listed.
+_LOOKED_AT = 1000
+
+_shortener = reprlib.Repr()
+
+_shortener.maxstring = _shortener.maxother = 100
+
+
+def short(value: object) -> str:
+    """Shows a value from a file in a message, however large or deep it is."""
+    return _shortener.repr(value)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a specification was read.
+
+    Attributes:
+        shown: Its name in messages, without secrets.
+        folder: What its relative names are relative to, "" for the working directory.
+        trusted: Whether it may run commands: the program wrote it, or said so.
+        remote: Whether it came from another machine.
+    """
+
+    shown: str
+    folder: str = ""
+    trusted: bool = True
+    remote: bool = False
+
+    @classmethod
+    def of_file(cls, url: str, *, trusted: bool) -> Origin:
+        """The origin of what a file holds."""
+        return cls(f"dataset file {mask_url(url)}", folder_of(url), trusted, scheme_of(url) not in _LOCAL)
+
+
+@dataclass(frozen=True)
+class SpecPlace:
+    """A place in a specification, for messages and for judging what stands there.
+
+    Attributes:
+        origin: Which specification.
+        path: Where in it, such as ``dataset[1].weight``, counted from 0; "" is the whole.
+    """
+
+    origin: Origin
+    path: str = ""
+
+    def at(self, key: str | int) -> SpecPlace:
+        """The place of an item of what stands here."""
+        step = f"[{key}]" if isinstance(key, int) else f".{key}" if self.path else key
+        return SpecPlace(self.origin, self.path + step)
+
+    def __str__(self) -> str:
+        return f"{self.origin.shown}: {self.path}" if self.path else self.origin.shown
+
+    def error(self, problem: str) -> SpecError:
+        """The error that something here is wrong."""
+        return SpecError(f"{self}: {problem}")
+
+    def check_keys(self, mapping: object, known: tuple[str, ...]) -> Mapping[str, Any]:
+        """Gives a mapping back that has known keys only.
+
+        Raises:
+            SpecError: if it is none, or has others.
+        """
+        if not isinstance(mapping, Mapping):
+            raise self.error(f"expected a mapping with keys {', '.join(known)}, found {short(mapping)}")
+        unknown = [key for key in mapping if key not in known]
+        if unknown:
+            raise self.error(f"unknown key {', '.join(map(short, unknown[:5]))}; known are {', '.join(known)}")
+        return mapping
+
+    def check_url(self, url: str) -> str:
+        """Gives the URL of a shard or file back that may be opened.
+
+        Raises:
+            UnsafeDataError: if opening it would run something, or read what belongs to the program, and nobody has
+                allowed this specification to; for a command always under ``WDS_SECURE=1``.
+        """
+        danger = _danger(url)
+        if danger is None:
+            return url
+        if scheme_of(url) == "pipe" and is_secure():
+            raise UnsafeDataError(f"{self}: {mask_url(url)} {danger}, which WDS_SECURE forbids", shard=mask_url(url))
+        if not self.origin.trusted:
+            raise UnsafeDataError(
+                f"{self}: {mask_url(url)} {danger}, which no dataset file may do unasked. Pass allow_pipe=True if you "
+                "trust whoever wrote it, or list these shards in your program",
+                shard=mask_url(url),
+            )
+        return url
+
+    def check_pattern(self, pattern: str) -> str:
+        """Gives a pattern back, of which no URL must not be opened as far as can be seen without listing.
+
+        Raises:
+            UnsafeDataError: as `check_url`.
+            SpecError: if its braces are wrong, or mean millions of shards.
+        """
+        if _count_of_ranges(pattern) > _MAX_SHARDS:
+            raise self.error(f"{short(pattern)} stands for more than {_MAX_SHARDS:,} shards")
+        try:
+            for url in islice(_visible_urls(pattern), _LOOKED_AT):
+                self.check_url(url)
+        except ShardListError as error:
+            raise self.error(str(error)) from error
+        return pattern
+
+    def expand(self, text: str) -> str:
+        """Expands ``~`` and ``$NAME``; what is not set stays as it is.
+
+        Raises:
+            UnsafeDataError: if a file asks for a variable that may be a secret: a URL would take it to its server.
+        """
+        for name in _VARIABLE.finditer(text):
+            self._check_variable(name[1] or name[2])
+        return os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111 - a str, maybe a URL
+
+    def _check_variable(self, name: str) -> None:
+        if self.origin.trusted:
+            return
+        if self.origin.remote:
+            raise UnsafeDataError(
+                f"{self}: asks for the environment variable {name}, which no file from another machine gets. Pass "
+                "allow_pipe=True if you trust whoever wrote it, or keep a copy of the file here"
+            )
+        if mask_text(f"{name}=value") != f"{name}=value":
+            raise UnsafeDataError(
+                f"{self}: asks for the environment variable {name}, whose name says that it is secret. Pass "
+                "allow_pipe=True if you trust whoever wrote it; credentials belong into storage_options"
+            )
+
+
+def _danger(url: str) -> str | None:
+    """What opening a URL would do besides reading a shard, if anything."""
+    scheme = scheme_of(url)
+    if scheme == "pipe":
+        return "runs a command"
+    if scheme == STDIN:
+        return "reads this program's standard input"
+    if scheme not in (*_LOCAL, *_WEB) and any(protocol_of(part) == _TEMPLATES for part in url.split("::")):
+        return "renders templates"
+    return None
+
+
+def _visible_urls(pattern: str) -> Iterator[str]:
+    """What a pattern may become, and each part of what it joins; more than it does become, so as to miss nothing."""
+    texts = [pattern]
+    if not {"{", "}"}.isdisjoint(pattern) and scheme_of(pattern) not in ("pipe", *_WEB):
+        with suppress(ShardListError):  # of a part, which may be half a brace
+            texts += [url for part in pattern.split("::") for url in islice(expand_braces(part), _LOOKED_AT)]
+        if not os.path.lexists(local_path(pattern)):
+            yield from expand_braces(pattern)
+    for text in texts:
+        yield text
+        yield from text.split("::")
+
+
+def _count_of_ranges(pattern: str) -> int:
+    """How many URLs the ranges of a pattern stand for, at most."""
+    count = 1
+    for first, last, step in _RANGE.findall(pattern):
+        if max(map(len, (first, last))) > 18:  # int() of very long ones takes long, or raises
+            return _MAX_SHARDS + 1
+        count *= abs(int(last) - int(first)) // max(1, int(step[:18] or 1)) + 1
+    return count
+
+
+def folder_of(url: str) -> str:
+    """The folder that a file's relative names are relative to; "" where it has none.
+
+    Example:
+        >>> [folder_of(url) for url in ("https://host/a/list.json?token=x/y", "a/list.json", "list.json", "-")]
+        ['https://host/a/', 'a/', '', '']
+    """
+    scheme = scheme_of(url)
+    if scheme in ("pipe", STDIN):
+        return ""
+    text = re.split(r"[?#]", url, maxsplit=1)[0] if scheme in _WEB else local_path(url)
+    folder, slash, _ = text.rpartition("/")
+    return folder + slash
+
+
+def join_url(folder: str, url: str) -> str:
+    """Resolves a URL or path against a folder.
+
+    Example:
+        >>> [join_url("s3://b/d", url) for url in ("x.tar", "/x.tar", "https://host/x.tar")]
+        ['s3://b/d/x.tar', '/x.tar', 'https://host/x.tar']
+    """
+    if not folder or url.startswith("/") or scheme_of(url):
+        return url
+    folder = folder if folder.endswith("/") else folder + "/"
+    return urljoin(folder, url) if scheme_of(folder) in _WEB else folder + url

@@ -1,0 +1,1 @@
+"""Interleaved documents: ordered lists of texts and images."""

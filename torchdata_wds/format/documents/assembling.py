@@ -1,0 +1,244 @@
+"""Samples to documents: the images that belong to a document are found, in its own sample or in those around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.documents.parsing import (
+    IMAGE_EXTENSIONS,
+    Document,
+    find_images,
+    find_json,
+    is_document,
+    is_image_field,
+    load_json,
+    parse_document,
+)
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.option_types import Layout
+
+__all__ = ["MOST_WAITING", "FoundDocument", "find_documents"]
+
+
+#: How many images may wait for a document that names them: then the older half is given up.
+MOST_WAITING = 1000
+
+_WAITING = ("auto", "dash")
+
+_SHOWN_KEYS = 5
+
+
+class FoundDocument(NamedTuple):
+    """A document, and all that may be its images.
+
+    Attributes:
+        sample: ``__key__`` and what else there is of the kind.
+        document: What its JSON says.
+        fields: The fields of its sample, without the JSON, and of samples that belong to it, as ``<image>.<field>``.
+    """
+
+    sample: dict[str, Any]
+    document: Document
+    fields: dict[str, Any]
+
+    def wanted_keys(self, layout: Layout) -> dict[str, str]:
+        """Gives the key of each sample that may hold an image which is not here -> what stands before its fields."""
+        if layout not in _WAITING:
+            return {}
+        key = self.sample.get("__key__")
+        there = layout == "auto"
+        names = [entry.name for entry in self.document.images if entry.name and not (there and entry.base64)]
+        found = find_images(names, self.fields)
+        parts = (name.partition(".")[0] for name in names if name not in found)
+        return {f"{key}-{part}": part for part in parts if part}
+
+    def add(self, part: str, sample: Mapping[str, Any]) -> None:
+        """Takes the fields of a sample that belongs to it."""
+        for field, value in sample.items():
+            if not is_metadata(field):
+                self.fields.setdefault(f"{part}.{field}", value)
+
+
+def find_documents(
+    samples: Iterable[Any], layout: Layout, shown: Callable[[str], str] = str, *, shards: int = 1
+) -> Iterator[FoundDocument | SampleError]:
+    """Finds the documents in a stream of samples.
+
+    Where a document names images that its own sample does not have, in the layouts ``auto`` and ``dash``, it waits for
+    samples ``<key>-<image>`` until all have come, the next document comes, or the shard ends; samples that come before
+    their document wait for it, at most `MOST_WAITING`. A document takes only images that it names: one whose key is
+    the beginning of another's takes nothing from that.
+
+    Args:
+        samples: The samples.
+        layout: Where the images are.
+        shown: Turns a URL into what messages may show.
+        shards: Of how many shards samples may come in turn. When one more begins, that ends of which none has come
+            for longest.
+
+    Yields:
+        The documents, in the order in which they are complete, and errors in place of what is none.
+    """
+    finders: dict[str, _Finder] = {}  # the last one is that of the sample before
+    for sample in samples:
+        try:
+            key, url = _key_of(sample), str(sample.get("__url__"))
+        except SampleError as error:
+            yield error
+            continue
+        finder = finders.pop(url, None) or _Finder(layout, shown, sample.get("__url__"))
+        finders[url] = finder
+        if len(finders) > shards:
+            yield from finders.pop(next(iter(finders))).end_shard()
+        yield from finder.take(sample, key)
+    for finder in finders.values():
+        yield from finder.end_shard()
+
+
+class _Finder:
+    """What is open between two samples of a shard: one document, and images that wait or that others may share."""
+
+    def __init__(self, layout: Layout, shown: Callable[[str], str], url: Any) -> None:
+        self.layout = layout
+        self.shown = shown
+        self.url = url
+        self.waits = layout in _WAITING
+        self.first: tuple[str, bool] | None = None
+        self.open: FoundDocument | None = None
+        self.wanted: dict[str, str] = {}
+        self.waiting: dict[str, Mapping[str, Any]] = {}
+        self.spare: dict[str, Mapping[str, Any]] = {}
+
+    def take(self, sample: dict[str, Any], key: str) -> Iterator[FoundDocument | SampleError]:
+        """Takes the next sample; gives what is complete or wrong by it."""
+        begins = (key, find_json(sample) is not None)
+        if begins == self.first:  # the same shard is read again
+            yield from self.end_shard()
+        self.first = self.first or begins
+        try:
+            found = self._read(sample, key)
+        except SampleError as error:
+            yield error
+            if key in self.wanted:
+                yield from self._add(key, sample)
+            return
+        if found is not None:
+            yield from self._share(found, key)
+            yield from self._close()
+            yield from self._begin(found)
+        elif key in self.wanted:
+            yield from self._add(key, sample)
+        else:
+            yield from self._wait(sample, key)
+
+    def end_shard(self) -> Iterator[FoundDocument | SampleError]:
+        """Gives the document that is open, and an error for the images that no document has named."""
+        yield from self._close()
+        self.spare.clear()
+        if self.waiting:
+            yield self._give_up(list(self.waiting))
+
+    def _share(self, found: FoundDocument, key: str) -> Iterator[FoundDocument]:
+        """Offers a document's plain image to others: with ``12-3.json``, ``12-3.jpg`` may be image 3 of document 12."""
+        named = find_images((entry.name for entry in found.document.images if entry.name), found.fields).values()
+        plain = {field: value for field, value in found.fields.items() if field.lower() in IMAGE_EXTENSIONS}
+        plain = {field: value for field, value in plain.items() if field not in named}
+        if not plain or not self.waits:
+            return
+        if key in self.wanted:
+            for field in plain:
+                del found.fields[field]
+            yield from self._add(key, plain)
+        elif "-" in key:
+            self.spare[key] = plain
+            if len(self.spare) > MOST_WAITING:
+                del self.spare[next(iter(self.spare))]
+
+    def _add(self, key: str, sample: Mapping[str, Any]) -> Iterator[FoundDocument]:
+        if self.open is not None:
+            self.open.add(self.wanted.pop(key), sample)
+        if not self.wanted:
+            yield from self._close()
+
+    def _begin(self, found: FoundDocument) -> Iterator[FoundDocument]:
+        self.wanted = found.wanted_keys(self.layout)
+        for key in list(self.wanted):
+            there = self.waiting.pop(key, None) or self.spare.pop(key, None)
+            if there is not None:
+                found.add(self.wanted.pop(key), there)
+        self.open = found
+        if not self.wanted:
+            yield from self._close()
+
+    def _close(self) -> Iterator[FoundDocument]:
+        if self.open is not None:
+            yield self.open
+        self.open, self.wanted = None, {}
+
+    def _read(self, sample: dict[str, Any], key: str) -> FoundDocument | None:
+        """Reads a document; None for a sample that may be an image of one."""
+        field = find_json(sample)
+        may_wait = self.waits and "-" in key
+        try:
+            value = None if field is None else load_json(sample[field])
+            if may_wait and not is_document(value) and any(map(is_image_field, sample)):
+                return None
+            if field is None:
+                raise ValueError(
+                    "expected the JSON of a document, found only the fields "
+                    f"{[name for name in sample if not is_metadata(name)]}"
+                )
+            document = parse_document(value, "auto" if self.waits else self.layout)
+        except Exception as cause:
+            raise self._error(sample, key, cause) from cause
+        metadata = {name: item for name, item in sample.items() if is_metadata(name)}
+        fields = {name: item for name, item in sample.items() if name != field and not is_metadata(name)}
+        return FoundDocument(metadata, document, fields)
+
+    def _error(self, sample: Mapping[str, Any], key: str, cause: Exception) -> SampleError:
+        shard = self._shard(sample.get("__url__"))
+        text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
+        where = f"sample {key!r}" + (f" in shard {shard}" if shard else "")
+        return SampleError(
+            f"field 'json' of {where} is no interleaved document: {text}. "
+            "Repair it, or skip such samples with handler=warn_and_continue.",
+            shard=shard,
+            key=key,
+            field="json",
+        )
+
+    def _wait(self, sample: Mapping[str, Any], key: str) -> Iterator[SampleError]:
+        if key in self.waiting:
+            yield self._give_up([key])
+        self.waiting[key] = sample
+        if len(self.waiting) > MOST_WAITING:
+            yield self._give_up(list(self.waiting)[: MOST_WAITING // 2])
+
+    def _give_up(self, keys: list[str]) -> SampleError:
+        for key in keys:
+            del self.waiting[key]
+        shard = self._shard(self.url)
+        names = ", ".join(keys[:_SHOWN_KEYS]) + (", ..." if len(keys) > _SHOWN_KEYS else "")
+        return SampleError(
+            f"{len(keys)} samples{f' of shard {shard}' if shard else ''} belong to no document: {names}. Expected near "
+            "them, in the same shard, a document that names them in its image_info. Place .wds_interleaved() before "
+            "any shuffle, and filter out what belongs to no document; handler=warn_and_continue skips it.",
+            shard=shard,
+            key=keys[0],
+        )
+
+    def _shard(self, url: Any) -> str | None:
+        return self.shown(url) if isinstance(url, str) else None
+
+
+def _key_of(sample: Any) -> str:
+    key = sample.get("__key__") if isinstance(sample, dict) else None
+    if not isinstance(key, str):
+        found = f"a dict with the keys {list(sample)[:8]}" if isinstance(sample, dict) else type(sample).__name__
+        raise SampleError(
+            f"wds_interleaved takes samples with a __key__, as .group_by_key() yields them, not {found}; it stands "
+            "before .wds_to_tuple()"
+        )
+    return key

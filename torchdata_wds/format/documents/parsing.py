@@ -1,0 +1,306 @@
+"""Interleaved documents: what their JSON says, made one form whatever its layout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchdata_wds.option_types import Layout
+
+__all__ = [
+    "DOCUMENT_KEYS",
+    "IMAGE_EXTENSIONS",
+    "INFO_KEYS",
+    "OUR_FIELDS",
+    "Document",
+    "ImageEntry",
+    "ImageSegment",
+    "TextSegment",
+    "find_images",
+    "find_json",
+    "in_order_of_place",
+    "is_document",
+    "is_image_field",
+    "load_json",
+    "parse_document",
+]
+
+
+# As the codecs have them; a test compares. JPEG first: images are mostly stored re-encoded.
+IMAGE_EXTENSIONS = (
+    *("jpg", "jpeg", "png", "webp", "gif", "avif", "ppm", "pgm", "pbm", "pnm", "bmp", "tif", "tiff"),
+    *("jpe", "jfif", "apng", "jp2", "j2k", "ico", "img", "image"),
+)
+
+#: What MMC4's form has besides what an image's ``info`` and a document's ``metadata`` keep.
+INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})
+
+DOCUMENT_KEYS = frozenset({"text_list", "image_info", "similarity_matrix"})
+
+#: The fields that documents have as `.wds_interleaved()` yields them.
+OUR_FIELDS = ("segments", "similarity_matrix", "metadata")
+
+
+class TextSegment(NamedTuple):
+    """A piece of text in a document."""
+
+    text: str
+
+
+class ImageSegment(NamedTuple):
+    """An image in a document.
+
+    Attributes:
+        image: What the image field holds, decoded or not; None where it is missing and ``missing="none"``.
+        name: What the document calls it.
+        similarity: How well it fits the text behind it, None where the document does not say.
+        info: What else the document says about it.
+    """
+
+    image: Any
+    name: str | None = None
+    similarity: float | None = None
+    info: Mapping[str, Any] | None = None
+
+
+class ImageEntry(NamedTuple):
+    """What a document's JSON says about one image.
+
+    Attributes:
+        name: Its name, None where the JSON holds the image and gives no name.
+        place: The number of the text that it stands before; that of the texts for one behind them all.
+        similarity: As in `ImageSegment`.
+        base64: The image itself, where the JSON holds it.
+        info: As in `ImageSegment`.
+        row: Its number among all of the document, which is its row in the similarity matrix.
+    """
+
+    name: str | None
+    place: int
+    similarity: float | None
+    base64: str | None
+    info: dict[str, Any]
+    row: int
+
+
+class Document(NamedTuple):
+    """A document's JSON, whatever its layout.
+
+    Attributes:
+        texts: The texts in their order.
+        images: The images in the order in which they stand.
+        matrix: A row for each image by `row`, a column for each text; None where there is none.
+        metadata: The rest.
+    """
+
+    texts: list[str]
+    images: list[ImageEntry]
+    matrix: list[list[float]] | None
+    metadata: dict[str, Any]
+
+
+def find_json(sample: Mapping[str, Any]) -> str | None:
+    """Finds the field with a document's JSON: ``json``, or else the same in other case."""
+    if "json" in sample:
+        return "json"
+    return next((field for field in sample if field.lower() == "json"), None)
+
+
+def load_json(value: Any) -> Any:
+    """Parses JSON that is bytes still; gives other values, decoded before, as they are.
+
+    Raises:
+        ValueError: if it is no JSON.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return json.loads(bytes(value).decode("utf-8-sig"))
+    return value
+
+
+def is_document(value: Any) -> bool:
+    """Tells whether parsed JSON is meant as a document."""
+    return isinstance(value, Mapping) and ("text_list" in value or {"images", "texts"} <= value.keys())
+
+
+def is_image_field(field: str) -> bool:
+    """Tells whether a field holds an image, by its extension."""
+    return field.lower().rpartition(".")[2] in IMAGE_EXTENSIONS
+
+
+def parse_document(value: Any, layout: Layout) -> Document:
+    """Reads what a document's JSON says, as a layout has it: ``auto`` goes by the names of its lists.
+
+    Raises:
+        ValueError: says what is wrong, what was expected and what was found.
+
+    Example:
+        >>> parse_document({"images": [None, "a.jpg"], "texts": ["One.", None]}, "auto").images[0].place
+        1
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected an object with text_list and image_info, found {_kind(value)}")  # noqa: TRY004
+    if layout == "obelics" or (layout == "auto" and "text_list" not in value and {"images", "texts"} <= value.keys()):
+        return _parse_parallel(value)
+    return _parse_matched(value)
+
+
+def _parse_matched(value: Mapping[str, Any]) -> Document:
+    """Reads MMC4's form: text_list, and image_info with the index of the text that each image stands before."""
+    texts = _list(value, "text_list")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"expected text_list[{number}] to be a str, found {_kind(text)}")  # noqa: TRY004
+    images = [_parse_info(info, number, len(texts)) for number, info in enumerate(_list(value, "image_info"))]
+    matrix = _parse_matrix(value.get("similarity_matrix"), len(images), len(texts))
+    metadata = {name: rest for name, rest in value.items() if name not in DOCUMENT_KEYS}
+    return Document(texts, sorted(images, key=lambda entry: entry.place), matrix, metadata)
+
+
+def _parse_info(info: Any, number: int, texts: int) -> ImageEntry:
+    where = f"image_info[{number}]"
+    if not isinstance(info, Mapping):
+        raise ValueError(f"expected {where} to be an object, found {_kind(info)}")  # noqa: TRY004
+    name, base64 = info.get("image_name"), info.get("image_base64") or None
+    if base64 is not None and not isinstance(base64, str):
+        raise ValueError(f"expected {where}.image_base64 to be a str, found {_kind(base64)}")
+    if not (isinstance(name, str) and name) and (name is not None or base64 is None):
+        raise ValueError(f"expected {where}.image_name to be the name of an image, found {_kind(name)}")
+    place = info.get("matched_text_index")
+    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place <= texts:
+        raise ValueError(
+            f"expected {where}.matched_text_index to be the number of a text, 0 to {texts - 1}, or {texts} for an "
+            f"image behind them all, found {_kind(place)}"
+        )
+    similarity = info.get("matched_sim")
+    if similarity is not None and not _is_finite(similarity):
+        raise ValueError(f"expected {where}.matched_sim to be a finite number or null, found {_kind(similarity)}")
+    rest = {key: item for key, item in info.items() if key not in INFO_KEYS}
+    return ImageEntry(name, place, similarity, base64, rest, number)
+
+
+def _parse_matrix(matrix: Any, rows: int, columns: int) -> list[list[float]] | None:
+    if matrix is None:
+        return None
+    expected = f"expected similarity_matrix to be {rows} lists, one for each image, of {columns} finite numbers, found "
+    if not isinstance(matrix, list) or len(matrix) != rows:
+        raise ValueError(expected + (_kind(matrix) if not isinstance(matrix, list) else f"{len(matrix)}"))
+    for number, row in enumerate(matrix):
+        if not isinstance(row, list) or len(row) != columns or not all(map(_is_finite, row)):
+            raise ValueError(f"{expected}something else as number {number}")
+    return matrix
+
+
+def _parse_parallel(value: Mapping[str, Any]) -> Document:
+    """Reads OBELICS' form: images and texts of one length, of which one is null at each place and the other is not."""
+    names, passages = _list(value, "images"), _list(value, "texts")
+    if len(names) != len(passages):
+        raise ValueError(f"expected images and texts to be of one length, found {len(names)} and {len(passages)}")
+    infos = _parse_infos(value.get("metadata"), len(names))
+    texts: list[str] = []
+    images: list[ImageEntry] = []
+    for number, (name, text) in enumerate(zip(names, passages, strict=True)):
+        if isinstance(text, str) and name is None:
+            texts.append(text)
+        elif isinstance(name, str) and name and text is None:
+            images.append(ImageEntry(name, len(texts), None, None, infos[number], len(images)))
+        else:
+            raise ValueError(
+                f"expected a name in images[{number}] or a str in texts[{number}] and null in the other, found "
+                f"{_kind(name)} and {_kind(text)}"
+            )
+    metadata = {name: rest for name, rest in value.items() if name not in ("images", "texts", "metadata")}
+    return Document(texts, images, None, metadata)
+
+
+def _parse_infos(metadata: Any, count: int) -> list[dict[str, Any]]:
+    """Reads what OBELICS says about each place: a list, or the JSON of one."""
+    if metadata is None:
+        return [{} for _ in range(count)]
+    infos = json.loads(metadata) if isinstance(metadata, str) else metadata
+    if not isinstance(infos, list) or len(infos) != count:
+        found = f"{len(infos)}" if isinstance(infos, list) else _kind(infos)
+        raise ValueError(f"expected metadata to be a list of {count}, one for each place, found {found}")
+    for number, info in enumerate(infos):
+        if info is not None and not isinstance(info, Mapping):
+            raise ValueError(f"expected metadata[{number}] to be an object or null, found {_kind(info)}")
+    return [dict(info or {}) for info in infos]
+
+
+def _list(value: Mapping[str, Any], name: str) -> list[Any]:
+    found = value.get(name)
+    if not isinstance(found, list):
+        keys = "" if name in value else f" among the keys {sorted(map(str, value))}"
+        raise ValueError(f"expected {name} to be a list, found {_kind(found) if name in value else 'none'}{keys}")  # noqa: TRY004
+    return found
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float)):
+        return "null" if value is None else repr(value)
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '...'}"
+
+
+def find_images(names: Iterable[str], fields: Iterable[str]) -> dict[str, str]:
+    """Finds the field of each image: by its name, in lower case, or with another extension, ``jpg`` first.
+
+    Args:
+        names: What the document calls the images.
+        fields: The fields that there are.
+
+    Returns:
+        Name -> field, without the names that have none. A field that may be that of two names is that of neither.
+
+    Example:
+        >>> find_images(["B.b.PNG", "a"], ["b.b.jpg", "a.png"])
+        {'B.b.PNG': 'b.b.jpg', 'a': 'a.png'}
+    """
+    exact = set(fields)
+    lowered = {field.lower(): field for field in sorted(exact)}
+    found: dict[str, str] = {}
+    wanted = list(dict.fromkeys(names))
+    for candidates in (_same, _in_lower_case, _re_encoded):
+        claims: dict[str, list[str]] = {}
+        taken = set(found.values())
+        for name in wanted:
+            pool = () if name in found else candidates(name, exact, lowered)
+            field = next((field for field in pool if field not in taken), None)
+            if field is not None:
+                claims.setdefault(field, []).append(name)
+        found.update((names[0], field) for field, names in claims.items() if len(names) == 1)
+    return found
+
+
+def _same(name: str, exact: set[str], lowered: Mapping[str, str]) -> Sequence[str]:  # noqa: ARG001
+    return [name] if name in exact else []
+
+
+def _in_lower_case(name: str, exact: set[str], lowered: Mapping[str, str]) -> Sequence[str]:  # noqa: ARG001
+    return [lowered[name.lower()]] if name.lower() in lowered else []
+
+
+def _re_encoded(name: str, exact: set[str], lowered: Mapping[str, str]) -> Sequence[str]:  # noqa: ARG001
+    name = name.lower()
+    stem, _, extension = name.rpartition(".")
+    bases = (stem, name) if extension in IMAGE_EXTENSIONS else (name, stem)
+    candidates = (f"{base}.{extension}" for base in bases if base for extension in IMAGE_EXTENSIONS)
+    return [lowered[candidate] for candidate in candidates if candidate in lowered]
+
+
+def in_order_of_place(
+    texts: Sequence[str], images: Iterable[tuple[int, ImageSegment]]
+) -> Iterator[TextSegment | ImageSegment]:
+    """Puts images, each before the text of its number, among the texts; those with one number keep their order."""
+    placed: dict[int, list[ImageSegment]] = {}
+    for place, segment in images:
+        placed.setdefault(place, []).append(segment)
+    for number, text in enumerate(texts):
+        yield from placed.get(number, ())
+        yield TextSegment(text)
+    yield from placed.get(len(texts), ())

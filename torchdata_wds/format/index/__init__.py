@@ -1,0 +1,288 @@
+"""The index of a shard: how many samples it has and which bytes are whose, beside it in ``<shard>.index``.
+
+The file is UTF-8 text, one JSON value a line. The first line is an object:
+
+| name | value |
+|---|---|
+| ``format`` | ``"torchdata_wds index"`` |
+| ``version`` | ``1`` |
+| ``shard`` | the last part of the shard's name |
+| ``keys`` | by which rule names are split into key and field: ``"first_dot"`` or ``"last_dot"`` |
+| ``samples`` | how many samples follow, one a line |
+| ``tar_bytes`` | size of the archive in bytes, decompressed |
+| ``compressed`` | whether the shard is stored compressed |
+| ``bytes`` | size of the shard as it is stored; null where that is not known |
+| ``sha256`` | its digest in hexadecimal digits; null where nobody has read the shard whole |
+
+Each further line is a sample in the shard's order: ``[key, start, stop, [[name, offset, size], ...]]``. ``start`` is
+where the header of its first member begins, extended headers included, and ``stop`` is behind the padding of its last;
+``offset`` and ``size`` give the content of each member, both null for a sparse one. All are bytes of the decompressed
+archive. A hard link has the place of the content that it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
+
+from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.storage import mask_url, open_shard, open_target
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
+
+__all__ = [
+    "INDEX_SUFFIX",
+    "IndexHeader",
+    "IndexedMember",
+    "IndexedSample",
+    "ShardIndex",
+    "index_url",
+    "pack_row",
+    "shard_name",
+]
+
+
+INDEX_SUFFIX = ".index"
+
+_FORMAT = "torchdata_wds index"
+
+_VERSION = 1
+
+
+class IndexHeader(NamedTuple):
+    """What an index says about its shard as a whole; the module describes the fields."""
+
+    shard: str
+    keys: str
+    samples: int
+    tar_bytes: int
+    compressed: bool = False
+    bytes: int | None = None
+    sha256: str | None = None
+
+
+class IndexedMember(NamedTuple):
+    """One member of an indexed sample.
+
+    Attributes:
+        name: Its name in the archive.
+        offset: Where its content begins, in bytes of the decompressed archive; None for a sparse member.
+        size: Size of the content in bytes.
+    """
+
+    name: str
+    offset: int | None
+    size: int | None
+
+
+class IndexedSample(NamedTuple):
+    """One sample of an index.
+
+    Attributes:
+        key: Its key.
+        start: Where its first header begins, in bytes of the decompressed archive.
+        stop: Where its last member's padding ends.
+        members: Its members in their order.
+    """
+
+    key: str
+    start: int
+    stop: int
+    members: tuple[IndexedMember, ...]
+
+
+class ShardIndex(Sequence[IndexedSample]):
+    """The index of one shard: a sequence of its samples, each parsed when it is asked for.
+
+    Args:
+        header: About the shard as a whole.
+        rows: A line of JSON for each sample, as `pack_row` makes it, or as it stands in the file.
+
+    Attributes:
+        header: As given.
+
+    Example:
+        >>> row = pack_row("a", 0, 1024, [("a.txt", 512, 3)])
+        >>> index = ShardIndex(IndexHeader("x.tar", "first_dot", 1, 10240), [row])
+        >>> len(index), index[0].start, index[0].members[0].size
+        (1, 0, 3)
+    """
+
+    def __init__(self, header: IndexHeader, rows: Sequence[str | bytes]) -> None:
+        if header.samples != len(rows):
+            raise ShardFormatError(
+                f"the index of shard {header.shard} is not whole: it promises {header.samples:,} samples and has "
+                f"{len(rows):,}. Make it again with index_shard",
+                shard=header.shard,
+            )
+        self.header = header
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, number: int) -> IndexedSample: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[IndexedSample]: ...
+
+    def __getitem__(self, number: int | slice) -> IndexedSample | list[IndexedSample]:
+        if isinstance(number, slice):
+            return [_parse_row(row) for row in self._rows[number]]
+        return _parse_row(self._rows[number])
+
+    def __iter__(self) -> Iterator[IndexedSample]:
+        return map(_parse_row, self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardIndex):
+            return NotImplemented
+        return self.header == other.header and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ShardIndex({self.header.shard!r}, {len(self):,} samples)"
+
+    def dump(self) -> bytes:
+        """The index as the bytes of its file."""
+        head = {"format": _FORMAT, "version": _VERSION, **self.header._asdict()}
+        rows = (row if isinstance(row, bytes) else row.encode() for row in self._rows)
+        return b"\n".join((json.dumps(head).encode(), *rows, b""))
+
+    def save(
+        self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Writes the index, in place of one that is there.
+
+        Args:
+            url: Where to; beside a shard its name is `index_url` of the shard.
+            storage_options: As in `open_target`.
+
+        Raises:
+            ShardOpenError: if that cannot be written.
+        """
+        target = open_target(url, overwrite=True, storage_options=storage_options)
+        try:
+            target.write(self.dump())
+            target.commit()
+        except BaseException:
+            target.abort()
+            raise
+
+    @classmethod
+    def load(
+        cls, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> ShardIndex:
+        """Reads an index.
+
+        Args:
+            url: The index, not the shard.
+            storage_options: As in `open_shard`.
+
+        Raises:
+            ShardOpenError: if it cannot be opened.
+            ShardFormatError: if it is no index, or not whole.
+        """
+        with open_shard(url, storage_options=storage_options) as stream:
+            head, *rows = stream.read().split(b"\n")
+        shown = mask_url(url)
+        header = _parse_header(head, shown)
+        if not rows or rows.pop():
+            raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown)
+        return cls(header, rows)
+
+
+def index_url(shard: str | os.PathLike[str]) -> str:
+    """The URL of the index that lies beside a shard.
+
+    Raises:
+        ValueError: for standard input and commands, beside which nothing lies.
+
+    Example:
+        >>> index_url("train-000000.tar"), index_url("https://host/x.tar?token=1")
+        ('train-000000.tar.index', 'https://host/x.tar.index?token=1')
+    """
+    url = url_text(shard)
+    scheme = scheme_of(url)
+    if scheme in (STDIN, "pipe"):
+        raise ValueError(f"there is no place beside {mask_url(url)} for an index: name one, or write to a path")
+    if scheme in ("", "file"):
+        return url + INDEX_SUFFIX
+    # of a chain such as simplecache::s3://b/x.tar the first part that names a file
+    parts = url.split("::")
+    number = next((number for number, part in enumerate(parts) if "://" in part), 0)
+    path, mark, query = parts[number].partition("?")
+    parts[number] = path + INDEX_SUFFIX + mark + query
+    return "::".join(parts)
+
+
+def shard_name(url: str) -> str:
+    """The last part of a shard's name, as its index has it.
+
+    Example:
+        >>> shard_name("a/x?1.tar"), shard_name("file:///a/x%20y.tar"), shard_name("https://host/x.tar?token=1")
+        ('x?1.tar', 'x y.tar', 'x.tar')
+    """
+    if scheme_of(url) in ("", "file"):
+        return os.path.basename(local_path(url))  # noqa: PTH119 - a str
+    return mask_url(url).partition("?")[0].rpartition("/")[2]
+
+
+def pack_row(key: str, start: int, stop: int, members: Iterable[tuple[str, int | None, int | None]]) -> str:
+    """Makes the line of one sample.
+
+    Example:
+        >>> pack_row("a", 0, 1024, [("a.txt", 512, 3)])
+        '["a",0,1024,[["a.txt",512,3]]]'
+    """
+    return json.dumps([key, start, stop, list(members)], separators=(",", ":"))
+
+
+def _parse_row(row: str | bytes) -> IndexedSample:
+    try:
+        values = json.loads(row)
+        if not isinstance(values, list):
+            raise TypeError(f"it is a {type(values).__name__}")
+        key, start, stop, members = values
+        sample = IndexedSample(key, start, stop, tuple(IndexedMember(*member) for member in members))
+        _check_row(sample)
+        return sample
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ShardFormatError(f"an index has a damaged line, {row[:80]!r}: {error}. Make it again") from error
+
+
+def _check_row(sample: IndexedSample) -> None:
+    """Checks what readers seek by: an index may come from a stranger, as its shard may."""
+    _, start, stop, members = sample
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop:
+        raise ValueError(f"no sample can lie from byte {start!r} to {stop!r}")
+    if not members or not isinstance(members[0].name, str):
+        raise ValueError("it names no member")
+
+
+def _parse_header(line: bytes, shown: str) -> IndexHeader:
+    try:
+        head = json.loads(line)
+        if head["format"] != _FORMAT:
+            raise ValueError(f"its format is {head['format']!r}")
+        if head["version"] != _VERSION:
+            raise ValueError(f"its version is {head['version']!r}, and {_VERSION} is the one that is known here")
+        header = IndexHeader(**{name: head[name] for name in IndexHeader._fields})
+        _check_header(header)
+        return header
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ShardFormatError(
+            f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one", shard=shown
+        ) from error
+
+
+def _check_header(header: IndexHeader) -> None:
+    counts = {"samples": header.samples, "tar_bytes": header.tar_bytes, "bytes": header.bytes or 0}
+    for name, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"its {name} is {count!r}, not a whole number from 0")
+    if not isinstance(header.sha256, str | None):
+        raise TypeError(f"its sha256 is {header.sha256!r}, not text")

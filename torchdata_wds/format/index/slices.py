@@ -1,0 +1,287 @@
+"""Parts of shards: which samples of a shard to read, where they begin, and the loop that leaves the others out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
+from operator import ne
+from pathlib import Path
+from typing import NamedTuple
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.format.index import IndexedSample, ShardIndex, index_url
+from torchdata_wds.format.samples.names import split_names
+from torchdata_wds.format.tar.members import Mark, MemberRun, Single, Unit
+from torchdata_wds.handlers import warn_rarely
+from torchdata_wds.option_types import KeyRule, SplitName
+from torchdata_wds.storage import StorageOptions
+from torchdata_wds.storage.urls import local_path, scheme_of
+
+__all__ = [
+    "ChangedShardError",
+    "OpenSlice",
+    "PaddingSlice",
+    "ShardSlice",
+    "TailSlice",
+    "check_size",
+    "find_index",
+    "place_of_sample",
+    "slice_members",
+]
+
+
+class ShardSlice(NamedTuple):
+    """The samples of a shard that one consumer reads, as ``.split_shards()`` gives them to ``.load_wds_shards()``.
+
+    Samples count from 0 as they lie in the shard, those that ``select=`` leaves out among them.
+
+    Attributes:
+        url: The shard.
+        start: The first sample to read.
+        stop: The sample to end before; None reads to the shard's end.
+        step: Only each so many-th sample from the first on is read.
+    """
+
+    url: str
+    start: int = 0
+    stop: int | None = None
+    step: int = 1
+
+
+class TailSlice(ShardSlice):
+    """A slice that ends where the shard does, according to its index: its reader finds out whether that is true."""
+
+    __slots__ = ()
+
+
+class OpenSlice(ShardSlice):
+    """A slice that may reach behind the shard's last sample."""
+
+    __slots__ = ()
+
+
+class PaddingSlice(ShardSlice):
+    """A slice of samples that another consumer reads too: they only make the consumers equal."""
+
+    __slots__ = ()
+
+
+class ChangedShardError(ShardFormatError):
+    """A shard that is read once more is not what it was."""
+
+
+def slice_members(
+    units: Iterable[Unit],
+    split: SplitName,
+    part: ShardSlice,
+    *,
+    first: int = 0,
+    least: int = 0,
+    shard: str = "",
+) -> Iterator[Unit]:
+    """Leaves out the members of all samples but those of a slice, without cutting them out of what was read.
+
+    A sample is a run of consecutive members with one key, as in grouping and in an index. Members that were chosen
+    away count as well, so that a slice has the same samples whatever `select` is; members without a key do not.
+    Behind kept samples stands `Mark.END`, as soon as they are complete. The rest of the shard is not asked for, unless
+    the slice is a `TailSlice`.
+
+    Args:
+        units: Members of one shard, from the beginning of a sample on, and what lies between them.
+        split: From name to (key, field), or None.
+        part: Which samples to keep.
+        first: Which sample the units begin with.
+        least: How many samples the shard is known to have had at least.
+        shard: The shard's URL as messages may show it.
+
+    Yields:
+        The units of the slice, runs cut down to it.
+
+    Raises:
+        ChangedShardError: if the shard has fewer samples than `least`.
+        ShardFormatError: if the shard has fewer samples than the slice (unless that is an `OpenSlice`), or not as many
+            as a `TailSlice` says.
+
+    Example:
+        >>> from torchdata_wds.format.tar.members import ShardMember
+        >>> from torchdata_wds.format.samples.names import split_name
+        >>> members = [ShardMember("x.tar", name, b"") for name in ("a.txt", "a.cls", "b.txt", "c.txt")]
+        >>> [unit.name for unit in slice_members(members, split_name, ShardSlice("x.tar", 1)) if unit is not Mark.END]
+        ['b.txt', 'c.txt']
+    """
+    slicer = _Slicer(split, part, first)
+    for unit in units:
+        yield from slicer.take_run(unit) if isinstance(unit, MemberRun) else slicer.take(unit)
+        if slicer.is_done:
+            return
+    count = slicer.number + 1
+    if count < least:
+        raise ChangedShardError(
+            f"shard {shard} has {count:,} samples, and had {least:,} or more when the state was made that is resumed "
+            "here: it holds other samples now. Resume with the shards of that run, or begin a new epoch",
+            shard=shard,
+        )
+    if part.stop is None or isinstance(part, OpenSlice):
+        return
+    if count < part.stop or (count > part.stop and isinstance(part, TailSlice)):
+        raise _disagreement(part, count, shard)
+
+
+class _Slicer:
+    """What is known between two units.
+
+    Attributes:
+        key: The key of the last member; None where the next one begins a sample whatever its key is.
+        number: Which sample it belongs to.
+    """
+
+    def __init__(self, split: SplitName, part: ShardSlice, first: int) -> None:
+        self.key: str | None = None
+        self.number = first - 1
+        self._limit = None if isinstance(part, TailSlice) else part.stop
+        self._split = split
+        self._part = part
+        self._keeps = part.start <= first  # what the last sample, and so the next member without a key, is
+        self._open = False  # whether a kept sample may still go on
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what follows is of no use."""
+        return self._limit is not None and self.number >= self._limit
+
+    def take_run(self, run: MemberRun) -> Iterator[Unit]:
+        """Cuts a run down to the slice."""
+        columns = split_names(run.names, self._split)
+        if columns is None:
+            for member in run.members():
+                yield from self.take(member)
+                if self.is_done:
+                    return
+            return
+        keys = columns[0]
+        changes = map(ne, keys, chain((self.key,), keys))
+        numbers = list(accumulate(changes, initial=self.number))[1:]
+        if self._limit is not None and numbers[-1] > self._limit:
+            del numbers[bisect_left(numbers, self._limit) + 1 :]
+        rows = self._rows(numbers)
+        if self._open and not self._wants(numbers[0]):
+            yield Mark.END
+        yield from _pick(run, keys, numbers, rows)
+        self.key, self.number = keys[len(numbers) - 1], numbers[-1]
+        self._keeps = self._open = self._wants(self.number)
+        if rows and not self._open:
+            yield Mark.END
+
+    def take(self, unit: Single) -> Iterator[Single]:
+        """Passes a member on if it is of the slice."""
+        if isinstance(unit, Mark):
+            self.key, self._open = None, False
+            yield unit
+            return
+        key = self._key_of(unit.name)
+        if key is not None and key != self.key:
+            self.key = key
+            self.number += 1
+            self._keeps = self._wants(self.number)
+            if self._open and not self._keeps:
+                yield Mark.END
+            self._open = self._keeps
+        if self._keeps:
+            yield unit
+
+    def _key_of(self, name: str) -> str | None:
+        try:
+            parts = self._split(name)
+        except Exception:  # noqa: BLE001  (whoever groups calls it again, and asks a handler)
+            return None
+        return None if parts is None else parts[0]
+
+    def _wants(self, number: int) -> bool:
+        _, start, stop, step = self._part
+        return number >= start and (stop is None or number < stop) and (number - start) % step == 0
+
+    def _rows(self, numbers: list[int]) -> list[int] | range:
+        """The rows of a run that are of the slice."""
+        _, start, stop, step = self._part
+        begin = bisect_left(numbers, start)
+        end = len(numbers) if stop is None else bisect_left(numbers, stop)
+        if step == 1:
+            return range(begin, end)
+        return [row for row in range(begin, end) if (numbers[row] - start) % step == 0]
+
+
+def _pick(run: MemberRun, keys: Iterable[str], numbers: list[int], rows: list[int] | range) -> Iterator[Unit]:
+    """Cuts a run down to some of its rows; between two samples of one key it is parted, or they would become one."""
+    if isinstance(rows, range):
+        if len(rows) == len(run.names):
+            yield run
+        elif rows:
+            among = slice(rows.start, rows.stop)
+            yield run._replace(names=run.names[among], starts=run.starts[among], ends=run.ends[among])
+        return
+    keys = list(keys)
+    begin = 0
+    for place in range(1, len(rows) + 1):
+        if place < len(rows):
+            row, before = rows[place], rows[place - 1]
+            if keys[row] != keys[before] or numbers[row] == numbers[before]:
+                continue
+        chosen = rows[begin:place]
+        yield run._replace(
+            names=[run.names[row] for row in chosen],
+            starts=[run.starts[row] for row in chosen],
+            ends=[run.ends[row] for row in chosen],
+        )
+        if place < len(rows):
+            yield Mark.END
+        begin = place
+
+
+def _disagreement(part: ShardSlice, count: int, shard: str) -> ShardFormatError:
+    return ShardFormatError(
+        f"shard {shard} has {count:,} samples, and {part.stop:,} were expected: the index that says so is of another "
+        "version of the shard, or keys= of load_wds_shards are not those that it was made with. Make it again with "
+        "index_shard, or correct the count",
+        shard=shard,
+    )
+
+
+def find_index(url: str, keys: KeyRule, storage_options: StorageOptions) -> ShardIndex | None:
+    """Reads the index beside a shard, if there is one whose samples are those that `keys` make."""
+    if not isinstance(keys, str):
+        return None
+    try:
+        index = ShardIndex.load(index_url(url), storage_options=storage_options)
+    except ShardFormatError as error:
+        warn_rarely("not used", error)
+        return None
+    except (ShardOpenError, ValueError):  # a ValueError where nothing can lie beside
+        return None
+    return index if index.header.keys == keys else None
+
+
+def check_size(index: ShardIndex, url: str) -> None:
+    """Compares the size that an index says with that of a local shard.
+
+    Raises:
+        ShardFormatError: if it is another one.
+    """
+    expected = index.header.bytes
+    if expected is None or scheme_of(url) not in ("", "file"):
+        return
+    path = Path(local_path(url))
+    found = path.stat().st_size if path.exists() else expected  # opening it says better that it is missing
+    if found != expected:
+        raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {expected:,}")
+
+
+def place_of_sample(index: ShardIndex, number: int) -> IndexedSample | None:
+    """Finds where in its shard a sample lies; None where the index has no such one, or a damaged line."""
+    if number >= len(index):
+        return None
+    try:
+        return index[number]
+    except ShardFormatError as error:
+        warn_rarely("not used", error)
+        return None

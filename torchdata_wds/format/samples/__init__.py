@@ -1,0 +1,1 @@
+"""Members to samples, and samples to members."""

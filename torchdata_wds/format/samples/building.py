@@ -1,0 +1,232 @@
+"""Drafts to samples, with everything that can be wrong about one.
+
+Members on their way to samples: their names are split, their samples not yet made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import ne
+from typing import Any, NamedTuple
+
+from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
+from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules
+from torchdata_wds.format.tar.members import LocatedUrl
+from torchdata_wds.handlers import warn_rarely
+from torchdata_wds.option_types import OnReappearing
+
+__all__ = ["Draft", "KeyedRun", "check_new", "make_sample", "make_samples"]
+
+
+class Draft(NamedTuple):
+    """Consecutive members of one reading of a shard that share a key.
+
+    Attributes:
+        key: The key.
+        url: The shard's URL.
+        visit: Which reading of the shard.
+        parts: Field, member name, and data or why there is none.
+    """
+
+    key: str
+    url: str
+    visit: int
+    parts: list[tuple[str, str, bytes | Exception]]
+
+    def drafts(self) -> Iterator[Draft]:
+        """Itself."""
+        yield self
+
+
+class KeyedRun(NamedTuple):
+    """Consecutive members of one reading of a shard, in columns, not yet cut out of what was read.
+
+    Attributes:
+        url: The shard's URL.
+        visit: Which reading of the shard.
+        data: Bytes of the archive.
+        keys: The members' keys.
+        fields: Their fields.
+        names: Their names.
+        starts: Where in `data` each member's content begins.
+        ends: Where it ends.
+    """
+
+    url: str
+    visit: int
+    data: bytes
+    keys: Sequence[str]
+    fields: Sequence[str]
+    names: Sequence[str]
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+    def rows(self, first: int, last: int) -> KeyedRun:
+        """The members from the first to the one before the last."""
+        rows = slice(first, last)
+        return self._replace(
+            keys=self.keys[rows],
+            fields=self.fields[rows],
+            names=self.names[rows],
+            starts=self.starts[rows],
+            ends=self.ends[rows],
+        )
+
+    def end_of_first(self) -> int:
+        """The number of members that share the first one's key."""
+        key = self.keys[0]
+        return next((row for row, other in enumerate(self.keys) if other != key), len(self.keys))
+
+    def start_of_last(self) -> int:
+        """The first of the members that share the last one's key."""
+        row = len(self.keys) - 1
+        while row and self.keys[row - 1] == self.keys[-1]:
+            row -= 1
+        return row
+
+    def parts(self) -> Iterator[tuple[str, str, bytes]]:
+        """Cuts the members out, as `Draft` has them."""
+        for field, name, start, end in zip(self.fields, self.names, self.starts, self.ends, strict=True):
+            yield field, name, self.data[start:end]
+
+    def drafts(self) -> Iterator[Draft]:
+        """One draft for the members of each key."""
+        draft: Draft | None = None
+        for key, part in zip(self.keys, self.parts(), strict=True):
+            if draft is None or key != draft.key:
+                if draft is not None:
+                    yield draft
+                draft = Draft(key, self.url, self.visit, [])
+            draft.parts.append(part)
+        if draft is not None:
+            yield draft
+
+
+def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown: Callable[[str], str]) -> None:
+    """Compares a key with those before it in its shard, by their 64-bit hashes."""
+    if on_reappearing == "allow":
+        return
+    digest = hash(draft.key)
+    if digest not in seen:
+        seen.add(digest)
+        return
+    shard, member = shown(draft.url), draft.parts[0][1]
+    message = (
+        f"key {draft.key!r} comes back at member {member} of shard {shard} after other samples: its members are not "
+        "next to each other. Write the shard sorted (tar --sort=name), or pass on_reappearing='allow' to take each "
+        "run of members as a sample of its own (also where a native loader gives the same archive twice)."
+    )
+    error = ReappearingKeyError(message, shard=shard, member=member, key=draft.key)
+    if on_reappearing == "error":
+        raise error
+    warn_rarely("kept", error)
+
+
+def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str]) -> dict[str, Any]:
+    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries.
+
+    A negative visit is one of samples that another consumer reads too: they are marked with ``__pad__``. Samples of a
+    shard that is read from a local copy have its path as ``__local_path__``.
+    """
+    sample: dict[str, Any] = {"__key__": draft.key, "__url__": draft.url}
+    for field, name, data in draft.parts:
+        if isinstance(data, Exception):
+            raise data
+        if rules.lowercase:
+            field = field.lower()
+        if field in RESERVED_FIELDS:
+            raise _reserved(draft, field, name, shown(draft.url))
+        if rules.fields is not None and field not in rules.fields:
+            continue
+        if field in sample:
+            if rules.on_duplicate == "error":
+                raise _duplicate(draft, field, name, shown(draft.url), rules.lowercase)
+            if rules.on_duplicate == "first":
+                continue
+        sample[field] = data
+    if len(sample) > 2:
+        _mark([sample], draft)
+    return sample
+
+
+def _mark(samples: Iterable[dict[str, Any]], source: Draft | KeyedRun) -> None:
+    """Adds what is known of the reading of the shard that samples are from."""
+    if isinstance(source.url, LocatedUrl):
+        for sample in samples:
+            sample["__url__"] = source.url.url
+            sample["__local_path__"] = source.url.local_path
+    if source.visit < 0:
+        for sample in samples:
+            sample["__pad__"] = True
+
+
+def _reserved(draft: Draft, field: str, name: str, shard: str) -> SampleError:
+    return SampleError(
+        f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself. "
+        "Rename it with rename= of load_wds_shards, or leave it out with select=.",
+        shard=shard,
+        member=name,
+        key=draft.key,
+        field=field,
+    )
+
+
+def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
+    first = next(other for spelled, other, _ in draft.parts if (spelled.lower() if lowercase else spelled) == field)
+    cure = "Pass on_duplicate='first' or 'last' to choose"
+    return DuplicateFieldError(
+        f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}. "
+        f"{cure}{', or lowercase=False if they differ in case' if lowercase else ''}.",
+        shard=shard,
+        member=name,
+        key=draft.key,
+        field=field,
+    )
+
+
+def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
+    """Makes the samples of a run of whole ones in one loop.
+
+    Args:
+        run: The members.
+        rules: How members become samples.
+        seen: Hashes of the keys before them in the shard; theirs are added.
+
+    Returns:
+        The samples, as `check_new` and `make_sample` would have them; None, and nothing changed, where a sample needs
+        the closer look that those two take.
+    """
+    fields = {field: field.lower() if rules.lowercase else field for field in set(run.fields)}
+    if not RESERVED_FIELDS.isdisjoint(fields.values()):
+        return None
+    rows: Iterable[tuple[str, str, int, int]] = zip(run.keys, run.fields, run.starts, run.ends, strict=True)
+    count = len(run.keys)
+    if rules.fields is not None:
+        rows = [row for row in rows if fields[row[1]] in rules.fields]
+        count = len(rows)
+    samples = _cut_out(run, rows, fields)
+    if sum(map(len, samples)) != count + 2 * len(samples):
+        return None  # a field comes twice
+    if rules.fields is not None and len(samples) <= sum(map(ne, run.keys, run.keys[1:])):
+        return None  # a sample has none of the chosen fields
+    if rules.on_reappearing != "allow":
+        hashes = {hash(sample["__key__"]) for sample in samples}
+        if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
+            return None
+        seen |= hashes
+    _mark(samples, run)
+    return samples
+
+
+def _cut_out(
+    run: KeyedRun, rows: Iterable[tuple[str, str, int, int]], fields: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    samples: list[dict[str, Any]] = []
+    url, data, last = run.url, run.data, None
+    for key, field, start, end in rows:
+        if key != last:
+            sample: dict[str, Any] = {"__key__": key, "__url__": url}
+            samples.append(sample)
+            last = key
+        sample[fields[field]] = data[start:end]
+    return samples

@@ -1,0 +1,237 @@
+"""Members to samples: a run of consecutive members with one key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from torchdata_wds.format.samples.building import Draft, KeyedRun, check_new, make_sample, make_samples
+from torchdata_wds.format.samples.names import GroupingRules, grouping_rules, skip_reason, split_names
+from torchdata_wds.format.tar.members import (
+    FailedMember,
+    Mark,
+    MemberRun,
+    PassedMember,
+    ShardMember,
+    Single,
+    Unit,
+    singles,
+)
+from torchdata_wds.handlers import count_loss, warn_seldom
+from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
+
+__all__ = ["WITHOUT_FIELDS", "group_members", "release_whole_samples"]
+
+
+#: What samples are counted by that have none of the fields to keep.
+WITHOUT_FIELDS = "sample without the chosen fields"
+
+
+def _raise(error: Exception) -> bool:
+    raise error
+
+
+def _with_parts(
+    units: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool]
+) -> Iterator[tuple[Single | KeyedRun, tuple[str, str] | None]]:
+    """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler.
+
+    A run stays together where all its names can be split at once.
+    """
+    for unit in units:
+        items: Iterable[Single] = (unit,) if not isinstance(unit, MemberRun) else unit.members()
+        if isinstance(unit, MemberRun) and (columns := split_names(unit.names, split)) is not None:
+            yield KeyedRun(unit.url, unit.visit, unit.data, *columns, unit.names, unit.starts, unit.ends), None
+            continue
+        for item in items:
+            try:
+                parts = None if isinstance(item, Mark) else split(item.name)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                if not on_error(error):
+                    return
+                continue
+            yield item, parts
+
+
+def release_whole_samples(
+    items: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool] = _raise
+) -> Iterator[ShardMember]:
+    """Passes members on a whole sample at a time, once the next key or the archive's end marker has been seen.
+
+    Args:
+        items: Members and marks of any number of shards; each shard ends in a mark.
+        split: From name to (key, field), or None for a member that belongs to no sample.
+        on_error: Asked where `split` raises: True leaves the member out, False ends the iterator.
+
+    Yields:
+        The members in their order, without those of samples that a broken shard has cut.
+    """
+    held: list[ShardMember] = []
+    current: str | None = None
+    closed = True  # whether the end of the held sample has been seen
+    for item, parts in _with_parts(singles(items), split, on_error):
+        if isinstance(item, Mark):
+            if closed or item is Mark.END:
+                yield from held
+            held, current, closed = [], None, True
+            continue
+        if parts is not None and parts[0] != current:
+            closed = True
+            if isinstance(item, ShardMember):
+                yield from held
+                held, current, closed = [], parts[0], False
+        elif parts is not None and isinstance(item, ShardMember):
+            closed = False  # the sample goes on behind a member that was left out
+        if isinstance(item, ShardMember):
+            held.append(item)
+            if closed:
+                yield from held
+                held = []
+
+
+def group_members(
+    members: Iterable[Unit],
+    *,
+    keys: KeyRule = "first_dot",
+    lowercase: bool = True,
+    fields: Iterable[str] | str | None = None,
+    on_duplicate: OnDuplicate = "error",
+    on_reappearing: OnReappearing = "error",
+    on_error: Callable[[Exception], bool] = _raise,
+    skipped: Counter[str] | None = None,
+    shown: Callable[[str], str] = str,
+) -> Generator[dict[str, Any], None, None]:
+    """Groups consecutive members with one key into samples.
+
+    The end of a shard, or of one reading of it, always ends a sample. At `Mark.BROKEN` the open sample is dropped.
+
+    Args:
+        members: Members of any number of shards, in order, with or without marks.
+        keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field) or None.
+        lowercase: Whether fields are lower-cased.
+        fields: Which fields to keep: names, or one str of names separated by blanks or ``;``, with or without a
+            leading dot; lower-cased as the members' are. None keeps all.
+        on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
+        on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
+            give a second sample of that key. To find out, a 64-bit hash of each key of the current shard is kept
+            in a set.
+        on_error: Asked about each sample that is wrong: True skips it, False ends the iterator.
+        skipped: Counts members that belong to no sample, by reason.
+        shown: Turns a URL into what messages may show.
+
+    Yields:
+        Samples: ``__key__`` (str), ``__url__`` (str) and the bytes of each field.
+
+    Raises:
+        ValueError: if an option is none of those listed.
+        SampleError: through `on_error`: `DuplicateFieldError`, `ReappearingKeyError`, or a reserved field.
+
+    Example:
+        >>> members = [ShardMember("x.tar", "a.txt", b"A"), ShardMember("x.tar", "a.cls", b"1")]
+        >>> list(group_members(members))
+        [{'__key__': 'a', '__url__': 'x.tar', 'txt': b'A', 'cls': b'1'}]
+    """
+    rules = grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
+    return _group(members, rules, on_error, Counter() if skipped is None else skipped, shown)
+
+
+def _group(
+    members: Iterable[Unit],
+    rules: GroupingRules,
+    on_error: Callable[[Exception], bool],
+    skipped: Counter[str],
+    shown: Callable[[str], str],
+) -> Generator[dict[str, Any], None, None]:
+    seen: set[int] = set()
+    reading: tuple[str, int] | None = None
+    for found in _drafts(members, rules.split, on_error, skipped, shown):
+        if (found.url, found.visit) != reading:
+            reading = (found.url, found.visit)
+            seen.clear()
+        if isinstance(found, KeyedRun) and (samples := make_samples(found, rules, seen)) is not None:
+            yield from samples
+            continue
+        for draft in found.drafts():
+            try:
+                check_new(draft, seen, rules.on_reappearing, shown)
+                sample = make_sample(draft, rules, shown)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                if not on_error(error):
+                    return
+                continue
+            if len(sample) > 2:
+                yield sample
+            else:
+                skipped[WITHOUT_FIELDS] += 1
+
+
+def _drafts(
+    members: Iterable[Unit],
+    split: SplitName,
+    on_error: Callable[[Exception], bool],
+    skipped: Counter[str],
+    shown: Callable[[str], str],
+) -> Iterator[Draft | KeyedRun]:
+    """Gives whole samples: one at a time, or those in the middle of a run together."""
+    draft: Draft | None = None
+    outside: ShardMember | FailedMember | None = None  # the first member of a shard that has had no sample yet
+    has_samples = False
+    closed = False  # whether the end of the open draft has been seen
+    for item, parts in _with_parts(members, split, on_error):
+        if isinstance(item, KeyedRun):
+            whole, draft = _finish(draft, item)
+            closed = False
+            has_samples = True
+            yield from whole
+        elif isinstance(item, Mark):
+            if outside is not None and not has_samples and item is Mark.END:
+                _warn_of_no_sample(outside, shown)
+            outside, has_samples = None, False
+            if draft is not None and (closed or item is Mark.END):
+                yield draft
+            elif draft is not None:
+                count_loss(skipped, "sample cut off by a broken shard")
+            draft = None
+        elif isinstance(item, PassedMember):
+            closed = closed or (draft is not None and parts is not None and parts[0] != draft.key)
+        elif parts is None:
+            skipped[skip_reason(item.name)] += 1
+            outside = outside or item
+        else:
+            has_samples = True
+            url, name, data, visit = item if isinstance(item, ShardMember) else (*item, 0)
+            key, field = parts
+            if draft is None or key != draft.key or visit != draft.visit or url != draft.url:
+                if draft is not None:
+                    yield draft
+                draft = Draft(key, url, visit, [])
+            closed = False
+            draft.parts.append((field, name, data))
+    if draft is not None:
+        yield draft
+
+
+def _warn_of_no_sample(member: ShardMember | FailedMember, shown: Callable[[str], str]) -> None:
+    warn_seldom(
+        "shards without samples",
+        f"shard {shown(member.url)} gives no sample: no member has a name of the form key.field; the first is "
+        f"{member.name} ({skip_reason(member.name)}). keys= changes how names are read.",
+    )
+
+
+def _finish(draft: Draft | None, run: KeyedRun) -> tuple[list[Draft | KeyedRun], Draft]:
+    """Lets a run go on from the open draft: gives what is whole now, and the draft that is open behind the run."""
+    whole: list[Draft | KeyedRun] = []
+    if draft is not None and (run.keys[0], run.visit, run.url) == (draft.key, draft.visit, draft.url):
+        count = run.end_of_first()
+        draft.parts.extend(run.rows(0, count).parts())
+        if count == len(run.keys):
+            return whole, draft
+        run = run.rows(count, len(run.keys))
+    if draft is not None:
+        whole.append(draft)
+    last = run.start_of_last()
+    if last:
+        whole.append(run.rows(0, last))
+    return whole, Draft(run.keys[last], run.url, run.visit, list(run.rows(last, len(run.keys)).parts()))

@@ -1,0 +1,214 @@
+"""Member names to sample keys and fields.
+
+The key is the folder part plus the base name up to its first dot, the field is all behind that dot, as WebDataset has
+it. Unlike there, hidden files never become fields.
+
+The options of grouping, checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
+
+__all__ = [
+    "RESERVED_FIELDS",
+    "is_metadata",
+    "key_splitter",
+    "skip_reason",
+    "split_name",
+    "split_names",
+    "GroupingRules",
+    "grouping_rules",
+]
+
+
+#: Fields that the library itself puts into samples: a member that would become one is an error.
+RESERVED_FIELDS = frozenset({"__key__", "__url__", "__local_path__", "__dataset__", "__pad__"})
+
+
+def is_metadata(field: str) -> bool:
+    """Tells whether a field is about the sample, as ``__key__`` is, and no data of it."""
+    return field.startswith("__") and field.endswith("__")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Splits a member name at the first dot of its base name.
+
+    Args:
+        name: The member's name; one leading ``./`` is stripped.
+
+    Returns:
+        The key with its folder, and the field without its dot; None for a name that belongs to no sample (see
+        `skip_reason`).
+
+    Example:
+        >>> split_name("./d.v1/a.seg.png"), split_name("d.v1/README")
+        (('d.v1/a', 'seg.png'), None)
+    """
+    name = name.removeprefix("./")
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    if dot <= start or dot + 1 == len(name) or (name.startswith("__") and _is_metadata_name(name)):
+        return None
+    return name[:dot], name[dot + 1 :]
+
+
+def split_names(names: list[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Splits many names at once.
+
+    Args:
+        names: At least one name.
+        split: What `key_splitter` gave.
+
+    Returns:
+        All keys and all fields; None where a name belongs to no sample, or the rule is the user's own.
+
+    Example:
+        >>> split_names(["d/a.jpg", "d/a.cls"], split_name)
+        (('d/a', 'd/a'), ('jpg', 'cls'))
+    """
+    if split is split_name and (columns := _split_plain(names)) is not None:
+        return columns
+    if split is not split_name and split is not _split_last_dot:
+        return None
+    pairs = [pair for name in names if (pair := split(name)) is not None]
+    if len(pairs) < len(names):
+        return None
+    keys, fields = zip(*pairs, strict=True)
+    return keys, fields
+
+
+def _split_plain(names: list[str]) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Splits names at their first dot, if that is right for all of them."""
+    joined = "\n".join(("", *names, ""))
+    if "\n./" in joined:
+        names = [name.removeprefix("./") for name in names]
+        joined = "\n".join(("", *names, ""))
+    if any(odd in joined for odd in ("\n.", "/.", ".\n", "\n__")):
+        return None
+    keys, _, fields = zip(*[name.partition(".") for name in names], strict=True)
+    for field in set(fields):
+        if not field or "/" in field:  # no dot, or one in a folder's name
+            return None
+    return keys, fields
+
+
+def _split_last_dot(name: str) -> tuple[str, str] | None:
+    if split_name(name) is None:
+        return None
+    name = name.removeprefix("./")
+    dot = name.rfind(".")
+    return (name[:dot], name[dot + 1 :]) if dot + 1 < len(name) else None
+
+
+def _is_metadata_name(name: str) -> bool:
+    top = name.partition("/")[0]
+    return top == "__MACOSX" or (len(top) >= 4 and top.endswith("__"))
+
+
+def skip_reason(name: str) -> str:
+    """Says why a name belongs to no sample, in the words that the pipes count by.
+
+    Example:
+        >>> skip_reason("d/._a.jpg")
+        'macOS metadata'
+    """
+    name = name.removeprefix("./")
+    base = name[name.rfind("/") + 1 :]
+    top = name.partition("/")[0]
+    if base.startswith("._") or base == ".DS_Store" or top == "__MACOSX":
+        return "macOS metadata"
+    if top.startswith("__") and _is_metadata_name(name):
+        return "metadata"
+    if base.startswith("."):
+        return "hidden file"
+    return "empty extension" if base.endswith(".") else "no extension"
+
+
+def key_splitter(keys: KeyRule) -> SplitName:
+    """Turns a ``keys=`` argument into a function from name to (key, field).
+
+    Args:
+        keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field), or None to skip the
+            member. The callable sees every name, hidden ones too, and decides alone.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if keys == "first_dot":
+        return split_name
+    if keys == "last_dot":
+        return _split_last_dot
+    if callable(keys):
+        return _Checked(keys)
+    raise ValueError(f"keys must be 'first_dot', 'last_dot' or a callable name -> (key, field) or None, not {keys!r}")
+
+
+class _Checked:
+    """A user's splitting function whose answers are checked."""
+
+    def __init__(self, function: SplitName) -> None:
+        self.function = function
+
+    def __call__(self, name: str) -> tuple[str, str] | None:
+        answer = cast("object", self.function(name))
+        if answer is None:
+            return None
+        if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
+            return cast("tuple[str, str]", answer)
+        raise TypeError(
+            f"keys= returned {answer!r} for member {name!r}; it must return a tuple (key, field) of two str, or None"
+        )
+
+
+class GroupingRules(NamedTuple):
+    """How members become samples.
+
+    Attributes:
+        split: From name to (key, field), or None.
+        lowercase: Whether fields are lower-cased.
+        fields: The fields to keep, None for all.
+        on_duplicate: What the same field twice in a sample does.
+        on_reappearing: What a key that comes back later in its shard does.
+    """
+
+    split: SplitName
+    lowercase: bool = True
+    fields: frozenset[str] | None = None
+    on_duplicate: OnDuplicate = "error"
+    on_reappearing: OnReappearing = "error"
+
+
+def grouping_rules(
+    keys: KeyRule,
+    lowercase: bool,
+    fields: Iterable[str] | str | None,
+    on_duplicate: OnDuplicate,
+    on_reappearing: OnReappearing,
+) -> GroupingRules:
+    """Checks the options of grouping.
+
+    Raises:
+        ValueError: if an option is none of those that `group_members` lists.
+    """
+    if on_duplicate not in ("error", "first", "last"):
+        raise ValueError(f"on_duplicate must be 'error', 'first' or 'last', not {on_duplicate!r}")
+    if on_reappearing not in ("error", "warn", "allow"):
+        raise ValueError(f"on_reappearing must be 'error', 'warn' or 'allow', not {on_reappearing!r}")
+    return GroupingRules(key_splitter(keys), lowercase, _field_names(fields, lowercase), on_duplicate, on_reappearing)
+
+
+def _field_names(fields: Iterable[str] | str | None, lowercase: bool) -> frozenset[str] | None:
+    if fields is None:
+        return None
+    if isinstance(fields, str):
+        names = re.split(r"[;\s]+", fields.strip("; \t\n"))
+    else:
+        names = list(fields) if isinstance(fields, Iterable) else []
+    if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
+        raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
+    return frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)

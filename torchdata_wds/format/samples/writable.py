@@ -1,0 +1,153 @@
+"""Which keys, fields and values may be written: those that are read back as they are."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torchdata_wds.errors import EncodingError, MissingFieldError, SampleError
+from torchdata_wds.format.samples.names import is_metadata, skip_reason, split_name
+
+__all__ = ["as_bytes", "check_field", "check_key", "is_written"]
+
+
+_CURES = {
+    "metadata": "its first part has the form __x__, which marks what belongs to no sample",
+    "macOS metadata": "macOS writes such names beside the real files, and readers skip them",
+}
+
+
+def is_written(field: object, key: object = None) -> bool:
+    """Tells whether a sample's entry becomes a member: not names like ``__key__``, which describe the sample.
+
+    Raises:
+        SampleError: if the name of the field is no str.
+    """
+    if not isinstance(field, str):
+        raise SampleError(
+            f"field {field!r} of sample {key!r} is of type {type(field).__name__}: the name of a field must be a str, "
+            "such as 'jpg'",
+            key=key if isinstance(key, str) else None,
+        )
+    return not is_metadata(field)
+
+
+def check_key(key: object) -> bytes:
+    """Checks a sample's key.
+
+    Args:
+        key: The value of ``__key__``.
+
+    Returns:
+        The key as it stands in a member's name.
+
+    Raises:
+        MissingFieldError: if it is None, as where there is none.
+        SampleError: if it is no str or could not be read back.
+
+    Example:
+        >>> check_key("train.v1/0001")
+        b'train.v1/0001'
+    """
+    if not isinstance(key, str):
+        _refuse_type(key)
+    # a member name that the reader would split elsewhere, skip, or that unpacking would put anywhere else
+    if split_name(key + ".x") != (key, "x") or key[0] == "/" or "\0" in key or (".." in key and ".." in key.split("/")):
+        _refuse(key, _reason(key))
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        _refuse(key, f"it holds {key[error.start]!r}, which is no character of its own (a lone surrogate)")
+
+
+def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
+    """Checks the name of a field.
+
+    Args:
+        field: The name, without the dot between key and field.
+        key: The sample's key, for messages.
+        lowercase: Whether it must be in lower case, as fields are read by default.
+
+    Returns:
+        The field as it stands in a member's name.
+
+    Raises:
+        SampleError: if it could not be read back.
+
+    Example:
+        >>> check_field("seg.png", "a")
+        b'seg.png'
+    """
+    reason = ""
+    if not field:
+        reason = "it is empty"
+    elif "/" in field or "\0" in field:
+        reason = "it holds a slash or NUL"
+    elif lowercase and field.lower() != field:
+        reason = f"it is read as {field.lower()!r}, in lower case; rename it, or write and read with lowercase=False"
+    try:
+        encoded = field.encode()
+    except UnicodeEncodeError as error:
+        reason = f"it holds {field[error.start]!r}, which is no character of its own (a lone surrogate)"
+    if reason:
+        raise SampleError(
+            f"field {field!r} of sample {key!r} cannot be written, because it could not be read back: {reason}",
+            key=key if isinstance(key, str) else None,
+            field=field,
+        )
+    return encoded
+
+
+def as_bytes(value: Any, key: object, field: str) -> bytes:
+    """Gives a value that is bytes, a bytearray or a memoryview as bytes.
+
+    Args:
+        value: The value.
+        key: The sample's key, for messages.
+        field: Its field, for messages.
+
+    Raises:
+        EncodingError: if it is anything else.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    found = "None" if value is None else f"a value of type {type(value).__name__}"
+    raise EncodingError(
+        f"field {field!r} of sample {key!r} is not encoded: expected bytes, found {found}. Encode it first, or let "
+        "encoder=True do it",
+        key=key if isinstance(key, str) else None,
+        field=field,
+    )
+
+
+def _refuse_type(key: object) -> NoReturn:
+    if key is None:
+        raise MissingFieldError(
+            "the sample has no __key__: each needs one, a str that no other sample of its shard has", field="__key__"
+        )
+    message = f"__key__ is {key!r}, of type {type(key).__name__}: it must be a str. Write str(key), say"
+    raise SampleError(message, field="__key__")
+
+
+def _refuse(key: str, reason: str) -> NoReturn:
+    raise SampleError(f"key {key!r} cannot be written, because it could not be read back: {reason}", key=key)
+
+
+def _reason(key: str) -> str:
+    base = key.rpartition("/")[2]
+    parts = key.split("/")
+    if not key:
+        return "it is empty"
+    if key.startswith("/"):
+        return "it is an absolute path; leave the first slash out"
+    if ".." in parts:
+        return "it has a part '..', which leads out of the folder that an archive is unpacked in"
+    if "\0" in key:
+        return "it holds a NUL"
+    if not base:
+        return "it ends in a slash, so that its file has no name"
+    if "." in base:
+        cure = base.replace(".", "_")
+        return f"its last part {base!r} has a dot, and the field begins behind the first dot; write {cure!r}, say"
+    if key.startswith("./"):
+        return "a leading './' is stripped when it is read; leave it out"
+    return _CURES[skip_reason(key + ".x")]

@@ -1,0 +1,408 @@
+"""A byte stream to tar entries: headers, extended headers, end marker; and every way in which a shard can be cut."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn, Protocol
+
+from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.tar import headers
+from torchdata_wds.format.tar import headers as pax
+from torchdata_wds.format.tar.file_kinds import describe_file
+from torchdata_wds.format.tar.headers import BLOCK, DIRECTORY, HEADER_WORDS, REGULAR, Header, HeaderError, padding, text
+from torchdata_wds.format.tar.sparse_maps import SparseSource, full_size
+
+__all__ = ["DEFAULT_MAX_MEMBER_BYTES", "ByteSource", "TarEntries", "TarEntry"]
+
+
+#: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
+DEFAULT_MAX_MEMBER_BYTES = 4 << 30
+
+_ZERO_BLOCK = bytes(BLOCK)
+
+_PIECE = 16 << 20  # a header may lie about a size: memory is taken only as bytes arrive
+
+_LARGEST_EXTENDED_HEADER = 16 << 20
+
+_LARGEST_EXTENDED_HEADERS = 32 << 20  # of one member, with their blocks
+
+_LONGEST_END = 256 << 20  # a compressed kilobyte can hold that many zeros
+
+_END_PIECE = 1 << 20
+
+_LARGEST_RECORD = 20 * BLOCK
+
+_FILES = REGULAR | {headers.SPARSE}
+
+_UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
+
+
+class ByteSource(Protocol):
+    """What the reader needs of a stream: forward reading, short only at the end."""
+
+    def read(self, size: int, /) -> bytes:
+        """Reads exactly `size` bytes, fewer only at the end of the stream."""
+
+
+class TarEntry(NamedTuple):
+    """One entry of an archive, before its payload is read.
+
+    Attributes:
+        name: Name from the header or its extensions.
+        kind: Type flag.
+        size: Payload size in the archive, in bytes.
+        link: The link's target.
+        offset: Where the entry begins, its extended headers included, in bytes of the decompressed archive.
+        sparse_size: Full size of a sparse member in bytes, None for others.
+        sparse: What a sparse member's map is read from, None for others.
+    """
+
+    name: str
+    kind: int
+    size: int
+    link: str
+    offset: int
+    sparse_size: int | None = None
+    sparse: SparseSource | None = None
+
+
+class TarEntries:
+    """Walks the entries of an archive; whoever iterates takes or skips each payload before asking for the next.
+
+    Iterating yields `TarEntry`, and None at an end marker that has been seen (more may follow if `concatenated`).
+
+    Args:
+        stream: The decompressed archive, read forward only. Where it has ``pass_over(size)``, which passes over bytes
+            and tells whether it has, that is tried before payloads that nobody wants are read.
+        shard: Its URL as messages may show it.
+        require_end_marker: Whether an archive without an end-of-archive block is an error.
+        concatenated: Whether to read on behind an end marker.
+        offset: Where in the archive the stream begins.
+        max_member_bytes: The size of the largest member that `take` reads.
+    """
+
+    keeps_raw = False
+
+    def __init__(
+        self,
+        stream: ByteSource,
+        shard: str,
+        *,
+        require_end_marker: bool = True,
+        concatenated: bool = False,
+        offset: int = 0,
+        max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
+    ) -> None:
+        self.stream = stream
+        self._pass_over: Callable[[int], bool] | None = getattr(stream, "pass_over", None)
+        self.shard = shard
+        self.require_end_marker = require_end_marker
+        self.concatenated = concatenated
+        self.offset = offset
+        self.max_member_bytes = max_member_bytes
+        self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
+        self.raw: list[bytes] = []  # the blocks of the current entry's headers, for those that look closer
+        self._first = offset
+        self._start = offset
+        self._global: dict[str, bytes] = {}
+        self._own: dict[str, bytes] = {}  # the records of the last PAX header before the entry
+        self._long: dict[str, bytes] = {}  # GNU's long name and long link
+        self._extended = 0  # bytes of the extended headers before the next entry
+
+    def __iter__(self) -> Iterator[TarEntry | None]:
+        while True:
+            block = self._read_block()
+            if block == _ZERO_BLOCK:
+                yield None
+                block = self._pass_end_marker()
+            if not block:
+                return
+            header = self._parse(block)
+            if self.keeps_raw:
+                self.raw.append(block)
+            if header.kind in headers.EXTENSIONS:
+                self._extend(header)
+                continue
+            yield self._entry(header, block)
+            if self._extended:
+                self._own, self._long, self._extended = {}, {}, 0
+            if self.raw:
+                self.raw.clear()
+            self._start = self.offset
+
+    def passed(self, length: int) -> None:
+        """Takes note of entries that were read by others: `length` bytes, between two that are iterated."""
+        self.offset += length
+        self._start = self.offset
+
+    def take(self, entry: TarEntry) -> bytes:
+        """Reads an entry's payload.
+
+        Raises:
+            ShardFormatError: if the shard ends inside it, or it is larger than `max_member_bytes` or than the memory.
+        """
+        self.check_size(entry, entry.size)
+        try:
+            return self._take(entry)
+        except MemoryError as error:
+            raise self.out_of_memory(entry, entry.size) from error
+
+    def check_size(self, entry: TarEntry, size: int) -> None:
+        """Refuses content that is too large to be read.
+
+        Args:
+            entry: The member.
+            size: The bytes of its content.
+
+        Raises:
+            ShardFormatError: if they are more than `max_member_bytes`.
+        """
+        if size > self.max_member_bytes:
+            what = f"holds member {entry.name} of {size:,} bytes, more than max_member_bytes={self.max_member_bytes:,},"
+            cure = "Raise max_member_bytes if you want it; otherwise leave the member out with select=."
+            raise self.damaged(what, cure, member=entry.name, at=entry.offset)
+
+    def out_of_memory(self, entry: TarEntry, size: int) -> ShardFormatError:
+        """Makes the error for a member that the memory has no room for."""
+        what = f"holds member {entry.name} of {size:,} bytes, more than this process has memory for,"
+        cure = "Leave it out with select=, or set max_member_bytes to what one member may take."
+        return self.damaged(what, cure, member=entry.name, at=entry.offset)
+
+    def skip(self, entry: TarEntry) -> None:
+        """Passes an entry's payload, if its kind has one: by ``stream.pass_over(size)``, or by reading it.
+
+        Raises:
+            ShardFormatError: if the shard ends inside it.
+        """
+        left = entry.size if headers.has_payload(entry.kind) else 0
+        if not left:
+            return
+        length = left + padding(left)
+        if self._pass_over is not None and self._pass_over(length):
+            self.offset += length
+            return
+        while left:
+            data = self.stream.read(min(left, 1 << 20))
+            self.offset += len(data)
+            if not data:
+                self._cut(f"inside member {entry.name}", left, member=entry.name)
+            left -= len(data)
+        self._pass_padding(entry)
+
+    def damaged(self, what: str, cure: str, *, member: str | None = None, at: int | None = None) -> ShardFormatError:
+        """Makes the error for damage at a byte offset."""
+        where = self.offset if at is None else at
+        return ShardFormatError(f"shard {self.shard} {what} at byte {where:,}. {cure}", shard=self.shard, member=member)
+
+    def _take(self, entry: TarEntry) -> bytes:
+        size = entry.size
+        data = self.stream.read(size) if size <= _PIECE else b""
+        if len(data) < size:
+            data = self._read_rest(data, size)
+        self.offset += len(data)
+        if len(data) < size:
+            self._cut(f"inside member {entry.name}", size - len(data), member=entry.name)
+        self._pass_padding(entry)
+        return data
+
+    def _read_rest(self, data: bytes, size: int) -> bytes:
+        """Completes a short read, in pieces: the stream has ended, gives less than asked for, or the size lies.
+
+        The pieces go into one buffer, which becomes the result without a copy: a list of them would need twice the
+        memory for a moment.
+        """
+        buffer = io.BytesIO()
+        buffer.write(data)
+        while buffer.tell() < size and (piece := self.stream.read(min(size - buffer.tell(), _PIECE))):
+            buffer.write(piece)
+        return buffer.getvalue()
+
+    def _pass_padding(self, entry: TarEntry) -> None:
+        fill = -entry.size % BLOCK
+        if fill:
+            got = len(self.stream.read(fill))
+            if got < fill:
+                got = len(self._read_rest(bytes(got), fill))
+            self.offset += got
+            if got < fill:
+                self._cut(f"in the padding of member {entry.name}", fill - got, member=entry.name)
+
+    def _read_block(self) -> bytes:
+        block = self.stream.read(BLOCK)
+        if len(block) < BLOCK:
+            block = self._read_rest(block, BLOCK)
+        self.offset += len(block)
+        if len(block) == BLOCK:
+            return block
+        if block:
+            self._cut("inside a header", BLOCK - len(block), starts=block)
+        if self.offset == self._first:
+            raise self.damaged("is empty: no tar archive, not even its end marker,", "Download or write it again.")
+        if self._extended or self.require_end_marker:
+            self._cut("between two members: there is no end-of-archive marker", BLOCK)
+        return b""
+
+    def _cut(self, where: str, missing: int, *, member: str | None = None, starts: bytes = b"") -> NoReturn:
+        if starts and self.offset - len(starts) == self._first:
+            what = f"is no tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},"
+            raise self.damaged(what, describe_file(starts, self.shard))
+        cure = "Download it again, or skip damaged shards with handler=warn_and_continue."
+        if where.startswith("between"):
+            cure = "Download it again; if its writer never ends archives, pass require_end_marker=False."
+        raise self.damaged(f"is cut off {where}", f"Expected at least {missing:,} more bytes. {cure}", member=member)
+
+    def _parse(self, block: bytes) -> Header:
+        try:
+            return headers.parse_header(block)
+        except HeaderError as error:
+            at = self.offset - BLOCK
+            if at == self._first:
+                what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
+                raise self.damaged(what, describe_file(block, self.shard), at=at) from None
+            what = f"has a damaged header: {error};"
+            raise self.damaged(what, "Download it again, or skip damaged shards with a handler.", at=at) from None
+
+    def _extend(self, header: Header) -> None:
+        """Takes in a long name, a long link or PAX records, which describe the entry that follows."""
+        if header.size > _LARGEST_EXTENDED_HEADER:
+            what = f"has an extended header of {header.size:,} bytes, more than the limit of 16 MiB,"
+            raise self.damaged(what, "The shard is probably corrupt.")
+        if header.kind != headers.GLOBAL_PAX:
+            self._count_extended(BLOCK + header.size)
+        size = header.size + padding(header.size)
+        content = self._take(TarEntry("(extended header)", header.kind, size, "", self.offset))
+        if self.keeps_raw:
+            self.raw.append(content)
+        if header.kind not in (headers.LONG_NAME, headers.LONG_LINK):
+            self._extend_pax(header.kind, content[: header.size])
+            return
+        try:
+            name = headers.long_name(content, header.size)
+        except HeaderError as error:
+            raise self.damaged(f"has a damaged extended header: {error}", "Write the shard again.") from None
+        self._long["path" if header.kind == headers.LONG_NAME else "linkpath"] = name
+
+    def _count_extended(self, size: int) -> None:
+        """Refuses to keep more headers of one member than any program writes: they compress to almost nothing."""
+        self._extended += size
+        if self._extended > _LARGEST_EXTENDED_HEADERS:
+            what = "has more than 32 MiB of headers before one member's content,"
+            raise self.damaged(what, "The shard is probably corrupt.", at=self._start)
+
+    def _extend_pax(self, kind: int, data: bytes) -> None:
+        try:
+            records = pax.parse_records(data)
+        except HeaderError as error:
+            raise self.damaged(f"has a damaged extended header before member: {error};", "Download it again.") from None
+        if pax.begins_elsewhere(records):
+            self._refuse_part(text(records.get("GNU.volume.filename", b"?")))
+        records = pax.relevant(records)
+        if kind == headers.GLOBAL_PAX:
+            if pax.is_sparse(records):
+                what = "has a damaged extended header: a sparse map for all members that follow"
+                raise self.damaged(what, "Write the shard again.")
+            self._global |= records
+            self.has_globals = "path" in self._global or pax.describes_payload(self._global)
+            self.raw.clear()
+        else:
+            self._own = records  # as in GNU tar and bsdtar: of two headers in a row the last one counts
+
+    def _entry(self, header: Header, block: bytes) -> TarEntry:
+        name, size, kind, link = header
+        if not self._own and not self._long and not self._global and kind not in _UNUSUAL:
+            entry = TarEntry(text(name), kind, size, text(link), self._start)
+        else:
+            entry = self._extended_entry(header, block)
+        if entry.kind in _FILES:
+            return self._folder(entry) if entry.name.endswith("/") else entry
+        if entry.size and not headers.has_payload(entry.kind):
+            self._refuse_content(entry)
+        return entry
+
+    def _extended_entry(self, header: Header, block: bytes) -> TarEntry:
+        name, size, kind, link = header
+        records = {keyword: value for keyword, value in (self._global | self._own).items() if value}
+        own_name = records.get("GNU.sparse.name", records.get("path", self._long.get("path", name)))
+        member = text(own_name.partition(b"\0")[0])
+        target = text(records.get("linkpath", self._long.get("linkpath", link)).partition(b"\0")[0])
+        if kind == headers.MULTI_VOLUME:
+            self._refuse_part(member)
+        try:
+            own_size = pax.record_number(self._own if "size" in self._own else records, "size")
+            sparse = self._sparse_source(kind, records, block)
+            full = None if sparse is None else full_size(sparse)
+        except HeaderError as error:
+            raise self.damaged(f"has a damaged header: {error};", "Download it again.", member=member) from None
+        return TarEntry(member, kind, size if own_size is None else own_size, target, self._start, full, sparse)
+
+    def _sparse_source(self, kind: int, records: dict[str, bytes], block: bytes) -> SparseSource | None:
+        """What describes a sparse member; the blocks that continue an old GNU header are read."""
+        has_records = pax.is_sparse(records)
+        if kind == headers.SPARSE:
+            if has_records:
+                raise HeaderError("a sparse member has two maps")
+            return [block, *self._more_of_map(block[482])]
+        if not has_records:
+            return None
+        if kind not in REGULAR:
+            raise HeaderError("what is no regular file has a sparse map")
+        return records
+
+    def _more_of_map(self, more: int) -> Iterator[bytes]:
+        while more:
+            block = self._read_block()
+            if not block:
+                self._cut("inside a header", BLOCK)
+            self._count_extended(BLOCK)
+            if self.keeps_raw:
+                self.raw.append(block)
+            yield block
+            more = block[504]
+
+    def _folder(self, entry: TarEntry) -> TarEntry:
+        """Makes a folder of a file whose name ends in a slash, as V7 archives write it."""
+        if entry.size or entry.sparse_size:
+            self._refuse_content(entry)
+        return entry._replace(kind=DIRECTORY, sparse=None, sparse_size=None)
+
+    def _refuse_content(self, entry: TarEntry) -> NoReturn:
+        """Other programs do not agree on whether bytes after a link or a folder are skipped, or are members."""
+        word = HEADER_WORDS.get(entry.kind, "folder" if entry.name.endswith("/") else "hard link")
+        size = entry.sparse_size or entry.size
+        what = (
+            f"is ambiguous: {word} {entry.name} has {size:,} bytes of content, which programs skip or read as members,"
+        )
+        raise self.damaged(what, "Write the shard again without it.", member=entry.name, at=self._start)
+
+    def _refuse_part(self, name: str) -> NoReturn:
+        what = f"begins with the rest of member {name} of another volume"
+        raise self.damaged(what, "Join the volumes first.", member=name, at=self._start)
+
+    def _pass_end_marker(self) -> bytes:
+        """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""
+        if self._extended:
+            raise self.damaged("ends behind an extended header, before its member,", "Download it again.")
+        begin = self.offset
+        while True:
+            # the first blocks one by one: what follows them at once must not wait for more to come
+            size = BLOCK if self.concatenated or self.offset - begin < _LARGEST_RECORD else _END_PIECE
+            block = self._read_rest(self.stream.read(size), size)
+            at = self.offset
+            self.offset += len(block)
+            if not block:
+                return b""
+            if block.count(0) == len(block):
+                if self.offset - begin > _LONGEST_END:
+                    what = "has more than 256 MiB of zeros behind its end-of-archive marker,"
+                    raise self.damaged(what, "Cut it off there with truncate, or write it again.", at=begin)
+                continue
+            if not self.concatenated:
+                rest = block.lstrip(b"\0")
+                at += (len(block) - len(rest)) // BLOCK * BLOCK
+                what = f"has bytes behind its end-of-archive marker, {rest[:20]!r},"
+                raise self.damaged(what, "If archives were joined with cat, pass concatenated=True.", at=at)
+            if len(block) < BLOCK:
+                self._cut("inside a header", BLOCK - len(block))
+            self._start = at
+            return block

@@ -1,0 +1,425 @@
+"""A source that also looks ahead, and gives out members that need no closer look: the choice between the fast readers.
+
+Windows serve shards of small members, where the work per header counts; large members are read one by one, straight
+into their own bytes. The last window's content decides. Whatever neither of them takes is read by `TarEntries`.
+
+A window of an archive to the members that lie whole in it, all at once: headers are checked as columns of an array.
+
+Only what every tar writer of today writes is taken: regular files with ustar magic, plain octal numbers and a right
+checksum, and before them long names and PAX records that change nothing but the name. `find_members` never decides that
+something is wrong: whatever it does not take is left to `TarEntries`, which tells damage from the unusual.
+
+One member at a time, its payload read straight into its own bytes: for large members, which need no more copies.
+
+As with windows, only what every tar writer of today writes is taken; the rest is left to `TarEntries`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from torchdata_wds.format.tar import headers
+from torchdata_wds.format.tar import headers as pax
+from torchdata_wds.format.tar.entries import ByteSource
+from torchdata_wds.format.tar.gaps import GapSeeker
+from torchdata_wds.format.tar.headers import BLOCK, HeaderError, byte_sum, full_name, padding, text
+from torchdata_wds.format.tar.members import MemberRun, PassedMember, ShardMember
+
+__all__ = ["Window", "find_members", "without_members", "read_plain_header", "LookAhead"]
+
+
+_WORDS = BLOCK // 8
+
+_MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
+
+_PLAIN_FILE = ord("0")
+
+_TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look: most records are dates
+
+_OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
+
+Array = np.ndarray[Any, Any]
+
+
+class Window:
+    """The members of a window, in columns.
+
+    Args:
+        data: The window: blocks of an archive, the last one perhaps cut.
+        begins: Where each member's first header lies, extended ones included; these and all others are byte offsets
+            in the window.
+        starts: Where its payload begins.
+        ends: Where its payload ends.
+        nexts: Where the next entry's header lies.
+        names: Its name.
+    """
+
+    def __init__(
+        self, data: bytes, begins: list[int], starts: list[int], ends: list[int], nexts: list[int], names: list[str]
+    ) -> None:
+        self.data = data
+        self.begins = begins
+        self.starts = starts
+        self.ends = ends
+        self.nexts = nexts
+        self.names = names
+        # Rows whose next row is not right behind them: something else lies between, or a tar inside the member.
+        self._breaks = [] if nexts[:-1] == begins[1:] else _find_breaks(begins, nexts)
+        self._breaks.append(len(begins) - 1)
+
+    def run_at(self, position: int) -> tuple[int, int]:
+        """Finds the members one right behind the other from a position on: the first row, and the one behind the last.
+
+        An entry must begin at the position, or the rows are those of a tar inside a member.
+        """
+        first = bisect_left(self.begins, position)
+        if first == len(self.begins) or self.begins[first] != position:
+            return 0, 0
+        return first, self._breaks[bisect_left(self._breaks, first)] + 1
+
+
+def _find_breaks(begins: list[int], nexts: list[int]) -> list[int]:
+    return [row for row, begin in enumerate(begins[1:]) if begin != nexts[row]]
+
+
+def without_members(data: bytes) -> Window:
+    """A window in which nothing was found."""
+    return Window(data, [], [], [], [], [])
+
+
+def find_members(data: bytes) -> Window:
+    """Finds the members that lie whole in a window, and those of tars inside them.
+
+    Args:
+        data: Part of an archive that begins at an entry.
+
+    Example:
+        >>> import tarfile
+        >>> header = tarfile.TarInfo("a.txt").tobuf()
+        >>> find_members(header + header[:100]).names
+        ['a.txt']
+    """
+    blocks = len(data) // BLOCK
+    if not blocks:
+        return without_members(data)
+    magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,))
+    rows = np.flatnonzero(magics == _MAGIC)
+    if not len(rows):
+        return without_members(data)
+    words: Array = np.frombuffer(data, np.uint64, blocks * _WORDS).reshape(blocks, _WORDS)
+    heads: Array = words.take(rows, axis=0).view(np.uint8)
+    sizes, sound = _octal(heads[:, 124:135], heads[:, 135:136])
+    sound &= _has_right_sum(heads)
+    begins = rows * BLOCK
+    starts = begins + BLOCK
+    ends = starts + sizes
+    nexts = ends + -sizes % BLOCK
+    sound &= nexts <= blocks * BLOCK
+    kinds = heads[:, 156]
+    files = np.flatnonzero(sound & (kinds == _PLAIN_FILE))
+    extended = sound & (kinds > _PLAIN_FILE)
+    tails = [column[extended].tolist() for column in (begins, starts, ends, nexts, kinds)]
+    begins, starts, ends, nexts = (column[files].tolist() for column in (begins, starts, ends, nexts))
+    names = _names(heads[files])
+    _extend(data, begins, names, zip(*tails, strict=True))
+    return _without_folders(Window(data, begins, starts, ends, nexts, names))
+
+
+def _without_folders(window: Window) -> Window:
+    """Leaves out members whose name ends in a slash: a folder, or a reason for a closer look."""
+    if "/\n" not in "\n".join([*window.names, ""]):
+        return window
+    kept = [row for row, name in enumerate(window.names) if not name.endswith("/")]
+    begins, starts, ends, nexts = (
+        [column[row] for row in kept] for column in (window.begins, window.starts, window.ends, window.nexts)
+    )
+    return Window(window.data, begins, starts, ends, nexts, [window.names[row] for row in kept])
+
+
+def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
+    """Reads fields of octal digits, and tells in which rows they are nothing but digits, blanks and NULs behind."""
+    values = digits - np.uint8(ord("0"))  # below "0" it wraps to large numbers
+    valid: Array = (values < 8).all(axis=1) & ((behind == 0) | (behind == ord(" "))).all(axis=1)
+    return values @ _OCTAL_PLACES[-values.shape[1] :], valid
+
+
+def _has_right_sum(heads: Array) -> Array:
+    field = heads[:, 148:156]
+    stored, valid = _octal(field[:, :6], field[:, 6:])
+    total = heads.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
+    valid &= total == stored
+    return valid
+
+
+def _names(heads: Array) -> list[str]:
+    raw = np.ascontiguousarray(heads[:, :100]).view("S100").ravel().tolist()
+    joined = text(b"\n".join(raw))
+    names = joined.split("\n")
+    if len(names) != len(raw) or "\0" in joined:
+        names = [text(name.partition(b"\0")[0]) for name in raw]
+    for row in np.flatnonzero(heads[:, 345]).tolist():
+        names[row] = text(full_name(heads[row].tobytes()))
+    return names
+
+
+def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
+    """Lets members begin with the extended headers right before them, and have the names that those give.
+
+    A member keeps its own begin if its extended header says more, or if it has several: no walk over the entries comes
+    to it there.
+    """
+    before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
+    for begin, start, end, behind, kind in extended:
+        records = _read_records(kind, data[start:behind], end - start)
+        if before.pop(begin, None) is None and records is not None:
+            before[behind] = begin, records
+    for row, begin in enumerate(begins if before else ()):
+        if begin in before:
+            begins[row], own = before[begin]
+            names[row] = text(own["path"]) if own.get("path") else names[row]
+
+
+def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | None:
+    """Reads what an extended header says; None where it is none, is damaged, or says more than a name or dates."""
+    try:
+        if kind == headers.LONG_NAME:
+            return {"path": headers.long_name(content, size)}
+        if kind not in headers.PAX:
+            return None
+        data = content[:size]
+        records = pax.parse_records(data)
+    except HeaderError:
+        return None
+    return None if _TELLS_MORE.search(data) and pax.says_more(records) else records
+
+
+_BEHIND_NUMBERS = b"\0 "
+
+
+def read_plain_header(block: bytes) -> tuple[str, int] | None:
+    """Reads name and size from the header of a regular file; None where `TarEntries` must look at it.
+
+    Args:
+        block: What was read for a header, perhaps less than one.
+
+    Example:
+        >>> import tarfile
+        >>> read_plain_header(tarfile.TarInfo("a.txt").tobuf()), read_plain_header(bytes(512))
+        (('a.txt', 0), None)
+    """
+    if len(block) < BLOCK or block[156] != _PLAIN_FILE or block[257:261] != b"usta":
+        return None
+    size, total, behind = block[124:135], block[148:154], block[135:136] + block[154:156]
+    if not (size.isdigit() and total.isdigit() and not behind.strip(_BEHIND_NUMBERS)):
+        return None
+    try:
+        if byte_sum(block) - sum(block[148:156]) + 8 * 32 != int(total, 8):
+            return None
+        name = text(full_name(block))
+        return None if name.endswith("/") else (name, int(size, 8))
+    except ValueError:  # an 8 or a 9
+        return None
+
+
+#: The sizes of a window in bytes: the first one is small so that the first sample comes soon. 0 turns windows off.
+SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 21
+
+#: A window is worth its price while members take at most so many bytes on average.
+LARGE_MEMBER = 1 << 16
+
+#: So many members are read one by one at first: they show what follows.
+FIRST_MEMBERS = 2
+
+#: After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.
+FIRST_PAUSE, LONGEST_PAUSE = 128, 1024
+
+#: A header may lie about a size: larger members are read in pieces, as bytes arrive.
+_LARGEST_READ = 16 << 20
+
+#: Seconds after which a window is taken as far as it has come: the samples of a slow source do not wait for it to fill.
+PATIENCE = 0.02
+
+
+class LookAhead:
+    """The bytes of an archive for `TarEntries`, and between two entries the members that need none of it.
+
+    Args:
+        stream: The archive. Windows are read only where it has ``read1``, which gives what one read of the source gave.
+        url: The shard's URL, for the members.
+        visit: As in `ShardMember`.
+        max_member_bytes: The size of the largest member that is given; larger ones are left to `TarEntries`.
+        choose: Gives a member's new name, and whether it is wanted: what is not is passed over where the stream seeks.
+
+    Attributes:
+        chooses: Whether `choose` has been asked about single members; those of runs are the caller's to choose.
+    """
+
+    def __init__(
+        self,
+        stream: ByteSource,
+        url: str,
+        visit: int,
+        *,
+        max_member_bytes: int = sys.maxsize,
+        choose: Callable[[str], tuple[str, bool]] | None = None,
+    ) -> None:
+        self._gaps = GapSeeker(stream)
+        self._choose = choose if self._gaps.seeks else None
+        self.chooses = self._choose is not None
+        self._stream = stream
+        self._read1: Callable[[int], bytes] | None = getattr(stream, "read1", None) if LARGEST_WINDOW else None
+        self._url = url
+        self._visit = visit
+        self._largest = max_member_bytes
+        self._window = without_members(b"")
+        self._position = 0  # in the window
+        self._held = 0  # bytes of the last window, or of members read one by one
+        self._taken = 0  # their number
+        self._size = SMALLEST_WINDOW
+        self._pause = FIRST_MEMBERS if self._read1 is not None else 0  # members to come that are read one by one
+        self._next_pause = FIRST_PAUSE
+        self._failure: Exception | None = None
+
+    def read(self, size: int, /) -> bytes:
+        """Reads exactly `size` bytes, fewer only at the end of the stream."""
+        data, position = self._window.data, self._position
+        left = len(data) - position
+        if left >= size:
+            self._position = position + size
+            return data[position : position + size]
+        self._position = len(data)
+        if (self._pause or self._read1 is None) and self._failure is None:
+            rest = self._stream.read(size - left)
+            return data[position:] + rest if left else rest
+        pieces = [data[position:]] if left else []
+        self._gather(pieces, size - left)
+        return _join(pieces)
+
+    def pass_over(self, size: int) -> bool:
+        """Passes over the next bytes without reading them, where the stream can; else it passes over none."""
+        beyond = size - (len(self._window.data) - self._position)
+        if self._failure is not None or not self._gaps.pass_over(beyond):
+            return False
+        self._position = len(self._window.data)
+        return True
+
+    def take(self) -> tuple[MemberRun | ShardMember | PassedMember, int] | None:
+        """Gives the next members, where an entry begins, and how many bytes they take in the archive.
+
+        Returns:
+            Members that need no closer look; None if the next entry does.
+
+        Raises:
+            ShardOpenError: if the source fails at once; a failure further on comes where the bytes before it end.
+        """
+        if self._position < len(self._window.data):
+            return self._take_run()
+        if self._read1 is None:
+            return None
+        if not self._pause:
+            self._judge()
+        if self._pause:
+            self._pause -= 1
+            return self._read_member()
+        self._look()
+        return self._take_run()
+
+    def _take_run(self) -> tuple[MemberRun, int] | None:
+        """Gives the members that lie whole in the window from here on."""
+        window = self._window
+        first, last = window.run_at(self._position)
+        if first == last:
+            return None
+        length = window.nexts[last - 1] - self._position
+        self._position += length
+        self._taken += last - first
+        rows = slice(first, last)
+        names, starts, ends = window.names[rows], window.starts[rows], window.ends[rows]
+        return MemberRun(self._url, window.data, names, starts, ends, self._visit), length
+
+    def _read_member(self) -> tuple[ShardMember | PassedMember, int] | None:
+        """Reads one member; gives back what was read where that does not go as it should."""
+        parts = [self._stream.read(BLOCK)]
+        found = read_plain_header(parts[0])
+        if found is not None:
+            name, size = found
+            length = size + padding(size)
+            is_wanted = True
+            if self._choose is not None:
+                name, is_wanted = self._choose(name)
+            is_passed = not is_wanted and self._gaps.pass_over(length)
+            if is_passed or (size <= min(_LARGEST_READ, self._largest) and self._read_content(parts, size)):
+                self._held += size
+                self._taken += 1
+                member = ShardMember(self._url, name, parts[-1], self._visit) if is_wanted else PassedMember(name)
+                return member, BLOCK + length
+        self._window, self._position = without_members(b"".join(parts)), 0
+        return None
+
+    def _read_content(self, parts: list[bytes], size: int) -> bool:
+        """Reads a member's content behind its header, and drops its padding; keeps all where something is missing."""
+        fill = padding(size)
+        try:
+            parts.append(self._stream.read(size))
+            if fill and len(parts[1]) == size:
+                parts.append(self._stream.read(fill))
+        except Exception as error:  # noqa: BLE001 - raised where the bytes before it end
+            self._failure = error.with_traceback(None)
+            return False
+        if sum(map(len, parts)) < BLOCK + size + fill:
+            return False
+        del parts[2:]
+        return True
+
+    def _look(self) -> None:
+        """Reads the next window."""
+        pieces: list[bytes] = []
+        try:
+            self._gather(pieces, self._size, PATIENCE)
+        except Exception as error:
+            if not pieces:
+                raise
+            self._failure = error.with_traceback(None)
+        self._window, self._position = find_members(_join(pieces)), 0
+        if len(self._window.data) > self._largest:
+            self._refuse_large(self._window)
+        self._held = len(self._window.data)
+
+    def _refuse_large(self, window: Window) -> None:
+        """Leaves a window with a member that is too large to `TarEntries`, which says so when its turn comes."""
+        if any(end - start > self._largest for start, end in zip(window.starts, window.ends, strict=True)):
+            self._window = without_members(window.data)
+
+    def _judge(self) -> None:
+        """Chooses the size of the next window, or a pause, by the members seen since the last choice."""
+        if self._taken * LARGE_MEMBER < self._held:
+            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
+            self._size = SMALLEST_WINDOW
+        elif self._window.data:
+            self._next_pause = FIRST_PAUSE
+            self._size = min(2 * self._size, LARGEST_WINDOW)
+        self._held = self._taken = 0
+
+    def _gather(self, pieces: list[bytes], missing: int, patience: float = math.inf) -> None:
+        """Reads into `pieces` what the source gives, which leaves nothing behind in the stream's own buffer."""
+        begun = time.monotonic()
+        while missing and time.monotonic() - begun < patience:
+            if self._failure is not None:
+                raise self._failure
+            piece = cast("Callable[[int], bytes]", self._read1)(missing)
+            if not piece:
+                return
+            pieces.append(piece)
+            missing -= len(piece)
+
+
+def _join(pieces: list[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,323 @@
+"""One 512-byte tar header block to a `Header`: ustar, GNU, PAX and old V7.
+
+The layout is that of POSIX.1-2017, pax, "ustar Interchange Format", and of the GNU tar manual, "Basic Tar Format".
+
+PAX extended header records (POSIX.1-2017, pax, "pax Extended Header").
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = [
+    "BLOCK",
+    "HEADER_WORDS",
+    "REGULAR",
+    "HARD_LINK",
+    "DIRECTORY",
+    "EXTENSIONS",
+    "GLOBAL_PAX",
+    "LONG_LINK",
+    "LONG_NAME",
+    "MULTI_VOLUME",
+    "PAX",
+    "PAX_HEADER",
+    "SPARSE",
+    "VOLUME_LABEL",
+    "Header",
+    "HeaderError",
+    "byte_sum",
+    "full_name",
+    "has_payload",
+    "is_file",
+    "long_name",
+    "padding",
+    "parse_header",
+    "parse_number",
+    "text",
+    "begins_elsewhere",
+    "describes_payload",
+    "each_record",
+    "is_sparse",
+    "parse_records",
+    "record_number",
+    "relevant",
+    "says_more",
+]
+
+
+BLOCK = 512
+
+_NO_PAYLOAD = frozenset(b"123456")
+
+# Solaris ACLs and attributes, GNU's folder listings, extended headers, parts of volumes, labels and sparse members.
+_SPECIAL = _NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
+
+#: Regular files. POSIX: what is of an unknown type is read as one.
+REGULAR = frozenset(range(256)) - _SPECIAL
+
+DIRECTORY = ord("5")
+
+HARD_LINK = ord("1")
+
+SPARSE = ord("S")
+
+MULTI_VOLUME = ord("M")
+
+VOLUME_LABEL = ord("V")
+
+_FILES = REGULAR | {HARD_LINK, SPARSE}
+
+LONG_NAME = ord("L")
+
+LONG_LINK = ord("K")
+
+GLOBAL_PAX = ord("g")
+
+PAX_HEADER = b"x"
+
+PAX = frozenset(b"xX")
+
+#: Types of headers that describe the entry after them, or all entries after them.
+EXTENSIONS = PAX | {LONG_NAME, LONG_LINK, GLOBAL_PAX}
+
+# Some programs write the size of a link's target, or of a folder's list, where nothing follows: all readers know it.
+_NEVER_SIZED = frozenset({HARD_LINK, DIRECTORY})
+
+_LARGEST_NUMBER = (1 << 63) - 1
+
+#: What a type flag stands for, in the words that skipped members are counted by.
+HEADER_WORDS = {
+    ord("2"): "symbolic link",
+    ord("3"): "character device",
+    ord("4"): "block device",
+    DIRECTORY: "directory",
+    ord("6"): "FIFO",
+}
+
+
+class HeaderError(ValueError):
+    """A block is no valid tar header; the message says why."""
+
+
+class Header(NamedTuple):
+    """The fields of a header block that reading needs.
+
+    Attributes:
+        name: The name, ustar prefix included, as bytes.
+        size: Size of the payload in bytes.
+        kind: The type flag.
+        link: The link's target.
+    """
+
+    name: bytes
+    size: int
+    kind: int
+    link: bytes
+
+
+def padding(size: int) -> int:
+    """The number of bytes that fill a payload up to a whole block."""
+    return -size % BLOCK
+
+
+def is_file(kind: int) -> bool:
+    """Returns whether entries of a type have content that could be a field: hard links and sparse files too."""
+    return kind in _FILES
+
+
+def has_payload(kind: int) -> bool:
+    """Tells whether the header's size counts bytes that follow it: not for links, folders and devices."""
+    return kind not in _NO_PAYLOAD
+
+
+def text(raw: bytes) -> str:
+    r"""Decodes a name: UTF-8, other bytes as ``\xNN``, so that the result can be printed, written and compared."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def parse_number(field: bytes) -> int:
+    """Reads a number field: octal digits, base 256 where the first byte is 0x80 or 0xff (GNU), or NULs for 0.
+
+    Raises:
+        HeaderError: if it is neither.
+    """
+    if field[0] in (0x80, 0xFF):
+        number = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+        if abs(number) > _LARGEST_NUMBER:
+            raise HeaderError(f"the number {field!r} is out of range")
+        return number
+    digits = field.partition(b"\0")[0].strip()
+    if not digits and not field.strip(b"\0"):
+        return 0
+    if not digits.isdigit():
+        raise HeaderError(f"{field!r} is no octal number")
+    try:
+        return int(digits, 8)
+    except ValueError:
+        raise HeaderError(f"{field!r} is no octal number") from None
+
+
+def parse_header(block: bytes) -> Header:
+    """Parses a header block after checking its checksum.
+
+    Args:
+        block: 512 bytes.
+
+    Raises:
+        HeaderError: if the checksum is wrong or a number field is none.
+    """
+    _check_sum(block)
+    kind = block[156]
+    size = parse_number(block[124:136])
+    if size < 0:
+        raise HeaderError(f"the size is negative: {size}")
+    if kind in _NEVER_SIZED:
+        size = 0
+    return Header(full_name(block), size, kind, block[157:257].partition(b"\0")[0])
+
+
+def long_name(content: bytes, size: int) -> bytes:
+    """Reads a GNU long name, which ends at a NUL.
+
+    Args:
+        content: The content of its header, with what fills the last block.
+        size: The bytes of it that the header counts.
+
+    Raises:
+        HeaderError: if it is empty, or goes on after its size: other programs take all of it.
+    """
+    name = content.partition(b"\0")[0]
+    if not name:
+        raise HeaderError("an empty long name")
+    if len(name) > size:
+        raise HeaderError(f"a long name that goes on after its size of {size:,} bytes")
+    return name
+
+
+def full_name(block: bytes) -> bytes:
+    """The name in a header block; POSIX's ustar has a second field for the front part of a long one."""
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        return block[345:500].partition(b"\0")[0] + b"/" + name
+    return name
+
+
+def byte_sum(block: bytes) -> int:
+    """Sums the bytes of a header block."""
+    # adler32's low half is 1 + the byte sum modulo 65521, computed in C; half a block sums to 65,280 at most
+    return (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
+
+
+def _check_sum(block: bytes) -> None:
+    field = block[148:156]
+    if field[0] >= 0x80:
+        raise HeaderError(f"the checksum {field!r} is no octal number")
+    stored = parse_number(field)
+    total = byte_sum(block) - sum(field) + 8 * 32  # the field itself counts as eight blanks
+    if stored != total and stored != _signed_sum(block):
+        raise HeaderError(f"the header says checksum {stored}, its bytes give {total}")
+
+
+def _signed_sum(block: bytes) -> int:
+    """The sum over signed chars that some old tars wrote."""
+    summed = block[:148] + block[156:]
+    return sum(summed) - 256 * sum(byte > 127 for byte in summed) + 8 * 32
+
+
+_SPARSE = frozenset(f"GNU.sparse.{name}" for name in ("major", "map", "size", "realsize"))
+
+# All that reading looks at. What else a global header says would be carried along for each of the entries after it.
+_RELEVANT = _SPARSE | {"path", "linkpath", "size", "GNU.sparse.minor", "GNU.sparse.name", "GNU.sparse.numblocks"}
+
+_PAIR = ("GNU.sparse.offset", "GNU.sparse.numbytes")
+
+
+def parse_records(data: bytes) -> dict[str, bytes]:
+    r"""Parses the records ``length keyword=value\n`` of an extended header.
+
+    Args:
+        data: The header's payload.
+
+    Returns:
+        Values by keyword; of a repeated keyword the last. Only a sparse map of version 0.0 repeats them with a
+        meaning: it is joined into ``GNU.sparse.map``, as version 0.1 writes it.
+
+    Raises:
+        HeaderError: if a record is malformed.
+
+    Example:
+        >>> parse_records(b"18 path=d/a.b.jpg\n")
+        {'path': b'd/a.b.jpg'}
+    """
+    records: dict[str, bytes] = {}
+    pairs: list[bytes] = []
+    for keyword, value, _ in each_record(data):
+        records[keyword] = value
+        if keyword in _PAIR:
+            if keyword != _PAIR[len(pairs) % 2] or b"," in value:
+                raise HeaderError(f"the sparse map has a {keyword} without its partner")
+            pairs.append(value)
+    if pairs:
+        records["GNU.sparse.map"] = b",".join(pairs)
+    return records
+
+
+def each_record(data: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Yields keyword, value and end of each record of an extended header, as `parse_records` takes it.
+
+    Raises:
+        HeaderError: if a record is malformed.
+    """
+    position = 0
+    while position < len(data) and data[position]:
+        digits, blank, _ = data[position : position + 20].partition(b" ")
+        end = position + int(digits) if blank and digits.isdigit() else 0
+        keyword, equals, value = data[position + len(digits) + 1 : end].partition(b"=")
+        is_sound = equals and keyword and not keyword[:1].isspace()
+        if not is_sound or end > len(data) or data[end - 1 : end] != b"\n":
+            raise HeaderError(f"malformed PAX record {data[position : position + 40]!r}")
+        yield keyword.decode("utf-8", "backslashreplace"), value[:-1], end
+        position = end
+
+
+def relevant(records: dict[str, bytes]) -> dict[str, bytes]:
+    """Keeps only the records that say where a member's content lies and what it is called."""
+    return {keyword: value for keyword, value in records.items() if keyword in _RELEVANT}
+
+
+def record_number(records: dict[str, bytes], keyword: str) -> int | None:
+    """The decimal number of a record, None where there is none.
+
+    Raises:
+        HeaderError: if the value is no number.
+    """
+    value = records.get(keyword)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 19 or int(value) > _LARGEST_NUMBER:
+        raise HeaderError(f"PAX record {keyword}={value[:40]!r} is no size")
+    return int(value)
+
+
+def is_sparse(records: dict[str, bytes]) -> bool:
+    """Returns whether the records describe a sparse member, in any of GNU tar's three PAX versions."""
+    return not _SPARSE.isdisjoint(records)
+
+
+def begins_elsewhere(records: dict[str, bytes]) -> bool:
+    """Returns whether the records are those of a part of a member that begins in another volume."""
+    return "GNU.volume.offset" in records or "GNU.volume.filename" in records
+
+
+def describes_payload(records: dict[str, bytes]) -> bool:
+    """Returns whether the records say how large the payload is or what it stands for, not only a name or dates."""
+    return "size" in records or is_sparse(records)
+
+
+def says_more(records: dict[str, bytes]) -> bool:
+    """Returns whether the records say more than a plain name and dates."""
+    is_odd = b"\0" in records.get("path", b"") or "GNU.sparse.name" in records or begins_elsewhere(records)
+    return is_odd or describes_payload(records)

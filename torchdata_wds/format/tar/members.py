@@ -1,0 +1,125 @@
+"""What the tar reader yields: members, and the marks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple, Self
+
+__all__ = [
+    "FailedMember",
+    "LocatedUrl",
+    "Mark",
+    "MemberRun",
+    "PassedMember",
+    "ShardMember",
+    "Single",
+    "Unit",
+    "singles",
+]
+
+
+class ShardMember(NamedTuple):
+    """One regular file of a shard, read whole.
+
+    Attributes:
+        url: The shard, as it was listed.
+        name: The member's name in the archive. It is data: never write to it as a path.
+        data: The member's content.
+        visit: Counts the loader's openings: two readings of one shard differ in it.
+    """
+
+    url: str
+    name: str
+    data: bytes
+    visit: int = 0
+
+
+class LocatedUrl(str):
+    """The URL of a shard that is read from a local copy, in its members.
+
+    Attributes:
+        url: The URL as it was listed.
+        local_path: The path of the copy.
+
+    Example:
+        >>> url = LocatedUrl("s3://bucket/x.tar", "/cache/x.tar")
+        >>> url, url.local_path
+        ('s3://bucket/x.tar', '/cache/x.tar')
+    """
+
+    __slots__ = ("local_path", "url")
+
+    url: str
+    local_path: str
+
+    def __new__(cls, url: str, local_path: str) -> Self:
+        """Makes a str of the URL."""
+        made = super().__new__(cls, url)
+        made.url, made.local_path = url, local_path
+        return made
+
+    def __reduce__(self) -> tuple[type[LocatedUrl], tuple[str, str]]:
+        return LocatedUrl, (self.url, self.local_path)
+
+
+class PassedMember(NamedTuple):
+    """A member that is not delivered, chosen away or cut: its name still tells where the sample before it ended."""
+
+    name: str
+
+
+class FailedMember(NamedTuple):
+    """A member of a sample whose content could not be read: the sample is wrong, the stream goes on."""
+
+    url: str
+    name: str
+    error: Exception
+
+
+class Mark(Enum):
+    """What a reader says between members, for those who must know where samples may not go on."""
+
+    END = "the archive's end marker: the sample before it is complete"
+    BROKEN = "the shard failed: the sample before it is not complete"
+
+
+class MemberRun(NamedTuple):
+    """Members one right behind the other, not yet cut out of what was read.
+
+    Attributes:
+        url: As in `ShardMember`.
+        data: Bytes of the archive.
+        names: The members' names.
+        starts: Where in `data` each member's content begins.
+        ends: Where it ends.
+        visit: As in `ShardMember`.
+    """
+
+    url: str
+    data: bytes
+    names: list[str]
+    starts: list[int]
+    ends: list[int]
+    visit: int
+
+    def members(self) -> Iterator[ShardMember]:
+        """Cuts the members out."""
+        for name, start, end in zip(self.names, self.starts, self.ends, strict=True):
+            yield ShardMember(self.url, name, self.data[start:end], self.visit)
+
+
+#: What a reader gives for one member, or between two.
+Single = ShardMember | PassedMember | FailedMember | Mark
+
+#: What a reader gives to those who group: members, many at once where they are small, and what lies between them.
+Unit = Single | MemberRun
+
+
+def singles(units: Iterable[Unit]) -> Iterator[Single]:
+    """Cuts the members out of all runs."""
+    for unit in units:
+        if isinstance(unit, MemberRun):
+            yield from unit.members()
+        else:
+            yield unit

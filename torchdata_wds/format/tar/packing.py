@@ -1,0 +1,227 @@
+"""Samples to the blocks of a tar archive: headers packed directly, the same bytes for the same sample.
+
+The layout is that of POSIX.1-2017, pax, "ustar Interchange Format"; what does not fit into it, a long name or a member
+of 8 GiB, has an extended header before it ("pax Extended Header").
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torchdata_wds.errors import MissingFieldError
+from torchdata_wds.format.samples.writable import as_bytes, check_field, check_key, is_written
+from torchdata_wds.format.tar.headers import BLOCK, PAX_HEADER, padding
+
+__all__ = ["PackedMember", "PackedSample", "SamplePacker"]
+
+
+_NAME_SIZE = 100
+
+_PREFIX_SIZE = 155
+
+_OWNER_SIZE = 31
+
+_TOO_LARGE = 8**11  # eleven octal digits
+
+_ZEROS = bytes(BLOCK)
+
+_PAX_NAME = b"PaxHeaders/member"
+
+# name, mode + uid + gid, size, mtime, checksum, type to devminor, prefix
+_HEADER = struct.Struct(f"{_NAME_SIZE}s24s12s12s8s189s{_PREFIX_SIZE}s12x")
+
+# Data sets have few combinations of fields; one with ever new ones must not fill the memory.
+_MAX_PLANS = 1000
+
+
+class PackedMember(NamedTuple):
+    """Where one member lies.
+
+    Attributes:
+        name: Its name in the archive.
+        offset: Where its content begins, in bytes from the begin of its sample.
+        size: Size of its content in bytes.
+    """
+
+    name: str
+    offset: int
+    size: int
+
+
+class PackedSample(NamedTuple):
+    """A sample as it will stand in an archive.
+
+    Attributes:
+        key: Its key.
+        names: The members' names.
+        parts: Header blocks, content and padding of each member, in turn.
+        size: The bytes of all parts.
+    """
+
+    key: str
+    names: list[bytes]
+    parts: list[bytes]
+    size: int
+
+    def members(self) -> Iterator[PackedMember]:
+        """Tells where the members lie."""
+        offset = 0
+        for name, head, data, fill in zip(self.names, *(self.parts[column::3] for column in range(3)), strict=True):
+            offset += len(head)
+            yield PackedMember(name.decode(), offset, len(data))
+            offset += len(data) + len(fill)
+
+
+class SamplePacker:
+    """Packs samples whose fields are bytes already.
+
+    Args:
+        mode: Permissions of the members.
+        user: Name of their owner, at most 31 bytes; the number is 0.
+        group: Name of their group.
+        mtime: Their time of modification in seconds since 1970, a fraction is dropped.
+        lowercase: Whether fields must be in lower case, as they are read by default.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument does not fit into a ustar header.
+
+    Example:
+        >>> packed = SamplePacker().pack({"__key__": "a", "txt": b"A", "cls": b"1"})
+        >>> packed.names, packed.size
+        ([b'a.cls', b'a.txt'], 2048)
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: int = 0o444,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mtime: float = 0,
+        lowercase: bool = True,
+    ) -> None:
+        self._lowercase = lowercase
+        self._front = b"%07o\0%07o\0%07o\0" % (_checked_mode(mode), 0, 0)
+        self._time = b"%011o" % _checked_time(mtime)
+        owner = _checked_owner("user", user).ljust(32, b"\0") + _checked_owner("group", group).ljust(32, b"\0")
+        self._back = bytes(100) + b"ustar\x0000" + owner + b"0000000\0" * 2
+        self._middle = b"0" + self._back
+        # the checksum of a header without name and size; its own field counts as eight blanks
+        self._sum = sum(self._front) + sum(self._time) + sum(self._middle) + 8 * 32
+        self._plans: dict[tuple[Any, ...], list[tuple[str, bytes, int]]] = {}
+
+    def pack(self, sample: Mapping[str, Any]) -> PackedSample:
+        """Packs one sample: its fields in sorted order, without those like ``__url__``.
+
+        Args:
+            sample: ``__key__`` and bytes by field.
+
+        Raises:
+            MissingFieldError: if there is no ``__key__`` or nothing else.
+            SampleError: if the key or a field could not be read back.
+            EncodingError: if a value is not bytes.
+        """
+        names = tuple(sample)
+        plan = self._plans.get(names)
+        if plan is None:
+            plan = self._plan(sample)
+        key = sample["__key__"]
+        stem = check_key(key)
+        stem_sum = (
+            self._sum + (zlib.adler32(stem) & 0xFFFF) - 3
+        )  # three times adler32: its low half is 1 + the sum of bytes
+        written: list[bytes] = []
+        parts: list[bytes] = []
+        size = 0
+        for field, suffix, suffix_sum in plan:
+            data = sample[field]
+            if type(data) is not bytes:
+                data = as_bytes(data, key, field)
+            length = len(data)
+            name = stem + suffix
+            if len(name) <= _NAME_SIZE and length < _TOO_LARGE:
+                digits = b"%011o" % length
+                total = stem_sum + suffix_sum + (zlib.adler32(digits) & 0xFFFF)
+                head = _HEADER.pack(name, self._front, digits, self._time, b"%06o\0 " % total, self._middle, b"")
+            else:
+                head = self._long_header(name, length)
+            fill = _ZEROS[: -length % BLOCK]
+            written.append(name)
+            parts += (head, data, fill)
+            size += len(head) + length + len(fill)
+        return PackedSample(key, written, parts, size)
+
+    def _plan(self, sample: Mapping[str, Any]) -> list[tuple[str, bytes, int]]:
+        """Checks the fields of a sample: their order, suffix of the name and its checksum, kept for the next one."""
+        key = sample.get("__key__")
+        fields = sorted(field for field in sample if is_written(field, key))
+        suffixes = [b"." + check_field(field, key, self._lowercase) for field in fields]
+        check_key(key)
+        if not fields:
+            raise MissingFieldError(
+                f"sample {key!r} has no field to write: only {', '.join(map(repr, sample))}, and names like __x__ are "
+                "not written. Give it a field, or leave it out",
+                key=key,
+            )
+        plan = [(field, suffix, zlib.adler32(suffix) & 0xFFFF) for field, suffix in zip(fields, suffixes, strict=True)]
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[tuple(sample)] = plan
+        return plan
+
+    def _long_header(self, name: bytes, size: int) -> bytes:
+        """The header of a member whose name or size needs more than one block."""
+        cut = name.rfind(b"/", 0, _PREFIX_SIZE + 1)
+        if len(name) > _NAME_SIZE and size < _TOO_LARGE and cut > 0 and len(name) - cut - 1 <= _NAME_SIZE:
+            return self._header(name[cut + 1 :], size, prefix=name[:cut])
+        records = b""
+        if len(name) > _NAME_SIZE:
+            records += _record(b"path", name)
+        if size >= _TOO_LARGE:
+            records += _record(b"size", b"%d" % size)
+        extended = self._header(_PAX_NAME, len(records), kind=PAX_HEADER)
+        own = self._header(name[:_NAME_SIZE], size if size < _TOO_LARGE else 0)
+        return extended + records + bytes(padding(len(records))) + own
+
+    def _header(self, name: bytes, size: int, *, kind: bytes = b"0", prefix: bytes = b"") -> bytes:
+        digits = b"%011o" % size
+        total = self._sum + sum(name) + sum(digits) + sum(prefix) + kind[0] - ord("0")
+        return _HEADER.pack(name, self._front, digits, self._time, b"%06o\0 " % total, kind + self._back, prefix)
+
+
+def _record(keyword: bytes, value: bytes) -> bytes:
+    """One PAX record, which begins with its own length."""
+    rest = b" %b=%b\n" % (keyword, value)
+    length = len(rest) + 1
+    while length != len(rest) + len(b"%d" % length):
+        length = len(rest) + len(b"%d" % length)
+    return b"%d%b" % (length, rest)
+
+
+def _checked_mode(mode: int) -> int:
+    if isinstance(mode, bool) or not isinstance(mode, int):
+        raise TypeError(f"mode must be permissions such as 0o444, not {mode!r}")
+    if not 0 <= mode <= 0o7777:
+        raise ValueError(f"mode must be permissions between 0 and 0o7777, not {mode:#o}")
+    return mode
+
+
+def _checked_time(mtime: float) -> int:
+    if isinstance(mtime, bool) or not isinstance(mtime, (int, float)):
+        raise TypeError(f"mtime must be seconds since 1970, not {mtime!r}")
+    if not 0 <= mtime < _TOO_LARGE:
+        raise ValueError(f"mtime must be seconds since 1970, from 0 to {_TOO_LARGE - 1:,}, not {mtime!r}")
+    return int(mtime)
+
+
+def _checked_owner(argument: str, name: str) -> bytes:
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} must be a str, not {name!r}")
+    encoded = name.encode("utf-8", "surrogatepass")
+    if len(encoded) > _OWNER_SIZE or b"\0" in encoded:
+        raise ValueError(f"{argument} must have at most {_OWNER_SIZE} bytes and no NUL, not {name!r}")
+    return encoded

@@ -1,0 +1,307 @@
+"""Hard links: their bytes come from a second look at the shard, so that the normal path keeps nothing.
+
+Where a shard cannot be opened a second time, the members just before a link are kept: most links point at neighbours.
+
+The content of members: as it is stored, or with the holes of a sparse member filled with zeros.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Generic, TypeVar
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
+from torchdata_wds.format.tar.gaps import HeaderScan
+from torchdata_wds.format.tar.headers import HARD_LINK, REGULAR, SPARSE, HeaderError
+from torchdata_wds.format.tar.members import MemberRun, ShardMember
+from torchdata_wds.format.tar.sparse_maps import Segments, locate, unpack
+from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
+
+__all__ = ["read_payload", "HardLinks", "Reopen"]
+
+
+def read_payload(entries: TarEntries, entry: TarEntry, *, look: Callable[[Segments, int], None] | None = None) -> bytes:
+    """Reads an entry's content, with the holes of a sparse member filled with zeros.
+
+    Args:
+        entries: The archive, at the entry's content.
+        entry: The entry.
+        look: Called with the map and the full size of a sparse member whose map is right.
+
+    Raises:
+        ShardFormatError: if the shard ends inside the member, or it is larger than the archive's `max_member_bytes` or
+            than the memory, or its sparse map is wrong.
+    """
+    if entry.sparse is None or entry.sparse_size is None:
+        return entries.take(entry)
+    entries.check_size(entry, entry.sparse_size)
+    stored = entries.take(entry)
+    try:
+        segments, begin = locate(entry.sparse, stored)
+        content = unpack(stored, begin, segments, entry.sparse_size)
+    except MemoryError as error:
+        raise entries.out_of_memory(entry, entry.sparse_size) from error
+    except HeaderError as error:
+        what = f"holds a damaged sparse member {entry.name}: {error};"
+        raise entries.damaged(what, "Write it again.", member=entry.name, at=entry.offset) from None
+    if look is not None:
+        look(segments, entry.sparse_size)
+    return content
+
+
+Reopen = Callable[[int], AbstractContextManager[ByteSource]]
+
+#: How many bytes of targets are kept for the links to come.
+KEPT_BYTES = 64 << 20
+
+#: How many bytes of the last members are kept where a shard cannot be opened again.
+RECENT_BYTES = 4 << 20
+
+#: How often a compressed shard may be decompressed to look up links, as long as it is up to there.
+_PASSES = 32
+
+_PIECE = 1 << 20
+
+_ENTRY_BYTES = 200  # what a name and its place in a dict take, about
+
+K = TypeVar("K")
+
+
+class HardLinks:
+    """Finds what the hard links of one shard point at.
+
+    Args:
+        url: The shard's URL.
+        shard: The URL as messages may show it.
+        reopen: Opens the shard again at a byte offset of the decompressed archive; None opens `url`, where that is
+            possible.
+        max_member_bytes: The size of the largest member that is read.
+
+    Attributes:
+        recent: The members before a link, where `reopen` is None; else None.
+    """
+
+    def __init__(
+        self, url: str, shard: str, reopen: Reopen | None, *, max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
+    ) -> None:
+        self.shard = shard
+        self.recent = RecentMembers() if reopen is None else None
+        if reopen is None and can_reopen(url):
+            reopen = partial(_open_at, url)
+        self.reopen = reopen
+        self._max_member_bytes = max_member_bytes
+        self._offsets: dict[str, int] | None = None  # made at the first link; from then on it follows the reader
+        self._kept: _Kept[int] = _Kept(KEPT_BYTES)
+        self._second: _SecondLook | None = None
+        self.met = False  # whether there has been a link: each entry from here on must be noted
+
+    def close(self) -> None:
+        """Closes what was opened a second time."""
+        if self._second is not None:
+            self._second.close()
+
+    def note(self, entry: TarEntry) -> None:
+        """Remembers where an entry lies, once there has been a link in this shard."""
+        if self._offsets is not None:
+            _remember(self._offsets, entry)
+
+    def resolve(self, entry: TarEntry) -> bytes:
+        """Reads the bytes that a hard link stands for.
+
+        Raises:
+            ShardFormatError: if no earlier member has that name, or the shard cannot be opened again.
+        """
+        self.met = True
+        if self.recent is not None:
+            data = self.recent.find(entry.link)
+            if data is not None:
+                return data
+        if self.reopen is None:
+            raise self._error(
+                entry,
+                f"cannot be opened a second time to look it up: of such streams only the last {RECENT_BYTES >> 20} MiB "
+                "of members are kept. Read it from a file, for example by .cache_shards(), or write it",
+            )
+        try:
+            return self._read_target(entry, self.reopen)
+        except ShardOpenError as error:
+            raise self._error(entry, f"cannot be opened a second time to look it up: {error}. Write") from error
+
+    def _read_target(self, entry: TarEntry, reopen: Reopen) -> bytes:
+        if self._second is None:
+            self._second = _SecondLook(reopen)
+        if self._offsets is None:
+            self._offsets = self._scan(entry.offset, reopen)
+            _remember(self._offsets, entry)  # a later link may point at this one
+        offset = self._offsets.get(posixpath.normpath(entry.link))
+        if offset is None:
+            raise self._error(entry, "has no such member before it. Write it")
+        data = self._kept.get(offset)
+        if data is None:
+            data = self._read_at(offset, entry, self._second)
+            self._kept.add(offset, data)
+        return data
+
+    def _read_at(self, offset: int, entry: TarEntry, second: _SecondLook) -> bytes:
+        stream = second.at(offset)
+        entries = TarEntries(stream, self.shard, offset=offset, max_member_bytes=self._max_member_bytes)
+        target = next(iter(entries))
+        if target is None:
+            raise self._error(entry, "is not the same when it is read again. Write it")
+        data = read_payload(entries, target)
+        second.end_at(entries.offset)
+        if second.passed > _PASSES * entry.offset + KEPT_BYTES:
+            raise self._error(
+                entry,
+                f"is compressed and had to be decompressed {_PASSES} times for its links, which point back and forth. "
+                "Decompress it, or write it",
+            )
+        return data
+
+    def _scan(self, end: int, reopen: Reopen) -> dict[str, int]:
+        offsets: dict[str, int] = {}
+        with reopen(0) as stream:
+            entries = HeaderScan(stream, self.shard, concatenated=True)
+            for entry in entries:
+                if entry is None:
+                    continue
+                if entry.offset >= end:
+                    break
+                _remember(offsets, entry)
+                entries.skip(entry)
+        return offsets
+
+    def _error(self, entry: TarEntry, why: str) -> ShardFormatError:
+        return ShardFormatError(
+            f"member {entry.name} at byte {entry.offset:,} of shard {self.shard} is a hard link to {entry.link}, "
+            f"and the shard {why} with 'tar --hard-dereference', or, with a program that has no such option, from a "
+            "copy of the folder that 'cp -r' has made.",
+            shard=self.shard,
+            member=entry.name,
+        )
+
+
+class RecentMembers:
+    """The last members of a shard, by name: no more than some MiB, which were read anyhow and are only held longer."""
+
+    def __init__(self) -> None:
+        self._units: deque[MemberRun | ShardMember] = deque()  # as they came; nobody looks at them before a link does
+        self._size = 0
+        self._members: _Kept[str] = _Kept(RECENT_BYTES)
+
+    def note(self, unit: MemberRun | ShardMember) -> None:
+        """Holds members."""
+        units = self._units
+        if not units or units[-1].data is not unit.data:
+            self._size += len(unit.data) + _ENTRY_BYTES
+        units.append(unit)
+        while self._size > RECENT_BYTES and len(units) > 1:
+            first = units.popleft()
+            if units[0].data is not first.data:
+                self._size -= len(first.data) + _ENTRY_BYTES
+
+    def forget(self, name: str) -> None:
+        """Lets go of a name, which now stands for a member that is not held."""
+        self._sort()
+        self._members.forget(posixpath.normpath(name))
+
+    def find(self, name: str) -> bytes | None:
+        """Gives the bytes of the last member of a name, if they are held."""
+        self._sort()
+        return self._members.get(posixpath.normpath(name))
+
+    def _sort(self) -> None:
+        for unit in self._units:
+            for member in unit.members() if isinstance(unit, MemberRun) else (unit,):
+                self._members.add(posixpath.normpath(member.name), member.data)
+        self._units.clear()
+        self._size = 0
+
+
+class _Kept(Generic[K]):
+    """Bytes by name or place, those first used least recently going first; the last ones are held however many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = 0
+        self._held: OrderedDict[K, bytes] = OrderedDict()
+
+    def get(self, key: K) -> bytes | None:
+        if key not in self._held:
+            return None
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def add(self, key: K, data: bytes) -> None:
+        self.forget(key)
+        self._held[key] = data
+        self._size += len(data) + _ENTRY_BYTES
+        while self._size > self._most and len(self._held) > 1:
+            self._size -= len(self._held.popitem(last=False)[1]) + _ENTRY_BYTES
+
+    def forget(self, key: K) -> None:
+        data = self._held.pop(key, None)
+        if data is not None:
+            self._size -= len(data) + _ENTRY_BYTES
+
+
+class _SecondLook:
+    """A shard that was opened again, for targets one after the other.
+
+    A compressed one stays open, because reading begins at its start each time; others are opened at the target.
+
+    Attributes:
+        passed: How many bytes were decompressed only to get to targets.
+    """
+
+    def __init__(self, reopen: Reopen) -> None:
+        self.passed = 0
+        self._position = 0
+        self._way = 0
+        self._reopen = reopen
+        self._stack = ExitStack()
+        self._stream: ByteSource | None = None
+
+    def at(self, offset: int) -> ByteSource:
+        """Gives the stream at an offset."""
+        if self._stream is None or offset < self._position:
+            self.close()
+            self._way = offset
+            self._stream = self._stack.enter_context(self._reopen(offset))
+            return self._stream
+        self._way = left = offset - self._position
+        while left and (piece := self._stream.read(min(left, _PIECE))):
+            left -= len(piece)
+        return self._stream
+
+    def end_at(self, offset: int) -> None:
+        """Takes note of where reading ended."""
+        self._position = offset
+        if is_decompressed(self._stream):  # type: ignore[arg-type]
+            self.passed += self._way
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Closes it; it may be opened once more."""
+        self._stream = None
+        self._stack.close()
+
+
+def _open_at(url: str, offset: int) -> AbstractContextManager[ByteSource]:
+    return open_shard(url, offset=offset)
+
+
+def _remember(offsets: dict[str, int], entry: TarEntry) -> None:
+    name = posixpath.normpath(entry.name)
+    if entry.kind in REGULAR or entry.kind == SPARSE:
+        offsets[name] = entry.offset
+    elif entry.kind == HARD_LINK:
+        target = offsets.get(posixpath.normpath(entry.link))
+        if target is not None:
+            offsets[name] = target

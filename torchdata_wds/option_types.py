@@ -1,0 +1,45 @@
+"""The types of options that several floors take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+__all__ = [
+    "Index",
+    "Even",
+    "StartShard",
+    "Naming",
+    "Layout",
+    "KeyRule",
+    "SplitName",
+    "OnDuplicate",
+    "OnReappearing",
+    "Select",
+    "Missing",
+]
+
+
+#: A function of a URL that gives a path inside the cache's folder, one of the words below, or None for the default.
+Naming = str | Callable[[str], "str | os.PathLike[str]"] | None
+
+Select = str | Iterable[str] | Callable[[str], bool]
+
+SplitName = Callable[[str], "tuple[str, str] | None"]
+
+KeyRule = Literal["first_dot", "last_dot"] | SplitName
+
+OnDuplicate = Literal["error", "first", "last"]
+
+OnReappearing = Literal["error", "warn", "allow"]
+
+Layout = Literal["auto", "members", "dash", "base64", "obelics"]
+
+Even = Literal["drop", "pad"] | None
+
+Index = bool | str | os.PathLike[str] | Mapping[Any, int] | None
+
+Missing = Literal["error", "drop_image", "skip_sample", "none"]
+
+StartShard = int | Literal["next"]

@@ -1,0 +1,1 @@
+"""Stages whose items are samples."""

@@ -1,0 +1,355 @@
+"""Samples kept in a file of the local disk by the first pass, and served from it by all others."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.checks import check_flags
+from torchdata_wds.codecs.stored import StoredValue, decode_value, encode_value
+from torchdata_wds.consumers import Place, place_among_ranks, place_of, process_place, upstream, warn_once
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
+from torchdata_wds.handlers import (
+    Handler,
+    SkipCounts,
+    check_handler,
+    ignore_and_continue,
+    keep_going,
+    reraise_exception,
+    warn_and_continue,
+)
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
+from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe
+from torchdata_wds.storage.cache.sample_file import SampleReader, open_samples
+from torchdata_wds.storage.cache.sample_writer import SampleWriter, open_or_begin
+from torchdata_wds.storage.urls import mask_url, scheme_of
+
+__all__ = ["SampleCacherIterDataPipe", "part_name"]
+
+
+T = TypeVar("T")
+
+
+@register("cache_samples")
+class SampleCacherIterDataPipe(WdsPipe[T]):
+    """Keeps samples in a SQLite file, and serves them from it (functional name: ``cache_samples``).
+
+    The first pass writes what it passes on; once it has come to its end, later passes and later runs read the file
+    and ask nothing of the stages above. A pass that was left early, failed or was killed leaves no file, and the next
+    one begins anew. Nor does one leave a file in which a stage above has skipped a shard that could not be opened, or
+    has ended the stream at an error (which a handler that is none of this package's may have done), or that was empty.
+    While another process writes the same file, samples pass through.
+
+    The file knows nothing of the stages above: when they change, or the shards or where these
+    come from (rewriting rules, endpoints), delete it, and give each pipeline its
+    own. What they do at random is frozen, and so is their order: shuffle and augment behind this stage. All passes that
+    write have one and the same order, whatever the seed, so that an epoch can be resumed although its file was lost,
+    and files of several consumers fit together although different passes wrote them. An endless stream needs
+    `max_samples`, and ``wds_epoch`` stands behind. Read from the file, samples are equal to those that were written,
+    with the few exceptions that `torchdata_wds.codecs.stored` lists.
+
+    Where several consumers (workers of ranks) divide the work, each has a file of its own beside `file`, as
+    ``cache-00001-of-00004.db`` for ``cache.db``; the files of one number of consumers are not used by another.
+
+    Args:
+        source_datapipe: Yields samples, tuples, batches or anything else.
+        file: A local file, whose folder is made if need be; None turns the stage off, and everything passes.
+        max_samples: How many samples each consumer gives in each epoch, from the first one on: the first ones of its
+            pass, and no more are asked for. None keeps all.
+        allow_pickle: Whether values are pickled that have no other form: all but None, bool, numbers, str, bytes,
+            lists, tuples, dicts, sets, NumPy arrays, tensors and PIL images. Reading such a file needs it too, and
+            runs code that the file chooses.
+        handler: Asked about each sample that cannot be stored, or not be read back. A pass that it ends leaves no file.
+
+    Yields:
+        The same samples.
+
+    Raises:
+        ValueError: if `max_samples` is no number of samples, `file` is a URL, or ``wds_epoch``, ``join_workers`` or
+            another stage of the main process stands above.
+        CacheError: if the file is damaged, no sample cache, or has fewer samples than are asked for, or if there can be
+            none.
+        UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
+        EncodingError: through the handler, if a sample holds something that has no form.
+        DecodingError: through the handler, if a sample cannot be read back.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "cache.db")
+        >>> list(IterableWrapper([1, 2, 3]).cache_samples(file, max_samples=2))
+        [1, 2]
+        >>> list(IterableWrapper([]).cache_samples(file, max_samples=2))
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        file: str | os.PathLike[str] | None,
+        *,
+        max_samples: int | None = None,
+        allow_pickle: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        if max_samples is not None and (
+            not isinstance(max_samples, int) or isinstance(max_samples, bool) or max_samples < 1
+        ):
+            raise ValueError(
+                f"max_samples must be a whole number of samples from 1, or None for all, not {max_samples!r}"
+            )
+        check_flags(allow_pickle=allow_pickle)
+        self.source_datapipe = source_datapipe
+        self.file = _checked(file)
+        if self.file is not None:
+            _check_above(source_datapipe)
+        self.max_samples = max_samples
+        self.allow_pickle = allow_pickle
+        self.handler = check_handler(handler)
+        self.skipped = SkipCounts()
+
+    def __iter__(self) -> Iterator[T]:
+        if self.file is None:
+            yield from self.source_datapipe
+            return
+        path = self._path(self.file)
+        reader, writer = open_or_begin(path)
+        if reader is not None:
+            yield from self._serve(reader)
+            return
+        if writer is not None:
+            yield from self._fill(writer)
+            return
+        self._fix_order()
+        warn_once(
+            f"cache_samples busy {path}",
+            f"the sample cache {path} is being written by another process or iteration: samples pass through this one",
+        )
+        yield from islice(self.source_datapipe, self.max_samples)
+
+    def __len__(self) -> int:
+        """How many samples an epoch has: those of the finished file, or as many as the source."""
+        if self.file is not None:
+            try:
+                reader = open_samples(self._path(self.file))
+                if reader is not None:
+                    with reader:
+                        return self._checked_count(reader)
+            except WdsError as error:
+                raise TypeError(f"the length of cache_samples is not known: {error}") from error
+            if self.handler is not reraise_exception:
+                raise TypeError("cache_samples may skip samples: its length is not known; .set_length(n) sets one")
+        length = len(self.source_datapipe)
+        return length if self.file is None or self.max_samples is None else min(length, self.max_samples)
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def _fill(self, writer: SampleWriter) -> Iterator[T]:
+        """Passes samples on and writes them."""
+        count, is_kept, pickles = 0, True, False
+        try:
+            self._fix_order()
+            self._warn_of_no_end()
+            failed_before = self._failures()
+            for sample in self.source_datapipe:
+                try:
+                    data, is_pickled = self._encode(sample, writer)
+                except Exception as error:  # noqa: BLE001  (the handler decides)
+                    if not keep_going(self.handler, error, self.skipped):
+                        return
+                    continue
+                count += 1
+                pickles |= is_pickled
+                is_kept = is_kept and self._store(writer, data)
+                is_last = count == self.max_samples
+                if is_last and is_kept:
+                    # Before the last sample is out: whoever takes so many may never ask for another.
+                    self._finish(writer, failed_before, ended=False, pickles=pickles)
+                yield sample
+                if is_last:
+                    return
+            if is_kept and count:
+                self._finish(writer, failed_before, ended=True, pickles=pickles)
+        finally:
+            writer.abort()
+
+    def _warn_of_no_end(self) -> None:
+        resamplers = [pipe for pipe in upstream(self) if isinstance(pipe, ShardResamplerIterDataPipe)]
+        if self.max_samples is None and any(pipe.n is None for pipe in resamplers):
+            warn_once(
+                f"cache_samples endless {self.file}",
+                f"the sample cache {self.file} is written behind resample_shards() without n: unless a stage between "
+                "them ends the stream, it grows until the disk is full, and is never complete. Give max_samples=, or "
+                "resample_shards(n)",
+            )
+
+    def _encode(self, sample: T, writer: SampleWriter) -> StoredValue:
+        try:
+            stored = encode_value(sample, allow_pickle=self.allow_pickle)
+            if len(stored.data) > writer.max_bytes:
+                raise ValueError(f"it takes {len(stored.data):,} bytes, and SQLite holds {writer.max_bytes:,} at most")
+        except (ValueError, UnsafeDataError) as error:
+            key = _key_of(sample)
+            kind = UnsafeDataError if isinstance(error, UnsafeDataError) else EncodingError
+            raise kind(f"cache_samples cannot store sample {key!r}: {error}", key=key) from error.__cause__
+        return stored
+
+    def _store(self, writer: SampleWriter, data: bytes) -> bool:
+        """Writes a sample, and tells whether that went well; where it fails the pass goes on without its file."""
+        try:
+            writer.append(data)
+        except CacheError as error:
+            writer.abort()
+            warn_once(f"cache_samples full {writer.path}", f"{error}. Samples pass through meanwhile")
+            return False
+        return True
+
+    def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
+        """Completes the file, unless a sample may be missing that the next pass has."""
+        failed = self._failures() - failed_before
+        if failed:
+            warn_once(
+                f"cache_samples lost {writer.path}",
+                f"the sample cache {writer.path} is not kept: stages above have skipped {failed} shards that could not "
+                "be opened or read, or may have ended the stream at an error, and samples would be missing for ever. "
+                "The next pass writes it again",
+            )
+            return
+        try:
+            writer.finish(ended=ended, pickles=pickles, shares=place_of(self).consumers)
+        except CacheError as error:
+            warn_once(f"cache_samples full {writer.path}", f"{error}. The next pass writes it again")
+
+    def _failures(self) -> int:
+        """How often stages above have left out what the next pass may have.
+
+        That is a shard whose source failed, or any error where the handler may have ended the stream.
+        """
+        return sum(_count_failures(pipe) for pipe in upstream(self.source_datapipe))
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _serve(self, reader: SampleReader) -> Iterator[T]:
+        """Gives the samples of a finished file."""
+        with reader:
+            self._checked_count(reader)
+            for number, data in enumerate(reader.rows(self.max_samples)):
+                try:
+                    sample = decode_value(data, allow_pickle=self.allow_pickle)
+                except ValueError as error:
+                    failure = DecodingError(
+                        f"sample {number:,} of the sample cache {reader.path} cannot be read back: {error}. Delete the "
+                        "file, and the next pass makes it again"
+                    )
+                    failure.__cause__ = error.__cause__
+                    if not keep_going(self.handler, failure, self.skipped):
+                        return
+                else:
+                    yield sample
+
+    def _checked_count(self, reader: SampleReader) -> int:
+        """How many samples of a file are wanted.
+
+        Raises:
+            CacheError: if it has not all of them.
+            UnsafeDataError: if it holds pickles that may not be loaded.
+        """
+        samples, ended, pickles, shares = reader.facts
+        found = place_of(self).consumers
+        if shares != found:
+            raise CacheError(
+                f"the sample cache {reader.path} is one of {shares} that share the samples, and the stages above now "
+                f"divide the work among {found}, as with another .sharding_filter(): delete it and those beside it, "
+                "and they are made again"
+            )
+        if pickles and (not self.allow_pickle or is_secure()):
+            reason = "WDS_SECURE=1 refuses them" if self.allow_pickle else "allow_pickle=True was not given"
+            raise UnsafeDataError(
+                f"the sample cache {reader.path} holds pickles, which can run any code while they are loaded, and "
+                f"{reason}. If you trust whoever wrote it, allow them; otherwise delete it, and it is made again"
+            )
+        if not ended and (self.max_samples is None or self.max_samples > samples):
+            wanted = "all" if self.max_samples is None else f"{self.max_samples:,}"
+            raise CacheError(
+                f"the sample cache {reader.path} has only the first {samples:,} samples, and {wanted} are wanted: pass "
+                f"max_samples={samples}, or delete it, and it is made again"
+            )
+        return samples if self.max_samples is None else min(samples, self.max_samples)
+
+    # -------------------------------------------------------------------------------------------------------- places
+
+    def _path(self, file: str) -> Path:
+        """The file of this consumer."""
+        if any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
+            return part_name(file, place_among_ranks(place_of(self)))
+        return part_name(file, process_place())
+
+    def _fix_order(self) -> None:
+        """Lets all passes that read the source have one order: files of several passes may stand beside each other."""
+        random = [pipe for pipe in upstream(self) if inspect.ismethod(getattr(pipe, "set_seed", None))]
+        for number, pipe in enumerate(random):
+            pipe.set_seed(mix("cache_samples", number))
+
+
+def part_name(file: str | os.PathLike[str], place: Place) -> Path:
+    """Names the file of one consumer.
+
+    Example:
+        >>> part_name("/data/cache.db", Place()).name, part_name("/data/cache.db", Place(4, 1)).name
+        ('cache.db', 'cache-00001-of-00004.db')
+    """
+    path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 - leaves unknown users alone
+    if place.consumers == 1:
+        return path
+    return path.with_name(f"{path.stem}-{place.number:05d}-of-{place.consumers:05d}{path.suffix}")
+
+
+def _checked(file: object) -> str | None:
+    if file is None:
+        return None
+    text = os.fspath(file) if isinstance(file, (str, os.PathLike)) else file
+    if not isinstance(text, str):
+        raise TypeError(f"file must be the path of a local file, or None for no cache, not {file!r}")
+    if not Path(text).name or text.endswith("/") or scheme_of(text):
+        raise ValueError(f"file must be the path of a local file, or None for no cache, not {mask_url(text)!r}")
+    return text
+
+
+def _check_above(source: IterDataPipe[Any]) -> None:
+    """Refuses what gives other samples in each pass, or fails where this stage cannot see it."""
+    for pipe in upstream(source):
+        reason = ""
+        if isinstance(pipe, EpochCounterIterDataPipe):
+            reason = "whose stream goes on from epoch to epoch, and would give its first epoch for ever"
+        elif hasattr(pipe, "is_replicable") and not pipe.is_replicable():
+            reason = (
+                "in the main process, where it cannot see whether workers have skipped shards, nor set the order in "
+                "which they read them"
+            )
+        if reason:
+            name = type(pipe).__name__.removesuffix("IterDataPipe")
+            raise ValueError(f"cache_samples stands behind {name}, {reason}: put it before")
+
+
+def _count_failures(pipe: Any) -> int:
+    skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
+    if not isinstance(skipped, Counter):
+        return 0
+    if handler in (warn_and_continue, ignore_and_continue):
+        return skipped["ShardOpenError"]
+    return sum(times for name, times in skipped.items() if name.endswith(("Error", "Exception")))
+
+
+def _key_of(sample: Any) -> str:
+    return str(sample.get("__key__", "?")) if isinstance(sample, dict) else "?"

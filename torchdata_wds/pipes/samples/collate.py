@@ -1,0 +1,230 @@
+"""Lists of samples to batches, and back."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataChunk, IterDataPipe
+
+from torchdata_wds.codecs.options import note_once
+from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.pipes.base import WdsPipe, register
+
+__all__ = ["SampleUnbatcherIterDataPipe", "stack_in", "wds_collate"]
+
+
+#: Gives memory for a column of so many bytes, or None.
+Lend = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]] | None]
+
+# Below this many bytes a column is copied faster than memory is found for it.
+_LARGE = 1 << 16
+
+# What files of images and arrays begin with: as bytes in a batch, they were probably meant to be decoded.
+_FILES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\x93NUMPY", b"BM")
+
+_lend: Lend | None = None
+
+
+def stack_in(lend: Lend) -> None:
+    """Has ``wds_collate`` stack large columns in memory from which they need not be copied to reach another process.
+
+    Args:
+        lend: Gives such memory; a worker of ``WorkersReadingService`` has it.
+    """
+    global _lend
+    _lend = lend
+
+
+def wds_collate(samples: Sequence[Any]) -> Any:
+    """Collates a list of tuples or samples into a tuple or dict of columns, for ``.batch(n).collate(wds_collate)``.
+
+    Tensors and arrays of equal shape and dtype, and numbers, are stacked; everything else (strings, dicts, images,
+    arrays of unequal shape) stays a list, with one warning for bytes that look undecoded and for PIL images. Stacked
+    batches cross from a worker to the main process many times faster than lists of tensors.
+
+    Args:
+        samples: Tuples of one length, or dicts of the same keys, or single values.
+
+    Returns:
+        For tuples a tuple of columns, for dicts a dict of columns, else one column. A column of tensors is a tensor
+        (N, ...), of numpy arrays and numpy scalars an array (N, ...), of Python numbers a tensor (N,): int64, float64
+        (ints among floats become floats) or bool. Anything else is a list of N values, numbers that a tensor cannot
+        hold exactly among it.
+
+    Raises:
+        ValueError: if the samples differ in length or keys, or have none.
+
+    Example:
+        >>> wds_collate([(1, "a"), (2, "b")])
+        (tensor([1, 2]), ['a', 'b'])
+    """
+    samples = list(samples)
+    if not samples:
+        return []
+    first = samples[0]
+    if isinstance(first, (dict, tuple, list)) and not first:
+        raise ValueError("samples of a batch have no fields: their number would be lost")
+    if isinstance(first, dict):
+        if any(not isinstance(sample, dict) or sample.keys() != first.keys() for sample in samples):
+            raise ValueError(f"samples of one batch have different fields: {_different(samples)}. {_CURE}")
+        return {field: _column([sample[field] for sample in samples], field) for field in first}
+    if isinstance(first, (tuple, list)):
+        if any(not isinstance(sample, (tuple, list)) or len(sample) != len(first) for sample in samples):
+            raise ValueError(f"tuples of one batch have different lengths: {_different(samples)}")
+        return tuple(_column(list(values)) for values in zip(*samples, strict=True))
+    return _column(samples)
+
+
+_CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields=...)."
+
+
+def _different(samples: list[Any]) -> str:
+    """Two of the kinds that differ."""
+    return " and ".join(sorted(set(map(_kind, samples)))[:2])
+
+
+def _kind(sample: Any) -> str:
+    if isinstance(sample, dict):
+        return str(sorted(map(str, sample)))
+    return str(len(sample)) if isinstance(sample, (tuple, list)) else type(sample).__name__
+
+
+def _column(values: list[Any], field: str = "") -> Any:
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        if all(_is_like(value, first, torch.Tensor) for value in values):
+            return _stack_tensors(values)
+    elif isinstance(first, (np.ndarray, np.generic)) and not isinstance(first, (str, bytes)):
+        if all(_is_like(value, first, (np.ndarray, np.generic)) for value in values):
+            return _stack_arrays(values)
+    elif isinstance(first, numbers.Real):
+        return _numbers(values)
+    elif isinstance(first, bytes):
+        if first.startswith(_FILES) or first.isdigit() or _is_decoded(field):
+            _note_bytes(field)
+    elif type(first).__module__.partition(".")[0] == "PIL":
+        note_once(
+            "wds_collate got PIL images, which stay a list: for one tensor decode with .wds_decode('torchrgb8') and "
+            "make the images one size, or convert them with .wds_map_tuple(function, None) before .batch()"
+        )
+    return values
+
+
+def _is_decoded(field: str) -> bool:
+    codec = find_codec(field)
+    return codec is not None and codec.decode is not None
+
+
+def _note_bytes(field: str) -> None:
+    column = f"field {field!r}" if field else "a column"
+    note_once(
+        f"wds_collate got bytes that were not decoded in {column}, which stay a list: put .wds_decode() before "
+        ".batch(), unless the trainer decodes them"
+    )
+
+
+def _is_like(value: Any, first: Any, kind: Any) -> bool:
+    # A masked array is no like of anything: stacking would lose its mask.
+    alike = isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
+    return alike and not isinstance(value, np.ma.MaskedArray)
+
+
+def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
+    first = values[0]
+    size = len(values) * first.numel() * first.element_size()
+    # Only what stack(out=) gives as stack() does: no gradients, no classes of their own, no other devices.
+    is_plain = all(
+        type(value) is torch.Tensor
+        and value.is_cpu
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized)
+        for value in values
+    )
+    memory = _lend(size) if _lend is not None and size >= _LARGE and is_plain else None
+    if memory is None:
+        return torch.stack(values)
+    return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape))
+
+
+def _stack_arrays(values: list[Any]) -> np.ndarray[Any, Any]:
+    first = values[0]
+    size = len(values) * first.nbytes
+    is_plain = all(type(value) is np.ndarray for value in values) and not first.dtype.hasobject
+    memory = _lend(size) if _lend is not None and size >= _LARGE and is_plain else None
+    if memory is None:
+        return np.stack(values)
+    return np.stack(values, out=memory.view(first.dtype).reshape(len(values), *first.shape))
+
+
+def _numbers(values: list[Any]) -> Any:
+    """Bools, ints and floats as a tensor; anything that would not fit stays a list."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return torch.tensor(values)
+    if kinds == {int}:
+        fits = all(-(2**63) <= value < 2**63 for value in values)
+        return torch.tensor(values, dtype=torch.int64) if fits else values
+    if kinds == {int, float} and any(type(value) is int and abs(value) > 2**53 for value in values):
+        return values
+    if kinds <= {int, float}:
+        return torch.tensor(values, dtype=torch.float64)
+    return values
+
+
+@register("wds_unbatch")
+class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
+    """Takes collated batches apart (functional name: ``wds_unbatch``).
+
+    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again, behind
+    ``.join_workers()`` across all workers.
+
+    Args:
+        source_datapipe: Yields tuples, lists or dicts of columns of equal length.
+
+    Yields:
+        tuple or dict: Single samples, in their order.
+
+    Raises:
+        ValueError: if a batch is no tuple, list or dict of columns, was not collated, or its columns differ in length.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([([1, 2], ["a", "b"])]).wds_unbatch())
+        [(1, 'a'), (2, 'b')]
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.source_datapipe:
+            yield from _rows(batch)
+
+
+def _rows(batch: Any) -> Iterator[Any]:
+    columns = list(batch.values()) if isinstance(batch, dict) else batch
+    if isinstance(batch, DataChunk):
+        raise ValueError(  # noqa: TRY004  (an item that is wrong, not an argument)
+            "wds_unbatch got a batch that was not collated; .unbatch() takes it apart, or put .collate(wds_collate) "
+            "behind .batch(n)"
+        )
+    if not isinstance(columns, (tuple, list)) or not all(map(_is_column, columns)):
+        raise ValueError(
+            f"wds_unbatch got {type(batch).__name__} {str(batch)[:80]!r}; it takes batches as wds_collate makes them: "
+            "a tuple or dict of columns"
+        )
+    sizes = {len(column) for column in columns}
+    if len(sizes) > 1:
+        raise ValueError(f"wds_unbatch got a batch whose columns have different lengths: {sorted(sizes)}")
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch, values, strict=True)) if isinstance(batch, dict) else values
+
+
+def _is_column(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -1,0 +1,161 @@
+"""Field bytes to values.
+
+Values to field bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.codecs import Decoder, Encoder, EncoderLike
+from torchdata_wds.codecs.matching import is_named
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, note_once
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.pipes.base import Held, register
+from torchdata_wds.pipes.samples.field_specs import expect_sample
+from torchdata_wds.pipes.samples.map import ItemMapper, check_function
+
+__all__ = ["SampleDecoderIterDataPipe", "SampleEncoderIterDataPipe"]
+
+
+@register("wds_decode")
+class SampleDecoderIterDataPipe(ItemMapper):
+    """Decodes the fields of samples (functional name: ``wds_decode``).
+
+    Order and metadata (``__key__``, ``__url__``) are kept; values that are not bytes any more are left alone, so that
+    two stages may follow each other. Compressed fields (``txt.gz``) are decompressed first. The handler is called once
+    per sample that does not decode.
+
+    Args:
+        source_datapipe: Yields samples.
+        *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``
+            that get the field with a leading dot and return None to pass, as `handle_extension` and
+            `image_decoder` make them. Functions are asked first, in their order.
+        only: Which fields to decode: a list, or one str separated by blanks. Each is a whole name (``"png"`` is not
+            ``seg.png``) or a glob (``"*.png"``); None decodes all. A warning says so where a sample has none of them.
+        allow_pickle: Whether pickles may be loaded, which can run any code.
+        exif_transpose: Whether images are turned upright by their EXIF orientation.
+        errors: What text that is no UTF-8 does: ``"strict"``, ``"replace"`` or another of Python's error handlers.
+        max_bytes: The most that a compressed field (``txt.gz``, ``npz``) may decompress to, in bytes.
+        handler: Asked about each sample that does not decode.
+
+    Yields:
+        dict: Samples with decoded values.
+
+    Raises:
+        ValueError: if an image spec is unknown.
+        TypeError: if a decoder is neither a spec nor callable.
+        DecodingError: through the handler; it names shard, key, field and cause.
+        UnsafeDataError: through the handler, for a pickle without `allow_pickle`.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "cls": b"3", "txt": b"cat"}]).wds_decode())
+        [{'__key__': 'a', 'cls': 3, 'txt': 'cat'}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *decoders: str | Callable[[str, Any], Any],
+        only: str | Sequence[str] | None = None,
+        allow_pickle: bool = False,
+        exif_transpose: bool = False,
+        errors: str = "strict",
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        for decoder in decoders:
+            check_function("wds_decode", decoder)
+        self._decode = Decoder(
+            *decoders,
+            only=only,
+            allow_pickle=allow_pickle,
+            exif_transpose=exif_transpose,
+            errors=errors,
+            max_bytes=max_bytes,
+        )
+        super().__init__(source_datapipe, handler)
+        self.decoders = Held(decoders)
+        self.only = only
+        self.allow_pickle = allow_pickle
+        self.exif_transpose = exif_transpose
+        self.errors = errors
+        self.max_bytes = max_bytes
+        self._is_unsure = only is not None
+
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Decodes one sample."""
+        if not isinstance(item, dict):
+            expect_sample(item, "wds_decode")
+        if self._is_unsure:
+            self._check_only(item)
+        return self._decode(item)
+
+    def _check_only(self, sample: dict[str, Any]) -> None:
+        """Warns where `only` names no field of the first sample: it is probably misspelled."""
+        self._is_unsure = False
+        fields = [field for field in sample if not is_metadata(field)]
+        names = self._decode.only or ()
+        if names and not any(is_named(field, names) for field in fields):
+            note_once(
+                f"wds_decode(only={self.only!r}) names none of the fields of sample {sample.get('__key__')!r}, which "
+                f"has {', '.join(sorted(fields))}: they stay bytes. Names are whole fields, or globs such as '*.png'"
+            )
+
+
+@register("wds_encode")
+class SampleEncoderIterDataPipe(ItemMapper):
+    """Encodes the fields of samples (functional name: ``wds_encode``).
+
+    The other direction of ``wds_decode``, by the same table. Order and metadata (``__key__``, ``__url__``) are kept,
+    bytes pass untouched. ``save_wds_shards`` and the writers encode by themselves; this stage is for doing it in
+    workers, or for looking at the bytes. An item, for the handler, is a sample.
+
+    Args:
+        source_datapipe: Yields samples.
+        encoder: True encodes each field by its extension; a str is an image spec (behind ``"torchrgb8"`` and its kin,
+            tensors of images are CHW); a dict has functions for fields or extensions, before the table; a callable
+            turns a sample into a dict of bytes; False only checks that all is bytes.
+        jpeg_quality: Quality of JPEG fields, 1 to 100.
+        png_compression: Effort for PNG fields, 0 to 9.
+        handler: Asked about each sample that cannot be encoded.
+
+    Yields:
+        dict: Samples with bytes by field.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if an option is none of those that are valid.
+        EncodingError: through the handler; it names key, field, what was found and what to do.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "cls": 3, "txt": "cat"}]).wds_encode())
+        [{'__key__': 'a', 'cls': b'3', 'txt': b'cat'}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        encoder: EncoderLike = True,
+        *,
+        jpeg_quality: int = 95,
+        png_compression: int = 6,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        self._encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
+        super().__init__(source_datapipe, handler)
+        self.encoder = Held(encoder)
+        self.jpeg_quality = jpeg_quality
+        self.png_compression = png_compression
+
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Encodes one sample."""
+        if not isinstance(item, Mapping):
+            expect_sample(item, "wds_encode")
+        return self._encode(item)

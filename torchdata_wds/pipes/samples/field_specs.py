@@ -1,0 +1,132 @@
+"""Field specs: ``"jpg;png"`` is the first of jpg and png that the sample has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torchdata_wds.consumers import warn_once
+from torchdata_wds.errors import MissingFieldError
+from torchdata_wds.format.samples.field_items import matches_glob
+from torchdata_wds.storage import mask_url
+
+__all__ = [
+    "Spec",
+    "alternatives",
+    "expect_sample",
+    "find_field",
+    "matching_fields",
+    "missing_field",
+    "name_sample",
+    "noting_absent",
+]
+
+
+#: How many samples are enough to warn of a field that none of them has had, before the end of the pass.
+_ENOUGH_SAMPLES = 10_000
+
+Spec = str | Sequence[str]
+
+
+def alternatives(spec: Spec) -> tuple[str, ...]:
+    """Splits a spec into its alternatives.
+
+    Raises:
+        ValueError: if it is neither a str nor a list of str, is empty, or is a str with blanks: several specs in one.
+
+    Example:
+        >>> alternatives("jpg;png")
+        ('jpg', 'png')
+    """
+    if isinstance(spec, str):
+        names = tuple(name.strip() for name in spec.split(";"))
+        is_one = not any(blank in name for name in names for blank in " \t\n")
+    else:
+        names, is_one = tuple(spec) if isinstance(spec, (list, tuple)) else (), True
+    if not is_one or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"a field spec is a name or alternatives like 'jpg;png', not {spec!r}; a name with blanks goes into a list"
+        )
+    return names
+
+
+def expect_sample(item: Any, stage: str) -> dict[str, Any]:
+    """Gives the item back if it is a sample.
+
+    Raises:
+        TypeError: if it is no dict; says which stage got what.
+    """
+    if not isinstance(item, dict):
+        raise TypeError(
+            f"{stage} got {type(item).__name__} {str(item)[:80]!r}; it takes samples (dict by field), as "
+            ".group_by_key() yields them, and stands before .wds_to_tuple()"
+        )
+    return item
+
+
+def find_field(sample: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of the names that the sample has, None if it has none of them."""
+    return next((name for name in names if name in sample), None)
+
+
+def matching_fields(sample: Mapping[str, Any], globs: Sequence[str]) -> list[str]:
+    """The fields that match any of the globs; metadata only where it is named in full, as ``"__key__"``."""
+    return [
+        field
+        for field in sample
+        if field in globs or (not field.startswith("__") and any(matches_glob(field, glob) for glob in globs))
+    ]
+
+
+def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Names a sample for a message, and gives its place as an exception's keywords.
+
+    Example:
+        >>> name_sample({"__key__": "a", "__url__": "x.tar"})
+        ("sample 'a' of shard x.tar", {'shard': 'x.tar', 'key': 'a'})
+    """
+    key, url = sample.get("__key__"), sample.get("__url__")
+    shard = None if url is None else mask_url(str(url))
+    name = ("a sample" if key is None else f"sample {key!r}") + ("" if shard is None else f" of shard {shard}")
+    return name, {"shard": shard, "key": key}
+
+
+def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFieldError:
+    """Makes the error for a sample that has none of the names: it lists what is there and hints at dots in names."""
+    there = [field for field in sample if not field.startswith("__")]
+    name, place = name_sample(sample)
+    message = f"{name} has no field {' or '.join(map(repr, names))}; it has {there}."
+    dotted = next((field for field in there if field.endswith(tuple("." + wanted for wanted in names))), None)
+    if dotted is not None:
+        message += (
+            f" Its file names have more than one dot (field {dotted!r}): ask for that field, or split names at their "
+            "last dot with group_by_key(keys='last_dot')."
+        )
+    return MissingFieldError(message, **place, field=";".join(names))
+
+
+def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bool | None]]) -> Iterator[Any]:
+    """Passes samples on, and warns of fields that a stage names and no sample has, where it goes on without them.
+
+    Args:
+        samples: The samples of a pass.
+        named: Of each such field, as ``"stage(option) names 'jpg'"``, a function that says whether a sample has it;
+            None for a sample that need not have it.
+    """
+    absent = dict.fromkeys(named, 0)
+    for sample in samples:
+        for name in [*absent]:
+            if (found := named[name](sample)) is not None:
+                absent[name] += 1
+                if absent[name] == _ENOUGH_SAMPLES and not found:
+                    _warn_of_absent(name, _ENOUGH_SAMPLES)
+            if found:
+                del absent[name]
+        yield sample
+    for name, count in absent.items():
+        if count:
+            _warn_of_absent(name, count)
+
+
+def _warn_of_absent(name: str, count: int) -> None:
+    warn_once(name, f"{name}, which none of {count:,} samples has. `wds ls SHARD` shows the fields of a shard")

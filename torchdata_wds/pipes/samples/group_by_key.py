@@ -1,0 +1,319 @@
+"""Members to samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_flags
+from torchdata_wds.consumers import upstream, warn_once
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.samples.grouping import WITHOUT_FIELDS, group_members
+from torchdata_wds.format.samples.names import grouping_rules
+from torchdata_wds.format.tar.members import FailedMember, Mark, ShardMember, Unit
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, keep_going, reraise_exception
+from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
+from torchdata_wds.pipes.base import WdsPipe, in_order, register
+from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.resume_facts import ShardBegun, Wanted, Watch
+from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.shards.shard_sources import Interleaver, in_sequence
+from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
+
+__all__ = ["KeyGrouperIterDataPipe"]
+
+
+#: After so many samples a field counts as absent in a stream that may have no end.
+_ENOUGH_SAMPLES = 10_000
+
+_ARCHIVE = re.compile(
+    r"(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)", re.IGNORECASE | re.DOTALL
+)
+
+
+class _Restart(NamedTuple):
+    """Where a grouping goes on: the arguments of its `restart`."""
+
+    wanted: Wanted
+    begun: ShardBegun | None
+    in_shard: bool
+    is_over: bool
+
+
+@register("group_by_key")
+class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
+    """Groups members into samples by their key (functional name: ``group_by_key``).
+
+    A sample is a run of consecutive members of one shard with the same key; a shard's end always ends a sample.
+    Order is kept, one sample is in memory. Directly behind ``load_wds_shards`` the two run as one loop: same
+    samples, without a step per member. An item, for the handler, is a sample.
+
+    Args:
+        source_datapipe: Yields `ShardMember`, or ``(path, bytes or stream)`` pairs as of ``load_from_tar``.
+        keys: ``"first_dot"`` (the key ends at the base name's first dot), ``"last_dot"``, or a ``callable(name)``
+            that gives (key, field), or None to skip the member.
+        lowercase: Whether fields are lower-cased.
+        fields: Which fields to keep: a list, or one str of names separated by blanks; None keeps all. Samples with none
+            of them are left out and counted; a field that no sample of the stream has is warned about.
+        on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
+        on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
+            give another sample of that key.
+        handler: Asked about each sample that is wrong.
+
+    Yields:
+        dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
+
+    Raises:
+        DuplicateFieldError: through the handler.
+        ReappearingKeyError: through the handler.
+        SampleError: through the handler, for a member that would become a reserved field.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> members = IterableWrapper([("x.tar/a.txt", b"A"), ("x.tar/a.cls", b"1")])
+        >>> list(members.group_by_key())
+        [{'__key__': 'a', '__url__': 'x.tar', 'txt': b'A', 'cls': b'1'}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *,
+        keys: KeyRule = "first_dot",
+        lowercase: bool = True,
+        fields: Iterable[str] | str | None = None,
+        on_duplicate: OnDuplicate = "error",
+        on_reappearing: OnReappearing = "error",
+        handler: Handler = reraise_exception,
+    ) -> None:
+        check_flags(lowercase=lowercase)
+        fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
+        grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
+        self.source_datapipe = source_datapipe
+        self.keys = keys
+        self.lowercase = lowercase
+        self.fields = fields
+        self.on_duplicate = on_duplicate
+        self.on_reappearing = on_reappearing
+        self.handler = check_handler(handler)
+        self.skipped = SkipCounts()
+        self._watch: Watch | None = None
+        self._restart: _Restart | None = None
+        self._passed_over = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        source, watch = self.source_datapipe, self._watch
+        restart, self._restart = self._restart, None
+        if type(source) is not ShardLoaderIterDataPipe:  # a subclass may read in another way
+            self._compare_keys()
+            yield from self._noting_fields(self._group(self._members(), Asked(self.handler, self.skipped, self._note)))
+        elif restart is not None:
+            yield from self._go_on(source, restart)
+        elif watch is None:
+            yield from self._noting_fields(self._samples_of(source))
+        else:
+            watch.samples = 0
+            yield from self._counted(self._noting_fields(self._samples_of(source, watch)), watch)
+
+    def __len__(self) -> int:
+        """The number of samples that this consumer gets in the coming epoch, where an index tells it.
+
+        Raises:
+            TypeError: if it is not known.
+        """
+        loader = self.source_datapipe
+        splitter = loader.source_datapipe if type(loader) is ShardLoaderIterDataPipe else None
+        if type(loader) is not ShardLoaderIterDataPipe or type(splitter) is not ShardSplitterIterDataPipe:
+            raise TypeError(
+                "group_by_key has a length only directly behind .split_shards(index).load_wds_shards(): nothing else "
+                "tells how many samples there will be"
+            )
+        raises = loader.handler is reraise_exception and self.handler is reraise_exception
+        if loader.select is not None or self.fields is not None or not raises:
+            raise TypeError(
+                "group_by_key has no length with select=, fields= or a handler that may skip: they can leave samples "
+                "out that the index counts"
+            )
+        return splitter.count_samples()
+
+    def __getstate__(self) -> Any:
+        # A copy begins at the beginning.
+        state = {**vars(self), "_restart": None}
+        return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
+
+    @property
+    def _shards_read(self) -> int | None:
+        """How many shards have been read, where this reads them."""
+        return self.source_datapipe._shards_read if type(self.source_datapipe) is ShardLoaderIterDataPipe else None
+
+    def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
+        """Lets the next iteration give only some of the samples, from the shards that they are in.
+
+        It must stand directly behind ``load_wds_shards``.
+
+        Args:
+            wanted: Which samples to give.
+            begun: An item of the loader's source that begins before them; None for the first one.
+            in_shard: Whether the first of them is known to be in that item, or at its end.
+            is_over: Whether there are no such samples.
+        """
+        self._restart = _Restart(wanted, begun, in_shard, is_over)
+
+    def _samples_of(
+        self,
+        loader: ShardLoaderIterDataPipe,
+        watch: Watch | None = None,
+        begun: ShardBegun | None = None,
+        skips: Mapping[int, int] | None = None,
+    ) -> Generator[dict[str, Any], None, None]:
+        """Groups what the loader reads: shard after shard, or several of them in turn."""
+        if watch is not None:
+            watch.counts = loader.handler is reraise_exception and self.handler is reraise_exception
+        loading = Asked(loader.handler, loader.skipped, loader._note)
+        grouping = Asked(self.handler, self.skipped, self._note)
+        with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:
+            if loader.interleave == 1:
+                yield from self._group_and_close(in_sequence(shards), grouping)
+                return
+            turns = Interleaver(
+                (self._group_and_close(units, grouping) for units in shards),
+                loader.interleave,
+                lambda: loading.is_over or grouping.is_over,
+                () if begun is None else begun.places,
+            )
+            if watch is not None:
+                watch.places = turns.places
+            yield from turns.take()
+
+    def _group_and_close(
+        self, members: Generator[Unit, None, None], ask: Asked
+    ) -> Generator[dict[str, Any], None, None]:
+        with closing(members):
+            yield from self._group(members, ask)
+
+    def _group(self, members: Iterable[Unit], ask: Asked) -> Generator[dict[str, Any], None, None]:
+        return group_members(
+            members,
+            keys=self.keys,
+            lowercase=self.lowercase,
+            fields=self.fields,
+            on_duplicate=self.on_duplicate,
+            on_reappearing=self.on_reappearing,
+            on_error=ask,
+            skipped=self.skipped,
+            shown=storage.mask_url,
+        )
+
+    def _noting_fields(self, samples: Generator[dict[str, Any], None, None]) -> Iterator[dict[str, Any]]:
+        """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""
+        if self.fields is None:
+            yield from samples
+            return
+        absent = set(grouping_rules(self.keys, self.lowercase, self.fields, "error", "error").fields or ())
+        left_out, count = self.skipped[WITHOUT_FIELDS], 0
+        with closing(samples):
+            for count, sample in enumerate(samples, 1):
+                if absent:
+                    absent -= sample.keys()
+                    if count == _ENOUGH_SAMPLES:
+                        _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
+                yield sample
+        _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
+
+    def _counted(self, samples: Iterator[dict[str, Any]], watch: Watch) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            watch.samples += 1
+            yield sample
+        watch.end_samples()
+
+    def _go_on(self, loader: ShardLoaderIterDataPipe, restart: _Restart) -> Iterator[dict[str, Any]]:
+        wanted, begun, in_shard, is_over = restart
+        if is_over:
+            return
+        watch = self._watch or Watch()
+        # Where each sample of a shard comes out of here, they can be counted in the shard.
+        is_counted = self.fields is None and self.handler is reraise_exception and loader.select is None
+        if loader.interleave > 1 and not is_counted:
+            begun = None
+        watch.samples = 0 if begun is None else begun.samples
+        skips = {} if begun is None else dict(begun.places)
+        if is_counted and in_shard and loader.interleave == 1:
+            skips[0 if begun is None else begun.ordinal] = wanted.least - watch.samples
+            watch.samples = wanted.least
+        early = set(wanted.early)
+        for sample in self._counted(self._samples_of(loader, watch, begun, skips), watch):
+            number = watch.samples - 1
+            if number >= wanted.first or number in early:
+                yield sample
+            else:
+                self._passed_over += 1
+
+    def _note(self, error: Exception) -> None:
+        note_source_failure(error, self)
+
+    def _members(self) -> Iterator[Unit]:
+        """Takes the items of any source as members; one that is none goes to the handler."""
+        for item in self.source_datapipe:
+            try:
+                yield _as_member(item)
+            except SampleError as error:
+                if not keep_going(self.handler, error, self.skipped):
+                    yield Mark.BROKEN
+                    return
+
+    def _compare_keys(self) -> None:
+        """Warns where the loader above releases samples by another rule: damage may then cut one in half."""
+        loader = next((found for found in upstream(self) if type(found) is ShardLoaderIterDataPipe), None)
+        if loader is not None and loader.keys != self.keys:
+            warn_once(
+                "keys",
+                "load_wds_shards and group_by_key, with stages between them, have different keys=: where a shard is "
+                "damaged, the last sample before the damage may lose members. Give both the same keys=",
+            )
+
+
+def _warn_of_fields(absent: set[str], count: int, left_out: int) -> None:
+    if absent and count + left_out:
+        names = ", ".join(map(repr, sorted(absent)))
+        warn_once(
+            f"fields {names}",
+            f"group_by_key(fields=) names {names}, which none of {count + left_out:,} samples has; {left_out:,} "
+            "of them have none of the fields and are left out. `wds ls SHARD` shows the fields of a shard",
+        )
+
+
+def _as_member(item: Any) -> ShardMember | FailedMember:
+    if isinstance(item, ShardMember):
+        return item
+    if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
+        raise SampleError(
+            f"group_by_key got {type(item).__name__} {str(item)[:80]!r}; it takes the ShardMember of "
+            ".load_wds_shards(), or pairs (path, bytes or stream)"
+        )
+    path, value = item
+    found = _ARCHIVE.fullmatch(path)
+    url, name = found.groups() if found else ("", path)
+    try:
+        return ShardMember(url, name, _read_all(value))
+    except Exception as error:  # noqa: BLE001  (it belongs to the sample, whose handler is asked)
+        return FailedMember(url, name, error)
+
+
+def _read_all(value: Any) -> bytes:
+    """Gives bytes as they are; reads and closes a stream of a native loader."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if not hasattr(value, "read"):
+        raise SampleError(f"group_by_key takes pairs (path, bytes or stream), not (path, {type(value).__name__})")
+    try:
+        data = value.read()
+    finally:
+        value.close()
+    if not isinstance(data, bytes):
+        raise SampleError(f"a stream given to group_by_key reads {type(data).__name__}: open it with mode='rb'")
+    return data

@@ -1,0 +1,255 @@
+"""Samples in random order, through a buffer that starts early and can be limited in bytes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
+from typing import Any, NamedTuple, TypeVar
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.checks import check_count
+from torchdata_wds.consumers import place_of
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.resume_facts import Wanted
+from torchdata_wds.pipes.seeds import Seed
+
+__all__ = ["SampleShufflerIterDataPipe", "size_in_bytes"]
+
+
+T = TypeVar("T")
+
+
+class _Buffer:
+    """The items of a shuffle that wait, with their sizes, and whether the last item that came let one go out."""
+
+    def __init__(self, items: Iterable[Any] = (), gave: bool = False) -> None:
+        self.items = [(item, 0) for item in items]
+        self.gave = gave
+
+
+class _Restart(NamedTuple):
+    """Where a shuffle goes on: what it takes of its source at first, by number, and what it does with that."""
+
+    needed: Sequence[int]
+    early: Sequence[int]
+    waiting: Sequence[int]
+    gave: bool
+    rng: random.Random
+
+
+@register("wds_shuffle")
+class SampleShufflerIterDataPipe(WdsPipe[T]):
+    """Shuffles items through a buffer (functional name: ``wds_shuffle``).
+
+    The first item comes once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
+    for two that come in. Each consumer of a ``sharding_filter`` shuffles differently, also under torch's DataLoader,
+    which gives all its workers the same seed; before the filter, or without one, all shuffle alike. A new order comes
+    each epoch. Nothing is lost at the end: the buffer is emptied.
+
+    Args:
+        source_datapipe: Yields anything.
+        buffer_size: How many items to keep; 0 or 1 passes items through in their order.
+        initial: How many items to wait for before the first is given out; at most `buffer_size`.
+        max_bytes: The most that the buffer holds in bytes, as `size_in_bytes` counts them, when it asks for the next
+            item. An item that is larger by itself goes straight through.
+
+    Yields:
+        The same items.
+
+    Raises:
+        ValueError: if a size is negative, or no number.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> sorted(IterableWrapper(range(5)).wds_shuffle(3))
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        buffer_size: int = 1000,
+        *,
+        initial: int = 100,
+        max_bytes: int | None = None,
+    ) -> None:
+        limit = 0 if max_bytes is None else max_bytes
+        for name, value in (("buffer_size", buffer_size), ("initial", initial), ("max_bytes", limit)):
+            check_count(name, value, 0)
+        self.source_datapipe = source_datapipe
+        self.buffer_size = buffer_size
+        self.initial = initial
+        self.max_bytes = max_bytes
+        self._seed = Seed()
+        self._enabled = True
+        self._restart: _Restart | None = None
+
+    def set_shuffle(self, shuffle: bool = True) -> SampleShufflerIterDataPipe[T]:
+        """Turns shuffling on or off, as ``DataLoader(shuffle=...)`` asks the native ``shuffle`` to."""
+        self._enabled = shuffle
+        return self
+
+    def set_seed(self, seed: int) -> SampleShufflerIterDataPipe[T]:
+        """Makes the coming epochs a function of the seed, their number and this consumer's place."""
+        self._seed.set(seed)
+        return self
+
+    def __iter__(self) -> Iterator[T]:
+        if not self._enabled:
+            yield from self.source_datapipe
+            return
+        restart, self._restart = self._restart, None
+        if restart is not None:
+            yield from self._go_on(restart)
+            return
+        yield from shuffled(self.source_datapipe, self._begin_epoch(), self.buffer_size, self.initial, self.max_bytes)
+
+    def __len__(self) -> int:
+        return len(self.source_datapipe)
+
+    def __getstate__(self) -> Any:
+        # A copy begins at the beginning.
+        state = {**vars(self), "_restart": None}
+        return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether the order does not depend on the items, so that it can be reckoned without them."""
+        return self._enabled is False or self.max_bytes is None
+
+    def restart(self, wanted: Wanted, length: int | None) -> Wanted:
+        """Lets the next iteration begin in the middle, as after the same items as before.
+
+        Args:
+            wanted: Which of its items are still to come; the next iteration gives only those.
+            length: How many items the source has, where it is known to have ended.
+
+        Returns:
+            Which items of the source that takes; the source must give only those.
+        """
+        if not self._enabled:
+            return wanted
+        rng, buffer = self._begin_epoch(), _Buffer()
+        source = iter(count() if length is None else range(length))
+        order = shuffled(source, rng, self.buffer_size, self.initial, buffer=buffer)
+        early: list[int] = []
+        given = 0
+        for number in (*wanted.early, wanted.first):
+            given = _pass_over(order, source, given, number, buffer, self.buffer_size, rng)
+            if number < wanted.first:
+                early.extend(islice(order, 1))
+                given += 1
+        waiting = [number for number, _ in buffer.items]
+        needed = sorted((*early, *waiting))
+        self._restart = _Restart(needed, early, waiting, buffer.gave, rng)
+        first = next(source, length)
+        assert first is not None
+        return Wanted(needed, first)
+
+    def begin_anew(self) -> None:
+        """Takes back a `restart`."""
+        self._restart = None
+
+    def _begin_epoch(self) -> random.Random:
+        return self._seed.begin_epoch("wds_shuffle", place_of(self))
+
+    def _go_on(self, restart: _Restart) -> Iterator[T]:
+        items = iter(self.source_datapipe)
+        found = dict(zip(restart.needed, items, strict=False))
+        if len(found) < len(restart.needed):
+            raise ValueError(
+                f"the source of wds_shuffle gave {len(found):,} of the {len(restart.needed):,} items that it held when "
+                "the state was made: the data is not the same"
+            )
+        for number in restart.early:
+            yield found[number]
+        buffer = _Buffer((found[number] for number in restart.waiting), restart.gave)
+        del found
+        yield from shuffled(items, restart.rng, self.buffer_size, self.initial, buffer=buffer)
+
+
+def shuffled(
+    items: Iterable[T],
+    rng: random.Random,
+    buffer_size: int,
+    initial: int,
+    max_bytes: int | None = None,
+    buffer: _Buffer | None = None,
+) -> Iterator[T]:
+    """Shuffles items through a buffer, a new one if none is given; see `SampleShufflerIterDataPipe`."""
+    draw = rng.random
+    limit = sys.maxsize if max_bytes is None else max_bytes
+    start = max(1, min(initial, buffer_size))
+    state = _Buffer() if buffer is None else buffer
+    waiting: list[tuple[T, int]] = state.items  # with their sizes: an item may have changed until it goes out
+    held = 0
+    for item in items:
+        size = 0 if max_bytes is None else size_in_bytes(item)
+        if size > limit:
+            yield item
+            continue
+        waiting.append((item, size))
+        held += size
+        # while the buffer grows, one goes out for every two that come in
+        surplus = state.gave = len(waiting) >= buffer_size or (len(waiting) >= start and not state.gave)
+        while surplus or held > limit:
+            chosen, size = _pop(waiting, draw)
+            held -= size
+            yield chosen
+            surplus = False
+    while waiting:
+        yield _pop(waiting, draw)[0]
+
+
+def _pass_over(
+    order: Iterator[int],
+    source: Iterator[int],
+    given: int,
+    until: int,
+    buffer: _Buffer,
+    buffer_size: int,
+    rng: random.Random,
+) -> int:
+    """Moves a shuffle of numbers on until it has given so many, by the shortest loop where the buffer stays full."""
+    waiting, draw = buffer.items, rng.random
+    while given < until:
+        if buffer.gave and len(waiting) >= buffer_size - 1:
+            for taken in islice(source, until - given):
+                place = int(draw() * buffer_size)
+                if place < buffer_size - 1:
+                    waiting[place] = (taken, 0)
+                given += 1
+        # the buffer is being filled, or emptied
+        if given < until:
+            if next(order, None) is None:
+                break
+            given += 1
+    return given
+
+
+def _pop(buffer: list[T], draw: Callable[[], float]) -> T:
+    place = int(draw() * len(buffer))
+    buffer[place], buffer[-1] = buffer[-1], buffer[place]
+    return buffer.pop()
+
+
+def size_in_bytes(item: Any) -> int:
+    """Estimates what an item holds in memory: the bytes of its buffers and strings, containers walked through.
+
+    Example:
+        >>> size_in_bytes({"txt": b"12345", "cls": 3}) >= 5
+        True
+    """
+    if isinstance(item, dict):
+        return sys.getsizeof(item) + sum(size_in_bytes(value) for value in item.values())
+    if isinstance(item, (list, tuple)):
+        return sys.getsizeof(item) + sum(map(size_in_bytes, item))
+    held = getattr(item, "nbytes", None)  # arrays, tensors, memoryviews
+    if isinstance(held, int):
+        return held
+    if hasattr(item, "getbands"):  # a PIL image
+        return int(item.width) * int(item.height) * len(item.getbands())
+    return sys.getsizeof(item)

@@ -1,0 +1,112 @@
+"""Several passes over the same pipes within one stream, each in an order of its own that all consumers agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.combinatorics import ShufflerIterDataPipe
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.consumers import Place, place_of, upstream
+
+__all__ = ["Passes", "above_filters", "Seed", "mix"]
+
+
+def mix(*parts: int | str) -> int:
+    """Returns a uint64 that depends on every part, the same on all machines and Python versions."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+class Seed:
+    """The random source of one pipe: what ``set_seed`` gave it, and how many epochs it has begun since.
+
+    Never seeded, it draws from torch's global generator each epoch, as the native Shuffler does.
+    """
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self.epoch = 0
+
+    def set(self, seed: int) -> None:
+        """Sets the seed and counts epochs from here."""
+        self.seed = seed
+        self.epoch = 0
+
+    def begin_epoch(self, name: str, place: Place) -> random.Random:
+        """Gives the generator of the next epoch: the same on every machine for the same seed, epoch, name and place.
+
+        Use only its ``random()`` and ``getrandbits()``, whose values Python guarantees to stay.
+        """
+        seed = self.seed
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        rng = random.Random(f"{seed}/{self.epoch}/{name}/{place.consumers}/{place.number}")
+        self.epoch += 1
+        return rng
+
+
+class Passes:
+    """Seeds the random pipes of a graph at the beginning of each pass over it.
+
+    A service seeds pipes at each epoch, in the middle of a pass and in every consumer at another place of it. So a
+    stream that has passes keeps the seeds that were given when it began, and its pass p has orders that follow from
+    these and from p alone: alike in all consumers upstream of ``sharding_filter``. What was never seeded goes on
+    drawing from torch's global generator.
+
+    Args:
+        pipe: The last pipe of the graph that is passed over.
+    """
+
+    def __init__(self, pipe: IterDataPipe[Any]) -> None:
+        self._pipe = pipe
+        self._given: list[tuple[Any, int]] = []
+
+    def begin_stream(self, agreed_seed: int | None = None) -> None:
+        """Notes the seeds that the random pipes have now.
+
+        Args:
+            agreed_seed: A seed that is equal in all consumers, for pipes that do not tell theirs, where there is one.
+        """
+        pipes = {id(found): found for found in upstream(self._pipe)}
+        agreed = above_filters(pipes.values())
+        random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
+        seeds = [_seed_of(pipe) for pipe in random]
+        # A pipe of somebody else does not tell its seed: it gets one that follows from a seed that all agree on.
+        known = [] if agreed_seed is None else [agreed_seed]
+        told = zip(random, seeds, strict=True)
+        known += [seed for pipe, seed in told if id(pipe) in agreed and isinstance(seed, int)]
+        place = place_of(self._pipe)
+        self._given = []
+        for number, (pipe, seed) in enumerate(zip(random, seeds, strict=True)):
+            if seed is _UNKNOWN:
+                seed = mix(*known[:1], "unknown", number, *(Place() if id(pipe) in agreed else place))
+            if seed is not None:
+                self._given.append((pipe, seed))
+
+    def begin_pass(self, number: int) -> None:
+        """Seeds the random pipes for a pass; number 0 has the seeds that were given."""
+        for pipe, seed in self._given:
+            pipe.set_seed(mix(seed, "pass", number) if number else seed)
+
+
+#: Stands for a seed that a pipe has and does not tell; None is that of a pipe which was never seeded.
+_UNKNOWN: Any = object()
+
+
+def _seed_of(pipe: Any) -> Any:
+    seed = vars(pipe).get("_seed", _UNKNOWN)
+    if isinstance(seed, Seed):
+        return seed.seed
+    return seed if isinstance(pipe, ShufflerIterDataPipe) or isinstance(seed, int) else _UNKNOWN
+
+
+def above_filters(pipes: Iterable[Any]) -> set[int]:
+    """Gives the ids of the pipes that a native ``sharding_filter`` stands behind, and of the filters themselves."""
+    filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilterIterDataPipe)]
+    return {id(found) for pipe in filters for found in upstream(pipe)}

@@ -1,0 +1,1 @@
+"""Stages whose items are shards, or members and records of shards."""

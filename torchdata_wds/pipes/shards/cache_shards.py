@@ -1,0 +1,268 @@
+"""Shard URLs to shards with a local copy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_flags
+from torchdata_wds.consumers import upstream
+from torchdata_wds.errors import CacheError, ShardListError
+from torchdata_wds.format.index.slices import ShardSlice
+from torchdata_wds.format.tar.headers import BLOCK
+from torchdata_wds.format.tar.whole import begins_a_tar, check_whole
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, reraise_exception
+from torchdata_wds.option_types import Naming
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.samples.map import map_items
+from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
+from torchdata_wds.storage.cache import ShardCache
+from torchdata_wds.storage.cache.names import check_naming, copy_name, digest_of, names_a_tar, unsigned
+from torchdata_wds.storage.cache.origins import origin_of
+from torchdata_wds.storage.cache.shard_facts import ShardFacts
+from torchdata_wds.storage.rewriting import rewritten
+from torchdata_wds.storage.sources.local import open_local
+from torchdata_wds.storage.urls import STDIN, check_letter, scheme_of
+
+__all__ = ["CachedShard", "ShardCacherIterDataPipe", "check_copy"]
+
+
+class CachedShard(NamedTuple):
+    """A shard and the place of its local copy, as ``.cache_shards()`` gives them to ``.load_wds_shards()``.
+
+    Attributes:
+        url: The shard's URL, as it came.
+        path: The copy's absolute path, whether it is there yet or not.
+        part: The slice that came, if one came.
+        cache: What makes the copy; None reads what is there, or else the URL.
+        facts: Its size and digest as an index states them, which the copy is compared with; None compares nothing.
+
+    Example:
+        >>> CachedShard("https://me:secret@host/x.tar", "/cache/x.tar")
+        CachedShard(url='https://me:***@host/x.tar', path='/cache/x.tar', part=None)
+    """
+
+    url: str
+    path: str
+    part: ShardSlice | None = None
+    cache: ShardCache | None = None
+    facts: ShardFacts | None = None
+
+    def open(self, offset: int = 0) -> storage.ByteStream:
+        """Opens the copy, which is made if it is not there.
+
+        Args:
+            offset: Decompressed bytes to leave out.
+
+        Returns:
+            The decompressed shard, to be closed by the caller; ``b""`` says that its end was verified.
+
+        Raises:
+            ShardOpenError: if there is no copy, and the source cannot be opened.
+            ShardFormatError: if the copy, and a fresh one too, is not as the index says.
+        """
+        if self.cache is None:
+            there = os.path.exists(self.path)  # noqa: PTH110 - a str
+            return storage.open_shard(self.path if there else self.url, offset=offset)
+        return self.cache.open(self.url, self.path, offset, finish=self.part is not None, facts=self.facts)
+
+    def fetch(self) -> Path:
+        """Makes the copy if it is not there, waits for it, and gives its path.
+
+        For what reads files by itself: ``.cache_shards(folder).map(CachedShard.fetch)``.
+
+        Raises:
+            CacheError: if it cannot be kept.
+            ShardOpenError: if the source cannot be opened or read.
+            ShardFormatError: if the copy, and a fresh one too, is not as the index says.
+        """
+        return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path, self.facts)
+
+    def __repr__(self) -> str:
+        part = None if self.part is None else self.part._replace(url=storage.mask_url(self.part.url))
+        return f"CachedShard(url={storage.mask_url(self.url)!r}, path={self.path!r}, part={part!r})"
+
+
+@register("cache_shards")
+class ShardCacherIterDataPipe(WdsPipe[Any]):
+    """Keeps local copies of shards, made while they are first read (functional name: ``cache_shards``).
+
+    It stands between the shards and ``load_wds_shards``. Each shard is downloaded once, by one process of the machine,
+    in a thread that does not wait for its consumer; whoever else reads it meanwhile reads along. A copy holds the
+    object's own bytes, appears only when it is whole, and is used as it is from then on: a shard that changes under
+    the same URL is not noticed, except with ``split_shards(index=True)`` before: a copy that has not the size and
+    digest of the index is fetched again, once, and an error if the fresh one has not either. It is then read when
+    it is whole. Where a copy cannot be made or read (the disk is full, the folder cannot be written or fails, a
+    file has vanished or is cut, the process that downloads does not go on for five minutes), the source is read
+    instead, with a warning. A compressed copy whose damage shows only while it is read is removed, and raises.
+
+    The folder holds only the copies, and files that end in ``.part`` or ``.lock``, for downloads. With ``"basename"``,
+    ``"path"`` or a function, what was put there by hand is used as it is, and never changed or evicted. Where two URLs
+    have one such name, the second is an error.
+
+    A shard that is left before its end (an early break) is not kept, but one of which a `ShardSlice` is read is.
+
+    Args:
+        source_datapipe: Yields URLs (str or Path) or `ShardSlice` of ``split_shards``.
+        folder: The folder of the copies, made if need be; ``~`` is expanded. None turns the cache off.
+        max_bytes: How large all copies may be together; the least recently used are removed, none that somebody reads.
+            What is being downloaded comes on top. A shard that is larger is not kept. Only copies that this package has
+            made count and are removed; by other names than the default it knows them only where the file system keeps
+            extended attributes. None is no limit.
+        name: What a copy is called: None for the shard's own name and a digest of where it comes from, which is the
+            whole URL or command, or what rewriting rules, ``AIS_ENDPOINT`` and the endpoint or account of its store
+            make of that, without credentials; ``"unsigned"`` for the same without query parameters that sign a URL;
+            ``"basename"``; ``"path"`` for host and path; or a ``callable(url) -> path`` inside the folder. By the last
+            three, a copy from another place is an error where the file system keeps extended attributes, and elsewhere
+            yours to keep out of the folder.
+        verify: Whether to keep only what is whole: a tar archive's end marker, and the checksums of compression. The
+            length is always checked.
+        while_reading: Whether to read from the first byte on, while the shard is downloaded; False downloads first.
+        cache_local: Whether to copy local files too, such as those of a network file system.
+        verbose: Whether to log each hit, download and eviction, with a progress bar where tqdm is installed;
+            ``WDS_VERBOSE_CACHE=1`` does the same.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for downloading.
+        rewrite: Where URLs are looked for instead, as in ``list_shards``; samples keep the URLs as they come.
+        handler: Asked about each item that is no shard, or has no name. What cannot be downloaded is found out by
+            ``load_wds_shards``, and goes to its handler.
+
+    Yields:
+        CachedShard: One for each shard that comes, without any work done yet; local files, unless `cache_local`, and
+        standard input as they came.
+
+    Raises:
+        ShardListError: through the handler, for an item that is no URL.
+        CacheError: through the handler, for a URL without a name of its own.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> urls = ["https://host/a/x.tar?v=3", "y.tar"]
+        >>> for shard in IterableWrapper(urls).cache_shards("/cache", name="path"):
+        ...     print(shard)
+        CachedShard(url='https://host/a/x.tar?v=3', path='/cache/host/a/x.tar', part=None)
+        y.tar
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        folder: str | os.PathLike[str] | None,
+        *,
+        max_bytes: float | None = None,
+        name: Naming = None,
+        verify: bool = True,
+        while_reading: bool = True,
+        cache_local: bool = False,
+        verbose: bool = False,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        check_flags(verify=verify, while_reading=while_reading, cache_local=cache_local, verbose=verbose)
+        if folder is not None and not (isinstance(folder, (str, os.PathLike)) and os.fspath(folder)):
+            raise ValueError(f"cache_shards takes a folder (str or Path), or None for no cache, not {folder!r}")
+        if max_bytes is not None:
+            if isinstance(max_bytes, bool) or not isinstance(max_bytes, (int, float)):
+                raise TypeError(f"max_bytes must be a number of bytes, or None, not {max_bytes!r}")
+            if not max_bytes > 0:
+                raise ValueError(f"max_bytes must be more than 0, or None for no limit, not {max_bytes!r}")
+        self.source_datapipe = source_datapipe
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.name = check_naming(name)
+        self.verify = verify
+        self.while_reading = while_reading
+        self.cache_local = cache_local
+        self.verbose = verbose
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
+        self.handler = check_handler(handler)
+        self.skipped = SkipCounts()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.folder is None:
+            yield from self.source_datapipe
+            return
+        cache = ShardCache(
+            os.path.abspath(os.path.expanduser(self.folder)),  # noqa: PTH100, PTH111 - a str
+            max_bytes=self.max_bytes,
+            is_named_by_digest=self.name in (None, "unsigned"),
+            check=check_copy if self.verify else None,
+            while_reading=self.while_reading,
+            verbose=self.verbose,
+            storage_options=self.storage_options,
+        )
+        cached = partial(self._cached, cache, {}, lru_cache(1)(self._index))
+        yield from map_items(self.source_datapipe, cached, self.handler, self.skipped, pipe=self)
+
+    def _index(self) -> Callable[[str], ShardFacts | None]:
+        """What tells size and digest of the shards that a splitter above divides."""
+        splitter = next((pipe for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe)), None)
+        return (lambda _: None) if splitter is None or splitter.index is None else splitter.index.facts
+
+    def _cached(
+        self,
+        cache: ShardCache,
+        taken: dict[str, str],
+        index: Callable[[], Callable[[str], ShardFacts | None]],
+        item: Any,
+    ) -> Any:
+        part = item if isinstance(item, ShardSlice) else None
+        url = item.url if part is not None else item
+        if not isinstance(url, (str, os.PathLike)) or not isinstance(text := os.fspath(url), str):
+            raise ShardListError(
+                f"cache_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path) and "
+                "ShardSlice, for it belongs before load_wds_shards, behind list_shards, shuffle and sharding_filter"
+            )
+        if isinstance(url, str):
+            check_letter(text, "cache_shards got the shard")
+        scheme = scheme_of(rewritten(text, self.storage_options.rewrite))
+        if scheme == STDIN or (scheme in ("", "file") and not self.cache_local):
+            return item
+        origin = origin_of(text, self.storage_options)
+        name = copy_name(text, self.name, origin)
+        if not cache.is_named_by_digest:
+            _check_unshared(name, text, origin, taken)
+        facts = None if part is None else index()(text)
+        return CachedShard(text, os.path.join(cache.folder, name), part, cache, facts)  # noqa: PTH118 - a str
+
+    def __len__(self) -> int:
+        if self.handler is not reraise_exception:
+            raise TypeError("cache_shards may skip items: its length is not known; .set_length(n) sets one")
+        return len(self.source_datapipe)
+
+
+def _check_unshared(name: str, url: str, origin: str, taken: dict[str, str]) -> None:
+    digest = digest_of(unsigned(origin))
+    if taken.setdefault(name, digest) != digest:
+        shard = storage.mask_url(url)
+        raise CacheError(
+            f"shard {shard} has the same name in the cache as another one: {name!r}. Leave name= out, or pass one that "
+            "tells them apart",
+            shard=shard,
+        )
+
+
+def check_copy(path: str, url: str) -> None:
+    """Checks that a file is a whole shard: a tar archive to its end marker, compressed data to its checksum.
+
+    Args:
+        path: The file.
+        url: Where it comes from: what is not called a tar archive may be something else.
+
+    Raises:
+        ShardFormatError: if it is not.
+    """
+    with open_local(path, 0, storage.StorageOptions()) as stream:
+        if not names_a_tar(url) and not begins_a_tar(stream.read(BLOCK)):
+            while stream.read(1 << 20):
+                pass
+            return
+    with open_local(path, 0, storage.StorageOptions()) as stream:
+        check_whole(stream, storage.mask_url(url))

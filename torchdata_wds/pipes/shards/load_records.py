@@ -1,0 +1,174 @@
+"""URLs of record shards to their records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_count
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.index.slices import ShardSlice
+from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
+from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.shards.cache_shards import CachedShard
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.urls import check_letter
+
+__all__ = ["CborShardLoaderIterDataPipe", "MsgpackShardLoaderIterDataPipe"]
+
+
+class RecordLoader(WdsPipe[Any]):
+    """Base of the pipes that load record shards: a subclass says of which format.
+
+    Args:
+        source_datapipe: Yields URLs, `CachedShard`, or ``(url, stream)`` pairs.
+        max_bytes: The most that a record may have.
+        storage_options: fsspec options by protocol.
+        rewrite: Where shards are read instead, as in ``list_shards``.
+        handler: Asked about each shard that cannot be opened or read to its end.
+    """
+
+    #: What the shards are.
+    record_format: RecordFormat
+
+    reads_shards = True  # in the eyes of `check_division`
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        check_count("max_bytes", max_bytes, 1)
+        self.source_datapipe = source_datapipe
+        self.max_bytes = max_bytes
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
+        self.handler = check_handler(handler)
+        self.skipped = SkipCounts()
+
+    def __iter__(self) -> Iterator[Any]:
+        warn_about_workers(self)
+        got = False
+        for item in self.source_datapipe:
+            got = True
+            try:
+                url, stream = self._open(item)
+                with closing(stream):
+                    shard = storage.mask_url(url)
+                    yield from read_records(stream, shard, self.record_format, max_bytes=self.max_bytes)
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                note_source_failure(error)
+                if not keep_going(self.handler, error, self.skipped):
+                    return
+        if not got:
+            warn_when_idle(self)
+
+    def _open(self, item: Any) -> tuple[str, storage.ByteStream]:
+        if isinstance(item, CachedShard) and item.part is None:
+            return item.url, item.open()
+        if isinstance(item, str):
+            check_letter(item, f"load_{self.record_format}_shards got the shard")
+        if isinstance(item, (str, os.PathLike)):
+            url = os.fspath(item)
+            return url, storage.open_shard(url, storage_options=self.storage_options)
+        if type(item) is tuple and len(item) == 2 and isinstance(item[0], (str, os.PathLike)):
+            url = os.fspath(item[0])
+            return url, storage.wrap_stream(item[1], url)
+        if isinstance(item, (ShardSlice, CachedShard)):
+            raise ShardListError(
+                f"load_{self.record_format}_shards got a slice of shard {storage.mask_url(item.url)}, and reads whole "
+                "shards only: .split_shards() counts the samples of tar shards; divide others by .sharding_filter()",
+                shard=storage.mask_url(item.url),
+            )
+        raise ShardListError(
+            f"load_{self.record_format}_shards got {type(item).__name__} {mask_text(str(item))[:80]!r}; it "
+            "takes URLs (str or Path), CachedShard or pairs (url, stream). Lists of patterns go through .list_shards() "
+            "first."
+        )
+
+
+@register("load_cbor_shards")
+class CborShardLoaderIterDataPipe(RecordLoader):
+    """Loads shards of concatenated CBOR items into their records (functional name: ``load_cbor_shards``).
+
+    Shards come through the same storage as tar shards do, compressed or not, and are read front to back, one record in
+    memory. An item, for the handler, is a shard: one that fails is left at the damage, after the records before it.
+    The format has no end marker: a shard that is cut between two records looks whole, unless its server tells its
+    length or its compression ends with a checksum.
+
+    A record is given as it is: nothing is added to it, and a dict is a sample for the stages behind if it has a
+    ``__key__``. Nothing in it runs code; dates, decimals, sets and other types that CBOR has tags for are Python's.
+
+    Args:
+        source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs from
+            torchdata's openers.
+        max_bytes: The most that a record may have, in bytes.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
+        rewrite: Where shards are read instead, as in ``list_shards``.
+        handler: Asked about each shard that cannot be opened or read to its end.
+
+    Yields:
+        The records, dicts as a rule.
+
+    Raises:
+        ShardOpenError: through the handler, if a shard cannot be opened or its source fails; past it, if the package
+            cbor2 is not installed.
+        ShardFormatError: through the handler, where a record is cut off, damaged or too large.
+        ShardListError: through the handler, for an item that is no whole shard.
+
+    Example:
+        >>> import cbor2, io
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> shard = cbor2.dumps({"__key__": "a", "cls": 1}) + cbor2.dumps({"__key__": "b", "cls": 2})
+        >>> list(IterableWrapper([("x.cbor", io.BytesIO(shard))]).load_cbor_shards())
+        [{'__key__': 'a', 'cls': 1}, {'__key__': 'b', 'cls': 2}]
+    """
+
+    record_format = "cbor"
+
+
+@register("load_msgpack_shards")
+class MsgpackShardLoaderIterDataPipe(RecordLoader):
+    """Loads shards of concatenated MessagePack values into their records (functional name: ``load_msgpack_shards``).
+
+    All is as in ``load_cbor_shards``. Strings are str, maps may have keys of any type, and extension types stay
+    ``msgpack.ExtType``.
+
+    Args:
+        source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs from
+            torchdata's openers.
+        max_bytes: The most that a record may have, in bytes.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
+        rewrite: Where shards are read instead, as in ``list_shards``.
+        handler: Asked about each shard that cannot be opened or read to its end.
+
+    Yields:
+        The records, dicts as a rule.
+
+    Raises:
+        ShardOpenError: through the handler, if a shard cannot be opened or its source fails; past it, if the package
+            msgpack is not installed.
+        ShardFormatError: through the handler, where a record is cut off, damaged or too large.
+        ShardListError: through the handler, for an item that is no whole shard.
+
+    Example:
+        >>> import io, msgpack
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> shard = msgpack.packb({"__key__": "a", "cls": 1}) + msgpack.packb({"__key__": "b", "cls": 2})
+        >>> list(IterableWrapper([("x.msgpack", io.BytesIO(shard))]).load_msgpack_shards())
+        [{'__key__': 'a', 'cls': 1}, {'__key__': 'b', 'cls': 2}]
+    """
+
+    record_format = "msgpack"

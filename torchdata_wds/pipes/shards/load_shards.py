@@ -1,0 +1,384 @@
+"""Shard URLs to members."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, nullcontext
+from functools import partial
+from itertools import chain, count
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.checks import check_count, check_flags
+from torchdata_wds.consumers import warn_once
+from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.format.index import IndexedSample
+from torchdata_wds.format.index.slices import ChangedShardError, PaddingSlice, slice_members
+from torchdata_wds.format.samples.grouping import release_whole_samples
+from torchdata_wds.format.samples.names import key_splitter
+from torchdata_wds.format.tar import ReadOptions, name_filter, read_marked_members
+from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
+from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception
+from torchdata_wds.option_types import KeyRule, Select, SplitName
+from torchdata_wds.pipes.base import WdsPipe, in_order, register
+from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
+from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.resume_facts import ShardBegun, Watch, other_shards
+from torchdata_wds.pipes.shards.cache_shards import CachedShard
+from torchdata_wds.pipes.shards.shard_sources import (
+    Ahead,
+    Interleaver,
+    ShardOpener,
+    ShardSource,
+    as_source,
+    in_sequence,
+    is_opened,
+    read_ahead,
+    stale_index,
+)
+from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
+from torchdata_wds.storage.byte_streams import stored_version
+from torchdata_wds.storage.read_ahead import ReadAhead
+
+__all__ = ["ShardLoaderIterDataPipe"]
+
+
+#: Counts the openings of all loaders of this process: streams of several loaders may be joined.
+_visits = count(1)
+
+
+class _Item(NamedTuple):
+    """An item of the source.
+
+    Attributes:
+        value: The item.
+        skip: How many of its samples to leave out.
+        ordinal: Its number in the pass, if somebody watches.
+        digest: A CRC-32 over the items up to and with it, if somebody is to be told.
+    """
+
+    value: Any
+    skip: int = 0
+    ordinal: int = 0
+    digest: int | None = None
+
+
+@register("load_wds_shards")
+class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
+    """Loads tar shards into their members (functional name: ``load_wds_shards``).
+
+    Shards are read front to back in the order they come, one open at a time, one sample in memory. With `read_ahead`,
+    threads open the next shards and read them up to 16 MiB ahead, which hides the latency of servers; with
+    `interleave`, several shards are open and give a sample each in turn, which mixes them. The members of a sample
+    come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a
+    sample. An item, for the handler, is a shard: one that fails is left at the damage, after the whole samples
+    before it.
+
+    Of a `ShardSlice` only its samples are read. Where an index lies beside the shard (``<shard>.index``), reading
+    begins at the slice's first sample, by seeking or a range request; without one, and with `rename`, the samples
+    before it are read past. What lies behind a slice is not looked at: neither the end marker, nor checksums of the
+    compression, nor the exit status of a command, except by the consumer that reads the shard's last samples.
+
+    Args:
+        source_datapipe: Yields URLs (str or Path), `ShardSlice` of ``split_shards``, `CachedShard` of
+            ``cache_shards``, or ``(url, stream)`` pairs from torchdata's openers.
+        select: Which members to read: a glob, several separated by blanks, a list of globs, or a
+            ``callable(name) -> bool``; None reads all.
+        rename: ``callable(name) -> name``, applied before everything that looks at names.
+        keys: How names become keys, as in ``group_by_key``: it tells where samples end. Slices count samples by it:
+            behind ``split_shards`` give both the same, which must be that of the index.
+        require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
+        concatenated: Whether to read on behind the end marker, for shards joined with ``cat``.
+        read_ahead: How many shards to open before their turn, each read by a thread of its own, as the current one is
+            then; the source is asked for so many items before they are needed. 0 starts no thread. Pairs
+            ``(url, stream)`` are read when their turn comes.
+        interleave: How many shards to keep open and to take samples from in turn. Where one ends, the next comes in
+            its place; the order depends on nothing else.
+        max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
+            shard with an error, unless `select` leaves it out.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
+        rewrite: Where shards are read instead, as in ``list_shards``.
+        handler: Asked about each shard that cannot be opened or read to its end.
+
+    Yields:
+        ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad. The
+            URL of a shard with a local copy has its path as the attribute ``local_path``.
+
+    Raises:
+        ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
+        ShardFormatError: through the handler, if a shard is cut or damaged, has a member that is too large, or is not
+            the one of its index.
+        UnsafeDataError: through the handler, for ``pipe:`` under ``WDS_SECURE=1``.
+
+    Example:
+        >>> import tarfile
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> with tarfile.open("one.tar", "w") as tar:
+        ...     tar.addfile(tarfile.TarInfo("a.txt"))
+        >>> [member[:3] for member in IterableWrapper(["one.tar"]).load_wds_shards()]
+        [('one.tar', 'a.txt', b'')]
+    """
+
+    reads_shards = True  # in the eyes of `check_division`
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *,
+        select: Select | None = None,
+        rename: Callable[[str], str] | None = None,
+        keys: KeyRule = "first_dot",
+        require_end_marker: bool = True,
+        concatenated: bool = False,
+        read_ahead: int = 0,
+        interleave: int = 1,
+        max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        key_splitter(keys)
+        check_flags(require_end_marker=require_end_marker, concatenated=concatenated)
+        check_count("read_ahead", read_ahead, 0)
+        check_count("interleave", interleave, 1)
+        check_count("max_member_bytes", max_member_bytes, 1)
+        if rename is not None and not callable(rename):
+            raise TypeError(f"rename must be a function from name to name, not {rename!r}")
+        self.source_datapipe = source_datapipe
+        if select is not None and not isinstance(select, str) and not callable(select):
+            select = in_order(select) if isinstance(select, Iterable) else ()
+        if select is not None:
+            name_filter(select)
+        self.select = select
+        self.rename = rename
+        self.keys = keys
+        self.require_end_marker = require_end_marker
+        self.concatenated = concatenated
+        self.read_ahead = read_ahead
+        self.interleave = interleave
+        self.max_member_bytes = max_member_bytes
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
+        self.handler = check_handler(handler)
+        self.skipped = SkipCounts()
+        self._shards_read = 0
+        self._cycled = CycledPasses()
+
+    def __iter__(self) -> Iterator[ShardMember]:
+        ask = Asked(self.handler, self.skipped, self._note)
+        split = key_splitter(self.keys)
+        with closing(self.shards(ask)) as shards:
+            if self.interleave == 1:
+                with closing(in_sequence(shards)) as units:
+                    yield from release_whole_samples(units, split, ask)
+                return
+            samples = (_whole_samples(units, split, ask) for units in shards)
+            with closing(Interleaver(samples, self.interleave, lambda: ask.is_over).take()) as turns:
+                for members in turns:
+                    yield from members
+
+    def shards(
+        self,
+        ask: Asked,
+        watch: Watch | None = None,
+        begun: ShardBegun | None = None,
+        skips: Mapping[int, int] | None = None,
+        *,
+        keys: KeyRule | None = None,
+    ) -> Generator[Generator[Unit, None, None], None, None]:
+        """Reads the members of each shard as they come, with a mark behind them, for a grouping that heeds the marks.
+
+        Each shard's members must be asked for before the next shard is, and be closed if they are not read to their
+        end.
+
+        Args:
+            ask: Asks this pipe's handler.
+            watch: Is told of each shard.
+            begun: The item of the source to begin with; those before it are passed over, but for those in `skips`.
+            skips: How many samples of items to leave out at their beginnings, by the items' numbers.
+            keys: The rule by which the grouping tells samples apart, if not that of this pipe.
+
+        Yields:
+            The units of one shard.
+
+        Raises:
+            ShardListError: if the source does not give the items that `begun` tells of.
+        """
+        warn_about_workers(self)
+        self._cycled.begin(self)
+        cycled = CycledShards(self)
+        opener = ShardOpener(self.storage_options, seeks=self.rename is None)
+        keys = self.keys if keys is None else keys
+        items = map(_Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
+        got = False
+        with closing(read_ahead(items, self.read_ahead, partial(_start, opener, keys))) as started:
+            for item, ahead in started:
+                yield self._units(item, ahead, opener, keys, ask, watch)
+                got = True
+                self._shards_read += 1
+                if ask.is_over:
+                    return
+                cycled.note()
+        if not got:
+            warn_when_idle(self)
+
+    def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
+        digest = 0
+        ordinal = -1
+        first = 0 if begun is None else begun.ordinal
+        for ordinal, item in enumerate(self.source_datapipe):
+            digest = zlib.crc32(repr(_identity(item)).encode(), digest)
+            if begun is not None and ordinal == first and digest != begun.digest:
+                break
+            if ordinal >= first or ordinal in skips:
+                is_new = begun is None or ordinal > first
+                yield _Item(item, skips.get(ordinal, 0), ordinal, digest if is_new else None)
+        else:
+            if ordinal >= first or begun is None:
+                return
+        raise other_shards(ordinal)
+
+    def _units(
+        self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, ask: Asked, watch: Watch | None
+    ) -> Generator[Unit, None, None]:
+        with nullcontext() if ahead is None else closing(ahead):
+            if watch is not None:
+                if item.digest is not None:
+                    watch.begin_shard(item.ordinal, item.digest)
+                watch.reading = str(getattr(item.value, "url", _identity(item.value)))
+            try:
+                yield from self._read(item, ahead, opener, keys, watch)
+            except ChangedShardError:  # of no handler: whatever follows is not what is left of the epoch
+                raise
+            except Exception as error:  # noqa: BLE001  (the handler decides)
+                yield Mark.BROKEN  # what is whole goes out before the handler may raise
+                ask(error)
+
+    def _note(self, error: Exception) -> None:
+        note_source_failure(error, self)
+
+    def _read(
+        self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, watch: Watch | None
+    ) -> Iterator[Unit]:
+        """Reads what an item asks for, without so many of its samples at its beginning."""
+        source = as_source(item.value)
+        part = source.part
+        start = _start_of(source, item.skip)
+        if item.skip and part.stop is not None and start >= part.stop:
+            return
+        visit = -next(_visits) if isinstance(part, PaddingSlice) else next(_visits)
+        with ExitStack() as stack:
+            stream, begin = opener.open(source, start, keys) if ahead is None else ahead.opened()
+            stack.enter_context(closing(stream))
+            version = None if watch is None else stored_version(stream)
+            if watch is not None and version is not None:
+                watch.open_shard(item.ordinal, version)
+            units = self._members_of(source, stream, visit, opener, 0 if begin is None else begin.start)
+            if begin is not None:
+                try:
+                    units = _beginning_with(units, begin)
+                except ShardFormatError as error:
+                    stale_index(source, start, begin, error)
+                    begin = None
+                    stream = stack.enter_context(closing(opener.open_at(source)))
+                    units = self._members_of(source, stream, visit, opener)
+            if start or part.stop is not None or part.step > 1:
+                part = part._replace(start=start)
+                first = 0 if begin is None else start
+                least = start - part.step + 1 if item.skip else 0
+                shown = storage.mask_url(part.url)
+                units = slice_members(units, key_splitter(keys), part, first=first, least=least, shard=shown)
+            yield from units
+
+    def _members_of(
+        self, source: ShardSource, stream: storage.ByteStream, visit: int, opener: ShardOpener, offset: int = 0
+    ) -> Iterator[Unit]:
+        can_reopen = source.cached is not None or (
+            source.given is None and storage.can_reopen(source.part.url, storage_options=self.storage_options)
+        )
+        options = ReadOptions(
+            self.select,
+            self.rename,
+            visit=visit,
+            shard=storage.mask_url(source.part.url),
+            reopen=partial(opener.open_at, source) if can_reopen else None,
+            require_end_marker=self.require_end_marker,
+            concatenated=self.concatenated,
+            offset=offset,
+            max_member_bytes=self.max_member_bytes,
+        )
+        units = read_marked_members(stream, source.url, options, self.skipped)
+        return units if self.select is None else _noting_selection(units, options.shard, self.select)
+
+
+def _start(opener: ShardOpener, keys: KeyRule, item: _Item) -> Ahead | None:
+    """Lets a thread open what an item asks for, if it is sound."""
+    try:
+        source = as_source(item.value)
+    except ShardListError:
+        return None
+    if source.given is not None:
+        return None
+    return ReadAhead(partial(opener.open, source, _start_of(source, item.skip), keys))
+
+
+def _identity(item: Any) -> Any:
+    """What stays the same of an item in another run, wherever its shard is opened or kept."""
+    if isinstance(item, CachedShard):
+        return item.url if item.part is None else item.part
+    return item[0] if is_opened(item) else item
+
+
+def _start_of(source: ShardSource, skip: int) -> int:
+    return source.part.start + skip * source.part.step
+
+
+def _noting_selection(units: Iterator[Unit], shard: str | None, select: Select) -> Iterator[Unit]:
+    """Passes the units of a shard on; warns once if all of them were left out: a wrong glob makes an epoch empty."""
+    passed, is_taken = "", False
+    for unit in units:
+        if not is_taken and not isinstance(unit, Mark):
+            is_taken = not isinstance(unit, PassedMember)
+            passed = passed or getattr(unit, "name", "")
+        yield unit
+    if passed and not is_taken:
+        warn_once(
+            "select",
+            f"load_wds_shards(select={select!r}) takes none of the members of shard {shard}, the first of which is "
+            f"{passed!r}. Globs go over whole names: '*.jpg' takes the fields jpg",
+        )
+
+
+def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Unit]:
+    """Makes sure that members begin with those of a sample.
+
+    Raises:
+        ShardFormatError: if they do not.
+    """
+    head = next(units)
+    name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
+    if name != begin.members[0].name:
+        raise ShardFormatError("there is " + (f"member {name}" if name else "the end of the archive"))
+    return chain((head,), units)
+
+
+def _whole_samples(
+    units: Generator[Unit, None, None], split: SplitName, ask: Asked
+) -> Generator[list[ShardMember], None, None]:
+    """Gives the members of one sample at a time."""
+    held: list[ShardMember] = []
+    current: str | None = None
+    with closing(units):
+        for member in release_whole_samples(units, split, ask):
+            parts = split(member.name)
+            if held and parts is not None and parts[0] != current:
+                yield held
+                held = []
+            current = current if parts is None else parts[0]
+            held.append(member)
+        if held:
+            yield held

@@ -1,0 +1,154 @@
+"""Samples to shards, as a stage: the other end of a graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.consumers import (
+    Place,
+    in_stock_worker,
+    place_among_ranks,
+    place_of,
+    process_place,
+    rank_place,
+    upstream,
+)
+from torchdata_wds.errors import ReappearingKeyError
+from torchdata_wds.format.shard_file import ShardInfo
+from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
+from torchdata_wds.option_types import StartShard
+from torchdata_wds.pipes.base import Held, WdsPipe, register
+from torchdata_wds.pipes.notes import note_failure
+from torchdata_wds.pipes.samples.field_specs import expect_sample
+from torchdata_wds.storage import StorageOptions
+from torchdata_wds.writers.shard_writer import ShardWriter
+from torchdata_wds.writers.tar_writer import TarOptions, check_options
+
+__all__ = ["ShardSaverIterDataPipe"]
+
+
+@register("save_wds_shards")
+class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
+    """Saves samples into numbered shards (functional name: ``save_wds_shards``).
+
+    Nothing happens before it is iterated, and an epoch writes all that flows in. A shard appears under its name when it
+    is whole; a break or an exception leaves the open one as ``.partial``. In several workers or ranks each writes
+    shards of its own: they take turns with the numbers, or ``{worker}`` in the pattern tells them apart. An item, for
+    the handler, is a sample; errors of the destination are always raised.
+
+    Args:
+        source_datapipe: Yields samples.
+        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
+            among the ranks, ``{worker}`` that among all workers of all ranks.
+        max_count: The most samples in a shard.
+        max_bytes: The most bytes of a shard before compression, with headers and end marker.
+        start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
+        post: Called, in the process that wrote it, with the `ShardInfo` of each shard as soon as it has its name.
+        overwrite: Whether shards that exist are replaced; otherwise they are an error.
+        handler: Asked about each sample that cannot be written.
+        **options: Those of `TarWriter`: ``encoder``, ``compress``, ``index``, ``storage_options`` and so on.
+
+    Yields:
+        ShardInfo: ``path``, ``count`` of samples, ``bytes`` and ``sha256`` of each finished shard.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if an option is none of those that are valid.
+        SampleError: through the handler: MissingFieldError, ReappearingKeyError, EncodingError.
+        ShardOpenError: if a shard cannot be written, or exists.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> samples = IterableWrapper([{"__key__": f"{number:06d}", "cls": number} for number in range(5)])
+        >>> for shard in samples.save_wds_shards(tempfile.mkdtemp() + "/x-%06d.tar", max_count=3):
+        ...     print(pathlib.Path(shard.path).name, shard.count)
+        x-000000.tar 3
+        x-000001.tar 2
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        pattern: str | os.PathLike[str],
+        *,
+        max_count: int = 100_000,
+        max_bytes: float = 3e9,
+        start_shard: StartShard = 0,
+        post: Callable[[ShardInfo], Any] | None = None,
+        overwrite: bool = False,
+        handler: Handler = reraise_exception,
+        **options: Unpack[TarOptions],
+    ) -> None:
+        check_options(options, "max_count", "max_bytes", "start_shard", "post", "overwrite", "handler")
+        self.source_datapipe = source_datapipe
+        self.pattern = os.fspath(pattern) if isinstance(pattern, os.PathLike) else pattern
+        self.max_count = max_count
+        self.max_bytes = max_bytes
+        self.start_shard = start_shard
+        self.post = post
+        self.overwrite = overwrite
+        self.handler = check_handler(handler)
+        options["storage_options"] = StorageOptions(options.get("storage_options"))
+        self.options = Held(options)
+        self.skipped = SkipCounts()
+        self._writer(Place())  # checks the options
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        with self._writer(self._place()) as writer:
+            told = 0
+            for sample in self.source_datapipe:
+                if not self._save(sample, writer):
+                    break
+                while told < len(writer.shards):
+                    told += 1
+                    yield writer.shards[told - 1]
+        yield from writer.shards[told:]
+
+    def _save(self, sample: Any, writer: ShardWriter) -> bool:
+        """Writes one sample or asks the handler; tells whether to go on. What the destination raises is not asked."""
+        try:
+            packed = writer.pack(expect_sample(sample, "save_wds_shards"))
+        except Exception as error:  # noqa: BLE001  (the handler decides)
+            note_failure(error, self, sample)
+            return keep_going(self.handler, error, self.skipped)
+        # finishes the shard before, if it is full, and calls post: what that raises is no fault of the sample
+        shard = writer.shard_for(packed)
+        try:
+            shard.append(packed)
+        except ReappearingKeyError as error:
+            return keep_going(self.handler, error, self.skipped)
+        return True
+
+    def _writer(self, place: Place) -> ShardWriter:
+        if isinstance(self.pattern, str) and "{worker" in self.pattern:
+            names = ShardNames(self.pattern, rank=rank_place().number, worker=place.number)
+        else:
+            names = ShardNames(self.pattern, rank=rank_place().number, writers=place.consumers, turn=place.number)
+        return ShardWriter(
+            names,
+            max_count=self.max_count,
+            max_bytes=self.max_bytes,
+            start_shard=self.start_shard,
+            post=self.post,
+            overwrite=self.overwrite,
+            **self.options.value,
+        )
+
+    def _place(self) -> Place:
+        """Which of how many writers this is: as the work is divided, or else as processes are."""
+        if not any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(self)):
+            if in_stock_worker():
+                raise ValueError(
+                    "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart "
+                    "without .sharding_filter() before it, and each would write the same shards; put one behind the "
+                    "list of shards"
+                )
+            return process_place()
+        return place_among_ranks(place_of(self))

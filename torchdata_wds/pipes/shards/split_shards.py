@@ -1,0 +1,306 @@
+"""Shards, divided among the consumers so that all have equal work."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds import storage
+from torchdata_wds.consumers import Place, find_sharder, ranks_of_filter, warn_once
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlice
+from torchdata_wds.option_types import Even, Index
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.seeds import Seed
+from torchdata_wds.pipes.shards.shard_counts import shard_counts
+from torchdata_wds.storage.urls import check_letter, local_path, scheme_of
+
+__all__ = ["ShardSplitterIterDataPipe"]
+
+
+@register("split_shards")
+class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
+    """Divides the samples of shards among workers and ranks (functional name: ``split_shards``).
+
+    It takes the place of ``sharding_filter``, behind the shuffle of the shards. With an index, consumer i of N reads
+    samples ``i*T//N`` to ``(i+1)*T//N`` of the T samples of the epoch's shards in their order: shares differ by one
+    sample at most, each shard is read once and few are opened by two consumers. Without an index whole shards go
+    around, as ``sharding_filter`` has them; where they are fewer than consumers, each consumer reads all of them and
+    keeps every N-th sample, and a warning says what an index would save.
+
+    Shares are equal as they are assigned: samples that handlers skip, or stages drop, make them unequal. Ranks that
+    must take the same number of steps over data that is not clean count with ``wds_epoch``.
+
+    The list of shards is read whole at the beginning of each epoch, so it must end. The index is read then too; what
+    comes from a server is kept for later epochs.
+
+    Args:
+        source_datapipe: Yields URLs (str or Path).
+        index: How many samples the shards have: True for the index beside each shard (``<shard>.index``, of
+            ``index_shard`` and writers with ``index=True``); the path or URL of one JSON file, a ``wids`` shard list or
+            an object from URL to number (such as ``sizes.json``); or a dict from URL to number. A shard is looked up
+            by its whole URL, else by its base name where only one shard has it. None knows nothing.
+        even: ``"drop"`` makes all shares exactly equal by leaving out at most N - 1 samples, drawn anew each
+            epoch. ``"pad"`` makes them equal by giving at most N - 1 samples a second time, marked
+            ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index. None does
+            neither.
+        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for reading the index.
+        rewrite: Where indexes are read instead, as in ``list_shards``.
+
+    Yields:
+        ShardSlice: ``(url, start, stop, step)``, for ``load_wds_shards``.
+
+    Raises:
+        ValueError: if a splitter or ``sharding_filter`` stands upstream, or `even` has no index or is unknown.
+        TypeError: if `index` is of another type.
+        ShardListError: if there are no samples, a rank would get none, or the index misses a shard.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> shards = IterableWrapper(["a.tar", "b.tar"]).split_shards({"a.tar": 3, "b.tar": 5})
+        >>> shards.source_datapipe.apply_sharding(2, 1)  # a DataLoader does that in its second worker
+        >>> [tuple(part) for part in shards]
+        [('b.tar', 1, 5, 1)]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        index: Index = None,
+        *,
+        even: Even = None,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,
+    ) -> None:
+        if even not in (None, "drop", "pad"):
+            raise ValueError(f"even must be 'drop', 'pad' or None, not {even!r}")
+        if even is not None and index is None:
+            raise ValueError(
+                f"even={even!r} must know how many samples the shards have: pass index=True for the indexes beside "
+                "them, or another index"
+            )
+        _check_is_first(source_datapipe)
+        # The native filter is what services tell the place to, and where they stop giving all consumers equal seeds.
+        self.source_datapipe: Any = _AgreedIterDataPipe(source_datapipe).sharding_filter()
+        self.index = shard_counts(index)
+        self.even = even
+        self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
+        self.rewrite = self.storage_options.rewrite
+
+    def __iter__(self) -> Iterator[ShardSlice]:
+        shards = self.source_datapipe.source_datapipe
+        draw = shards.begin_epoch().random()
+        yield from self._slices(list(map(_as_url, shards)), draw)
+
+    def count_samples(self) -> int:
+        """Counts the samples that this consumer will get in the coming epoch, and changes no random state.
+
+        Raises:
+            TypeError: if there is no index.
+            ShardListError: as at iteration.
+        """
+        if self.index is None:
+            raise TypeError("split_shards has no index that tells how many samples the shards have: pass index=")
+        with torch.random.fork_rng(devices=[]):
+            urls = list(map(_as_url, copy.deepcopy(self.source_datapipe.source_datapipe)))
+        total = sum(self.index.of(urls, self.storage_options))
+        return sum(piece.stop - piece.start for piece in share_of(total, self._place(), self.even))
+
+    def _place(self) -> Place:
+        return Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
+
+    def _slices(self, urls: list[str], draw: float) -> list[ShardSlice]:
+        place = self._place()
+        if self.index is None:
+            if not urls:
+                raise self._nothing_for(0, urls, None)
+            if 0 < len(urls) < place.consumers and not place.number:  # the first consumer speaks for all
+                _warn_about_strides(urls, place.consumers)
+            return whole_shards(urls, place)
+        try:
+            counts = self.index.of(urls, self.storage_options)
+        except (ShardListError, OSError):
+            for url in urls:
+                check_letter(url, "split_shards got the shard")
+            raise
+        total = sum(counts)
+        for rank, members in enumerate(ranks_of_filter(self.source_datapipe)):
+            # That all of them raise it, and not only the ranks without data, keeps the others from waiting for them.
+            if not any(share_of(total, Place(place.consumers, number), self.even) for number in members):
+                raise self._nothing_for(rank, urls, total)
+        return slices_of(share_of(total, place, self.even, draw), urls, counts)
+
+    def _nothing_for(self, rank: int, urls: list[str], total: int | None) -> ShardListError:
+        ranks = ranks_of_filter(self.source_datapipe)
+        samples = "" if total is None else f"{total:,} samples in "
+        left_out = " and even='drop' gives all the same number" if self.even == "drop" and total else ""
+        return ShardListError(
+            f"split_shards has {samples}{len(urls):,} shards for {len(ranks):,} ranks of {len(ranks[0]):,} workers"
+            f"{left_out}: rank {rank} would get nothing. Check the list of shards, or use fewer ranks or workers"
+            f"{', or even=' + repr('pad') if total else ''}"
+        )
+
+
+class _AgreedIterDataPipe(WdsPipe[Any]):
+    """Passes items on, and holds the seed that all consumers have: services give equal seeds upstream of a filter."""
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        self.source_datapipe = source_datapipe
+        self._seed = Seed()
+
+    def set_seed(self, seed: int) -> _AgreedIterDataPipe:
+        """Sets what all consumers agree on."""
+        self._seed.set(seed)
+        return self
+
+    def begin_epoch(self) -> random.Random:
+        """Gives the generator of the next epoch, the same for all consumers.
+
+        Never seeded, it follows from the number of the epoch alone: torch's global generator may differ among them.
+        """
+        if self._seed.seed is None:
+            self._seed.epoch += 1
+            return random.Random(f"unseeded/{self._seed.epoch}/split_shards")
+        return self._seed.begin_epoch("split_shards", Place())
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source_datapipe
+
+
+class Piece(NamedTuple):
+    """Samples one behind the other, counted over all shards of an epoch.
+
+    Attributes:
+        start: The first.
+        stop: The one behind the last.
+        is_padding: Whether another consumer has them too.
+    """
+
+    start: int
+    stop: int
+    is_padding: bool = False
+
+
+def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> list[Piece]:
+    """Tells which of all samples a consumer reads.
+
+    Args:
+        total: How many there are.
+        place: Which of how many consumers.
+        even: As in ``split_shards``.
+        draw: From 0 to 1, the same for all consumers: where the samples lie that are left out.
+
+    Example:
+        >>> [share_of(8, Place(3, number), "drop", 0.5) for number in range(3)][1:]
+        [[Piece(start=2, stop=3, is_padding=False), Piece(start=5, stop=6, is_padding=False)], \
+[Piece(start=6, stop=8, is_padding=False)]]
+    """
+    consumers, number = place
+    if even is None:
+        pieces = [Piece(number * total // consumers, (number + 1) * total // consumers)]
+    elif even == "drop":
+        each, left_out = divmod(total, consumers)
+        start, stop = number * each, (number + 1) * each
+        gap = int(draw * (each * consumers + 1)) if left_out else total
+        pieces = [Piece(start, min(stop, gap)), Piece(max(start, gap) + left_out, stop + left_out)]
+    else:
+        each = -(-total // consumers)
+        pieces = _wrapped(number * each, (number + 1) * each, total)
+    return [piece for piece in pieces if piece.start < piece.stop]
+
+
+def _wrapped(start: int, stop: int, total: int) -> list[Piece]:
+    """Cuts a range where it begins again at the first sample."""
+    pieces = []
+    while start < stop:
+        first = start % total
+        length = min(stop - start, total - first)
+        pieces.append(Piece(first, first + length, start >= total))
+        start += length
+    return pieces
+
+
+def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int]) -> list[ShardSlice]:
+    """Turns samples counted over all shards into slices of the shards.
+
+    Shards without a sample are among them, once over all consumers: somebody must find out whether that is true.
+
+    Example:
+        >>> slices_of([Piece(2, 5)], ["a.tar", "b.tar"], [3, 9])
+        [TailSlice(url='a.tar', start=2, stop=3, step=1), ShardSlice(url='b.tar', start=0, stop=2, step=1)]
+    """
+    bounds = [0, *accumulate(counts)]
+    total = bounds[-1]
+    slices: list[ShardSlice] = []
+    for start, stop, is_padding in pieces:
+        shard = bisect_right(bounds, start) - 1
+        while shard and bounds[shard - 1] == start:
+            shard -= 1  # shards without a sample right before it
+        while shard < len(urls) and (bounds[shard] < stop or bounds[shard] == stop == total):
+            begin, end = bounds[shard], bounds[shard + 1]
+            first, last = max(start, begin) - begin, min(stop, end) - begin
+            if is_padding:
+                if first < last:
+                    slices.append(PaddingSlice(urls[shard], first, last))
+            else:
+                kind = TailSlice if last == counts[shard] else ShardSlice
+                slices.append(kind(urls[shard], first, last))
+            shard += 1
+    return slices
+
+
+def whole_shards(urls: Sequence[str], place: Place) -> list[ShardSlice]:
+    """Divides shards of unknown length: whole ones, or every N-th sample where there are too few.
+
+    Example:
+        >>> [[tuple(part) for part in whole_shards(["a.tar"], Place(2, number))] for number in range(2)]
+        [[('a.tar', 0, None, 2)], [('a.tar', 1, None, 2)]]
+    """
+    consumers, number = place
+    if len(urls) >= consumers:
+        return [ShardSlice(url) for url in urls[number::consumers]]
+    # Who begins changes from shard to shard: else the first consumers would have a sample more of each.
+    return [ShardSlice(url, (number + shard) % consumers, None, consumers) for shard, url in enumerate(urls)]
+
+
+def _as_url(item: Any) -> str:
+    if isinstance(item, (str, os.PathLike)):
+        return os.fspath(item)
+    raise ShardListError(
+        f"split_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path). Lists of "
+        "patterns go through .list_shards() first, streams can only be divided by .sharding_filter()"
+    )
+
+
+def _check_is_first(source: IterDataPipe[Any]) -> None:
+    sharder = find_sharder(source)
+    if sharder is not None:
+        raise ValueError(
+            f"split_shards divides the shards among workers and ranks, and a {sharder} before it has done that "
+            "already: each consumer would read a part of its part. Keep one of .split_shards(), .sharding_filter() and "
+            ".resample_shards()"
+        )
+
+
+def _warn_about_strides(urls: Sequence[str], consumers: int) -> None:
+    sizes = []
+    with suppress(OSError):
+        sizes = [Path(local_path(url)).stat().st_size for url in urls if scheme_of(url) in ("", "file")]
+    others = consumers - 1
+    amount = f"{others * sum(sizes):,} bytes" if len(sizes) == len(urls) else f"{others * len(urls):,} of them"
+    warn_once(
+        "strides",
+        f"there are fewer shards than consumers, {len(urls):,} for {consumers:,}: every consumer reads all of them and "
+        f"keeps one sample in {consumers:,}, which makes {len(urls) * consumers:,} readings an epoch. With an index "
+        f"split_shards reads each part once and saves {amount}: make indexes with index_shard and pass index=True",
+    )

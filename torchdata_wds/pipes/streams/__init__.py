@@ -1,0 +1,1 @@
+"""Stages that join, mix and cut whole streams."""

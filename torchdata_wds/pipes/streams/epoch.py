@@ -1,0 +1,274 @@
+"""Epochs of a fixed number of items, cut out of a stream that goes on from one to the next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+
+from torchdata_wds.checks import check_count
+from torchdata_wds.consumers import Grid, grid_of, place_of, rank_place, upstream, warn_once
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.resume_facts import PassBegun, Wanted, Watch
+from torchdata_wds.pipes.seeds import Passes
+from torchdata_wds.pipes.starvation import most_empty_passes
+
+__all__ = ["EpochCounterIterDataPipe"]
+
+
+T = TypeVar("T")
+
+
+class _Stream:
+    """The passes over a source one after the other, from epoch to epoch.
+
+    Attributes:
+        number: The pass that runs.
+        taken: How many of its items have been taken.
+        first: The item of the epoch that the next iteration begins with.
+        skipped: How many items of the pass it takes before, and drops.
+        early: How many items come first that were taken long ago, when the generators were in other states.
+        empty: How many passes in a row have given nothing.
+        passes: Seeds the pipes upstream; None before the first iteration.
+        items: The pass's items; None before a pass.
+        is_told: Whether the watch knows that the pass has begun.
+        epochs: How many epochs have begun.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.taken = 0
+        self.first = 0
+        self.skipped = 0
+        self.early = 0
+        self.empty = 0
+        self.passes: Passes | None = None
+        self.items: Iterator[Any] | None = None
+        self.is_told = False
+        self.epochs = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Stream, ()  # a copy of a pipe begins a stream of its own
+
+    def take(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Any:
+        """Takes the next item, which is the epoch's number `item`, of this pass or the one that follows."""
+        while True:
+            items = self.items or self._begin(source, item, watch)
+            if watch is not None and watch.reseed is not None and self.early <= 0:
+                watch.reseed(self.number, self.taken)
+            try:
+                taken = next(items)
+            except StopIteration:
+                # A consumer that has one shard of a pass may get an empty one, and others in the next passes.
+                self.empty = 0 if self.taken else self.empty + 1
+                self._end()
+                self._check_empty(source)
+            except BaseException:
+                self._end()
+                raise
+            else:
+                self.taken += 1
+                self.early -= 1
+                return taken
+
+    def _check_empty(self, source: IterDataPipe[Any]) -> None:
+        if not self.empty % 10 and self.empty >= most_empty_passes(place_of(source).consumers):
+            passes, self.empty = self.empty, 0
+            raise ValueError(_describe_empty(source, passes)) from None
+
+    def _begin(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Iterator[Any]:
+        assert self.passes is not None
+        self.passes.begin_pass(self.number)  # also where it was begun: an epoch may have seeded the pipes since
+        if watch is not None:
+            watch.passing = self.number
+            if not self.is_told:
+                watch.begin_pass(self.number, item)
+        self.is_told = False
+        self.items = iter(source)
+        return self.items
+
+    def _end(self) -> None:
+        self.items = None
+        self.number += 1
+        self.taken = 0
+
+
+@register("wds_epoch")
+class EpochCounterIterDataPipe(WdsPipe[T]):
+    """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
+
+    An item is whatever stands before it: a sample, or a batch. Each rank yields n // ranks items an epoch, so n should
+    be a multiple of the ranks; its workers share these, and their shares differ by one at most. Which workers yield
+    one more changes from epoch to epoch: of 5 items for 3 workers the shares are 2, 2, 1, then 2, 1, 2, then 1, 2, 2.
+    The next epoch continues where the last one stopped. When the source ends, a new pass starts in a new order that
+    all consumers agree on, so that each pass gives every item once, whatever n is. Endless sources, as of
+    ``resample_shards()``, are cut the same way.
+
+    Workers must live on between epochs (``WorkersReadingService`` has such; torch's DataLoader with
+    ``persistent_workers=True``). An epoch that is left early drops the items that are on their way from the workers.
+    The shard that an epoch ends in stays open.
+
+    Args:
+        source_datapipe: Yields anything.
+        n: How many items all consumers yield together in an epoch.
+
+    Yields:
+        The items of the source.
+
+    Raises:
+        ValueError: if n is less than 1 or than the number of ranks, or if the source gives nothing, in several passes.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper("abcde").wds_epoch(3)
+        >>> list(pipe), list(pipe), list(pipe)
+        (['a', 'b', 'c'], ['d', 'e', 'a'], ['b', 'c', 'd'])
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[T], n: int) -> None:
+        check_count("n", n, 1)
+        self.source_datapipe = source_datapipe
+        self.n = n
+        self._stream = _Stream()
+        self._watch: Watch | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        stream, source, watch = self._stream, self.source_datapipe, self._watch
+        grid = grid_of(self)
+        self._check(grid)
+        share = share_of(self.n, self._coming_epoch(), grid)
+        _warn_of_short_lives()
+        stream.epochs += 1
+        if stream.passes is None:
+            self.begin_stream()
+        if watch is not None and not stream.first:
+            # Also where this epoch takes no item: whoever keeps the state waits to hear where it began.
+            watch.begin_pass(stream.number, -stream.taken - stream.skipped)
+            stream.is_told = stream.items is None
+        number = stream.number
+        for taken in range(stream.skipped):
+            stream.take(source, taken - stream.skipped, watch)
+        if stream.number != number:
+            raise ValueError(
+                f"the source of wds_epoch has fewer than the {stream.skipped:,} items that had been taken of it when "
+                "the state was made: the data is not the same"
+            )
+        first, stream.first, stream.skipped = stream.first, 0, 0
+        for item in range(first, share):
+            yield stream.take(source, item, watch)
+        if watch is not None:
+            watch.end_epoch(stream.number, stream.taken)
+
+    def __len__(self) -> int:
+        """How many items this worker yields in the coming epoch; before the work is divided among workers, this rank.
+
+        Where the workers' shares differ it changes from epoch to epoch.
+        """
+        grid = grid_of(self)
+        if grid[::2] == (1, 1) and any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
+            grid = Grid(*rank_place())
+        return share_of(self.n, self._coming_epoch(), grid)
+
+    def _coming_epoch(self) -> int:
+        # Workers of which one was still busy when an epoch was left early have not all begun the same number of them.
+        epoch = None if self._watch is None else self._watch.epoch
+        return self._stream.epochs if epoch is None else epoch
+
+    def share(self, epoch: int) -> int:
+        """How many items this worker yields in an epoch, which is counted from 0."""
+        return share_of(self.n, epoch, grid_of(self))
+
+    @property
+    def position(self) -> PassBegun:
+        """Where the next epoch begins."""
+        return PassBegun(self._stream.number, -self._stream.taken)
+
+    def begin_anew(self) -> None:
+        """Forgets the stream: the next iteration begins another."""
+        self._stream = _Stream()
+
+    def begin_stream(self) -> None:
+        """Notes the seeds of the pipes upstream: all passes follow from them."""
+        self._stream.passes = Passes(self.source_datapipe)
+        self._stream.passes.begin_stream(None if self._watch is None else self._watch.agreed_seed)
+
+    def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
+        """Lets the next iteration begin in the middle of an epoch that was begun in another process.
+
+        The pipes upstream have their seeds for the pass then.
+
+        Args:
+            begun: The pass that it begins in, and where that began.
+            wanted: Which items of the epoch are still to come, all of them from this pass on; the next iteration gives
+                only those. With None it gives the whole epoch, and passes over what was taken before.
+
+        Returns:
+            Which items of the pass that takes: the source must give only those. None: the source begins at its start.
+        """
+        stream = self._stream
+        assert stream.passes is not None
+        stream.passes.begin_pass(begun.passing)
+        stream.items, stream.is_told = None, True
+        stream.number, stream.taken, stream.first, stream.skipped = begun.passing, 0, 0, -begun.item
+        if wanted is None:
+            return None
+        stream.first = wanted.first - len(wanted.early)
+        stream.taken, stream.skipped, stream.early = stream.first - begun.item, 0, len(wanted.early)
+        return Wanted([item - begun.item for item in wanted.early], wanted.first - begun.item)
+
+    def _check(self, grid: Grid) -> None:
+        each, left = divmod(self.n, grid.ranks)
+        if not each:
+            raise ValueError(
+                f"wds_epoch({self.n}) cannot give each of {grid.ranks} ranks an item: use a larger n, at best a "
+                "multiple of the number of ranks"
+            )
+        if left and not grid.rank and not grid.worker:
+            warn_once(
+                f"epoch {self.n}/{grid.ranks}",
+                f"wds_epoch({self.n}) gives each of {grid.ranks} ranks {each:,} items, {each * grid.ranks:,} together: "
+                f"all ranks get the same number, and {self.n} is not a multiple of {grid.ranks}",
+            )
+
+
+def share_of(n: int, epoch: int, grid: Grid) -> int:
+    """How many items a worker yields in an epoch: as if its rank's items were dealt out in turn, epoch after epoch.
+
+    Example:
+        >>> [[share_of(5, epoch, Grid(1, 0, 3, worker)) for worker in range(3)] for epoch in range(3)]
+        [[2, 2, 1], [2, 1, 2], [1, 2, 2]]
+    """
+    each = n // grid.ranks
+    before, after = ((number * each + grid.workers - 1 - grid.worker) // grid.workers for number in (epoch, epoch + 1))
+    return after - before
+
+
+def _describe_empty(source: IterDataPipe[Any], passes: int) -> str:
+    place = place_of(source)
+    message = f"the source of wds_epoch gave no item in {passes} passes: it has no epoch of any length"
+    if place.consumers > 1:
+        message += (
+            f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
+            "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
+        )
+    return message
+
+
+def _warn_of_short_lives() -> None:
+    """Warns in the first worker of a torch DataLoader whose workers end with the epoch: the stream ends with them."""
+    worker = get_worker_info()
+    if worker is None or worker.id:
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_worker_loop" and frame.f_locals.get("persistent_workers") is False:
+            warn_once(
+                "short lives",
+                "wds_epoch runs in workers that end with the epoch: each epoch begins the stream anew and gives the "
+                "first items only. Give the DataLoader persistent_workers=True, or use WorkersReadingService",
+            )
+        frame = frame.f_back

@@ -1,0 +1,133 @@
+"""The border between the stages that run in worker processes and those that run in the main process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import IterDataPipe, get_worker_info
+
+from torchdata_wds.consumers import in_stock_worker, note_join, warn_once
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.division import running_pipes
+
+__all__ = ["JoinWorkersIterDataPipe", "JoinWorkers"]
+
+
+T = TypeVar("T")
+
+
+class _WorkerEnd:
+    """The mark that a stock worker sends in place of items once its stream has ended."""
+
+    __slots__ = ("worker",)
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+
+
+class _MarkedEndIterDataPipe(WdsPipe[Any]):
+    """The worker's side of the border: in a stock worker it follows the stream with end marks.
+
+    torchdata's service asks its workers in turn and breaks when one has ended well before another: so here none ends.
+    torch's own workers, and everything that runs in one process, end their streams properly and get no marks.
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[Any]:
+        note_join()
+        yield from self.source_datapipe
+        if in_stock_worker():
+            end = _WorkerEnd(os.getpid())
+            while True:
+                yield end
+
+    def __len__(self) -> int:
+        return len(self.source_datapipe)  # a TypeError if the source knows no length
+
+
+@register("join_workers")
+class JoinWorkersIterDataPipe(WdsPipe[T]):
+    """Joins the streams of all workers into one in the main process (functional name: ``join_workers``).
+
+    Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` and under
+    torchdata's ``MultiProcessingReadingService``. The latter loses items, or breaks, when its workers' streams differ
+    in length, which they do whenever shards are divided among them; with this pipe in the graph it does not. (Give it
+    ``main_prefetch_cnt=0``: its shutdown after an early break may hang otherwise.) In a single process items pass
+    unchanged. torch's ``DataLoader`` and ``StatefulDataLoader`` have no such border: their workers run all stages, so
+    that batches made after it are short ones of each worker; a warning says so.
+
+    Items come in turns from worker 0, 1, ...; a worker whose stream has ended is passed over. Several branches, each
+    with its own ``.join_workers()``, are run by several sets of workers under ``WorkersReadingService``.
+
+    Args:
+        source_datapipe: The stages that workers run.
+
+    Yields:
+        The items of the source.
+
+    Raises:
+        RuntimeError: if end marks of workers come from a service that is not known.
+
+    Example:
+        >>> from torchdata_wds import JoinWorkers
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(5)).sharding_filter().batch(2).join_workers().unbatch())
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[T]) -> None:
+        self.source_datapipe: IterDataPipe[Any] = _MarkedEndIterDataPipe(source_datapipe)
+
+    def is_replicable(self) -> bool:
+        """Tells reading services to keep this pipe, and all that follow, in the main process."""
+        return False
+
+    def __iter__(self) -> Iterator[T]:
+        _warn_without_border(self)
+        ended: set[int] = set()
+        for item in self.source_datapipe:
+            if type(item) is not _WorkerEnd:
+                yield item
+                continue
+            ended.add(item.worker)
+            if len(ended) == _stock_worker_count(self.source_datapipe):
+                return
+
+    def __len__(self) -> int:
+        return len(self.source_datapipe)  # a TypeError if the source knows no length
+
+
+def _warn_without_border(pipe: IterDataPipe[Any]) -> None:
+    """Warns in the first worker of a torch DataLoader, which runs the stages that should run in the main process."""
+    worker = get_worker_info()
+    if worker is None or worker.num_workers == 1 or worker.id:
+        return
+    after = [found for found in running_pipes() if found is not pipe and not getattr(found, "runs_others", False)]
+    if after:
+        warn_once(
+            "border",
+            f".join_workers() joins nothing here: torch's DataLoader runs the whole graph in each of its "
+            f"{worker.num_workers} workers, also what follows ({', '.join(map(short_name, after))}), so that batches "
+            "and shuffles are those of one worker, and each worker has a short last batch of its own. Use "
+            "DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))",
+        )
+
+
+def _stock_worker_count(source: Any) -> int:
+    """Returns how many workers of torchdata's service stand behind a pipe of the main process."""
+    while source is not None:
+        if type(source).__name__ == "_IterateQueueDataPipes":
+            return len(source.datapipes)
+        source = getattr(source, "source_datapipe", None)
+    raise RuntimeError(
+        "join_workers met the end of a worker's stream, but finds no worker of MultiProcessingReadingService upstream: "
+        "nothing but its prefetcher may stand between the two"
+    )
+
+
+JoinWorkers = JoinWorkersIterDataPipe

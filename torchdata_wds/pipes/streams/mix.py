@@ -1,0 +1,274 @@
+"""Several streams made one: in turn or by weights, to the first end, to the last, or over and over."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+from numbers import Real
+from typing import Any, Generic, Literal, TypeVar, get_args
+
+from torch.utils.data import IterDataPipe
+
+from torchdata_wds.consumers import place_of, warn_once
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.seeds import Passes, Seed
+
+__all__ = ["SampleMixerIterDataPipe"]
+
+
+T = TypeVar("T")
+
+Stop = Literal["first", "all", "cycle"]
+
+_STOPS = (
+    "'first' ends when the source whose turn it is has ended, 'all' yields every item of every source once, 'cycle' "
+    "begins sources that have ended again until each has been seen whole"
+)
+
+_END: Any = object()
+
+
+@register("wds_mix")
+class SampleMixerIterDataPipe(WdsPipe[Any]):
+    """Mixes several pipes into one stream (functional name: ``wds_mix``).
+
+    Each step chooses a source and yields its next item: in turn, or at random by `weights`. Nothing is read ahead: a
+    source counts as exhausted once it is asked and has nothing left. Each consumer of a ``sharding_filter`` above
+    draws differently; before the filter, or without one, all draw alike. While it is the others' turn, a source keeps
+    open what it has open.
+
+    `stop` says when an epoch ends; of sources with 100 and 10 samples, taken in turn, it has
+
+    - ``"first"``, 21 samples: it ends when the source that is chosen is exhausted.
+    - ``"all"``, 110 samples: an exhausted source leaves, the others go on with their weights, until all have left.
+    - ``"cycle"``, 200 samples, 100 of each: an exhausted source begins its next pass. The epoch ends when the last of
+      the sources is exhausted for the first time, so each has been seen whole; an endless source is never exhausted.
+      Each pass of a source that shuffles has a new order, on which all consumers agree.
+
+    A source that gives nothing when it is asked, in any pass, is an error. Under ``"all"`` it only leaves, with a
+    warning, where its shards are divided among several consumers: there may be fewer shards than consumers.
+
+    Attributes:
+        counts: How many items each source has given in this epoch or, after its end, in the last one; the sources in
+            their order. Each worker process has counts of its own.
+
+    Args:
+        source_datapipe: The first source.
+        *others: The further sources.
+        weights: One finite number above 0 per source, in their order: how often it is chosen, relative to the others.
+            None takes the sources in turn.
+        stop: ``"first"``, ``"all"`` or ``"cycle"``; it has no default, as none suits all data.
+
+    Yields:
+        The items of all sources.
+
+    Raises:
+        TypeError: if a source is no pipe, or `stop` is missing.
+        ValueError: if `weights` or `stop` is wrong, or the same pipe is given twice.
+        ShardListError: if a source gives nothing.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> letters, numbers = IterableWrapper("abcd"), IterableWrapper([1, 2])
+        >>> mixed = letters.wds_mix(numbers, stop="all")
+        >>> list(mixed), mixed.counts
+        (['a', 1, 'b', 2, 'c', 'd'], [4, 2])
+        >>> set(letters.wds_mix(numbers, weights=[0.7, 0.3], stop="cycle")) == {"a", "b", "c", "d", 1, 2}
+        True
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *others: IterDataPipe[Any],
+        weights: Sequence[float] | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        if stop is None:
+            raise TypeError(f"wds_mix needs stop=: {_STOPS}")
+        if stop not in get_args(Stop):
+            raise ValueError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, not {stop!r}: {_STOPS}")
+        _check_sources((source_datapipe, *others))
+        self.source_datapipe = source_datapipe
+        self.others = others
+        self.weights = None if weights is None else _checked_weights(weights, 1 + len(others))
+        self.stop = stop
+        self.counts = [0] * (1 + len(others))
+        self._seed = Seed()
+
+    def set_seed(self, seed: int) -> SampleMixerIterDataPipe:
+        """Makes the coming epochs a function of the seed, their number and this consumer's place."""
+        self._seed.set(seed)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        rng = self._seed.begin_epoch("wds_mix", place_of(self))
+        self.counts = [0] * (1 + len(self.others))
+        pipes = (self.source_datapipe, *self.others)
+        streams = [_Stream(pipe, number, self.stop, self._seed) for number, pipe in enumerate(pipes)]
+        with ExitStack() as stack:
+            for stream in streams:
+                stack.callback(stream.close)
+            yield from _mixed(streams, _Turns(len(streams), self.weights, rng), self.stop, self.counts)
+
+    def __len__(self) -> int:
+        if self.stop != "all":
+            raise TypeError(f"wds_mix(stop={self.stop!r}) does not know its length; stop='all' has that of all sources")
+        return sum(map(len, (self.source_datapipe, *self.others)))
+
+
+def _check_sources(sources: Sequence[object]) -> None:
+    for number, source in enumerate(sources):
+        if not isinstance(source, IterDataPipe):
+            raise TypeError(f"wds_mix takes pipes; source {number}, counted from 0, is {source!r}")
+        if any(source is other for other in sources[:number]):
+            raise ValueError(
+                f"wds_mix got the same {type(source).__name__} again as source {number}, counted from 0: a pipe has "
+                "one reader at a time. Build it a second time, or give it a higher weight"
+            )
+
+
+def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
+    given = tuple(weights) if isinstance(weights, Iterable) else ()
+    if len(given) != count:
+        raise ValueError(f"weights must be {count} numbers, one for each source, not {weights!r}")
+    found = tuple(map(_as_float, given))
+    for number, weight in enumerate(found):
+        if not 0 < weight < math.inf:
+            raise ValueError(
+                f"weights must be finite numbers above 0, but that of source {number}, counted from 0, is "
+                f"{given[number]!r}; leave out a source that is not wanted"
+            )
+    return found
+
+
+def _as_float(number: Any) -> float:
+    """Returns a number as a float, and nan for what is none or too large."""
+    try:
+        return float(number) if isinstance(number, Real) and not isinstance(number, bool) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+class _Turns:
+    """Chooses the source whose turn it is, among those that are left."""
+
+    def __init__(self, count: int, weights: Sequence[float] | None, rng: random.Random) -> None:
+        self.left = list(range(count))
+        self._weights = weights
+        self._draw = rng.random
+        self._place = -1
+        self._sum_up()
+
+    def next(self) -> int:
+        if self._weights is None:
+            self._place = (self._place + 1) % len(self.left)
+        else:
+            # the product may be rounded up to the sum itself
+            self._place = min(bisect(self._sums, self._draw() * self._sums[-1]), len(self.left) - 1)
+        return self.left[self._place]
+
+    def remove(self) -> None:
+        """Takes out the source that was chosen last."""
+        del self.left[self._place]
+        self._place -= 1
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        weights = [self._weights[number] for number in self.left] if self._weights is not None else []
+        self._sums = list(accumulate(weight / max(weights) for weight in weights))  # the plain sum might overflow
+
+
+class _Stream(Generic[T]):
+    """One source, during one epoch of the mix."""
+
+    def __init__(self, pipe: IterDataPipe[T], number: int, stop: Stop, seed: Seed) -> None:
+        self.was_exhausted = False
+        self._pipe = pipe
+        self._number = number
+        self._stop = stop
+        self._seed = seed
+        self._iterator: Iterator[T] | None = None
+        self._gave = False
+        self._pass = 0
+        self._passes = Passes(pipe)
+        self._passes.begin_stream()
+
+    def take(self) -> T:
+        """Gives the next item of this pass, or _END.
+
+        Raises:
+            ShardListError: if this pass has no item at all.
+        """
+        if self._iterator is None:
+            # A stream that wds_epoch goes on with has been seeded in its middle, before this source began.
+            if self._pass or self._seed.epoch == 0:
+                self._passes.begin_pass(self._pass)
+            self._iterator = iter(self._pipe)
+        item: T = next(self._iterator, _END)
+        if item is not _END:
+            self._gave = True
+            return item
+        self.was_exhausted = True
+        if not self._gave:
+            self._refuse_to_be_empty()
+        return item
+
+    def begin_next_pass(self) -> None:
+        """Goes back to the beginning of the source, in an order of its own."""
+        self._pass += 1
+        self._iterator = None
+        self._gave = False
+
+    def end_passes(self) -> None:
+        """Leaves the source with seeds that all consumers agree on, however many passes each has made.
+
+        They are for an epoch that nobody seeds anew.
+        """
+        self._passes.begin_pass(-1)
+
+    def close(self) -> None:
+        """Closes what the source has open."""
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+    def _refuse_to_be_empty(self) -> None:
+        place = place_of(self._pipe)
+        source = f"source {self._number} of wds_mix, counted from 0, a {type(self._pipe).__name__}, gave nothing"
+        divided = f"consumer {place.number} of {place.consumers}, counted from 0, among which its shards are divided"
+        advice = "with fewer shards than consumers, use more shards, fewer workers or .resample_shards()"
+        if place.consumers == 1:
+            raise ShardListError(
+                f"{source} in pass {self._pass}. Check its list of shards, its filters, and what its handlers skipped; "
+                "leave it out if there is nothing in it"
+            )
+        if self._stop != "all":
+            raise ShardListError(f"{source} in pass {self._pass} to {divided}: {advice}, or stop='all'")
+        warn_once(f"wds_mix {self._number}", f"{source} to {divided}, and was left out of the mix: {advice}")
+
+
+def _mixed(streams: Sequence[_Stream[T]], turns: _Turns, stop: Stop, counts: list[int]) -> Iterator[T]:
+    """Gives the items of all streams, and counts them."""
+    while turns.left:
+        number = turns.next()
+        stream = streams[number]
+        item = stream.take()
+        if item is _END and stop == "cycle" and not all(other.was_exhausted for other in streams):
+            stream.begin_next_pass()
+            item = stream.take()
+        if item is not _END:
+            counts[number] += 1
+            yield item
+        elif stop == "all":
+            turns.remove()
+        else:
+            break
+    if stop == "cycle":
+        for stream in streams:
+            stream.end_passes()

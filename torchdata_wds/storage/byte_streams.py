@@ -1,0 +1,312 @@
+"""The byte stream that every backend gives, and what makes one of a source.
+
+A source is an `io.RawIOBase` whose `readinto` returns 0 only at an end that is verified, and raises where the source
+failed. `wrap_source` puts decompression and a buffer over it. All that is here happens per buffer of 1 MiB; the many
+small reads of the tar reader run in C, in `io.BufferedReader`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
+from torchdata_wds.storage.compression import CompressedInput, find_decoder
+from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from _typeshed import WriteableBuffer
+
+__all__ = [
+    "BUFFER_SIZE",
+    "ByteStream",
+    "Source",
+    "interrupt",
+    "is_decompressed",
+    "stored_bytes",
+    "stored_version",
+    "wrap_source",
+    "wrap_stream",
+]
+
+
+BUFFER_SIZE = 1 << 20
+
+
+class StoredVersion(NamedTuple):
+    """What a store tells of a shard.
+
+    Attributes:
+        size: How many bytes it has as it is stored.
+        tag: Its entity tag (ETag); "" where there is none, or one that equal content does not keep.
+    """
+
+    size: int
+    tag: str = ""
+
+
+class ByteStream(Protocol):
+    """A shard as a forward-only stream of decompressed bytes.
+
+    ``read(n)`` gives exactly n bytes unless the shard ends; ``b""`` says that the end was reached and verified (exit
+    status, length, checksums). A read that cannot be completed because the source failed or the data is damaged raises,
+    and so does each later one; what lies before was delivered. Closing early is quiet, closing twice is fine.
+    """
+
+    def read(self, n: int = -1, /) -> bytes:
+        """Reads n bytes, fewer only at the end."""
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fills the buffer, fewer bytes only at the end, and returns their number."""
+
+    def close(self) -> None:
+        """Closes the stream and what it reads from."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+class Source(io.RawIOBase):
+    """A source that gives its bytes in pieces: a backend writes `take` and `_close`."""
+
+    def take(self, size: int) -> bytes:  # noqa: ARG002  (backends use it)
+        """Gives up to `size` bytes; none only at the verified end."""
+        raise io.UnsupportedOperation("take")
+
+    def _close(self) -> None:
+        """Lets go of what the source holds; called once."""
+
+    def interrupt(self) -> None:
+        """Ends a read that another thread waits in soon, where the source can; whatever is read then is not used."""
+
+    def stored_version(self) -> StoredVersion | None:
+        """What tells the shard from others, where an answer that came anyway has told it."""
+        return None
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Takes bytes into the buffer and returns their number; 0 only at the verified end."""
+        view = memoryview(buffer)
+        data = self.take(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Lets go of everything; a second time does nothing."""
+        if not self.closed:
+            try:
+                self._close()
+            finally:
+                super().close()
+
+
+class ShardSource(Source):
+    """The decompressed bytes of a source: finds the compression at the first read, skips, and keeps a failure.
+
+    Args:
+        source: Where the bytes come from; it is closed with this.
+        shard: The masked URL.
+        skip: Bytes to read past, after decompression.
+        plain: The source stands inside the shard: its first bytes say nothing about compression.
+    """
+
+    def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
+        self._source = source
+        self._shard = shard
+        self._skip = skip
+        self._pieces: Iterator[bytes] | None = None
+        self._piece = memoryview(b"")
+        self._position = 0
+        self._started = plain
+        self._ended = False
+        self._failure: Exception | None = None
+
+    def stored_version(self) -> StoredVersion | None:
+        return self._source.stored_version() if isinstance(self._source, Source) else None
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if self._ended:
+            return 0
+        try:
+            if self._skip:
+                self._read_past()
+            return self._fill(memoryview(buffer))
+        except Exception as error:  # noqa: BLE001 - whatever a foreign stream or client library raises
+            self._failure = _shard_error(error, self._shard, self._position)
+            raise self._failure from self._failure.__cause__
+
+    def interrupt(self) -> None:
+        if isinstance(self._source, Source):
+            self._source.interrupt()
+
+    def take_as_stored(self) -> None:
+        """Leaves what comes compressed, where nothing has been read yet."""
+        if self._started and isinstance(self._source, ShardSource):
+            self._source.take_as_stored()
+        self._started = True
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the source turned out to be compressed; known once something was read."""
+        return self._pieces is not None
+
+    def _fill(self, view: memoryview) -> int:
+        if not self._started:
+            self._start()
+        if not self._piece and self._pieces is not None:
+            self._piece = memoryview(next(self._pieces, b""))
+        if self._piece:
+            count = min(len(view), len(self._piece))
+            view[:count], self._piece = self._piece[:count], self._piece[count:]
+        else:
+            count = 0 if self._pieces is not None else self._source.readinto(view) or 0
+        self._ended = count == 0
+        self._position += count
+        return count
+
+    def _start(self) -> None:
+        self._started = True
+        data = CompressedInput(self._source, self._shard)
+        decoder = find_decoder(data)
+        if decoder is None:
+            self._piece = memoryview(data.rest())
+        else:
+            self._pieces = decoder(data)
+
+    def _read_past(self) -> None:
+        scratch = memoryview(bytearray(min(self._skip, BUFFER_SIZE)))
+        while self._skip:
+            count = self._fill(scratch[: self._skip])
+            if not count:
+                raise ShardFormatError(
+                    f"shard {self._shard} ends at byte {self._position:,}, before the offset "
+                    f"{self._position + self._skip:,} that was asked for; is its index older than the shard?",
+                    shard=self._shard,
+                )
+            self._skip -= count
+
+    def _close(self) -> None:
+        # An exception holds the frames that raised it, and so this object.
+        self._failure = self._pieces = None
+        self._source.close()
+
+
+class ForeignSource(Source):
+    """A stream that somebody else opened; only its `read` and `close` are used."""
+
+    def __init__(self, stream: Any, shard: str) -> None:
+        self._stream = stream
+        self._shard = shard
+
+    def take(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        if isinstance(data, (bytes, bytearray, memoryview)) and len(data) <= size:
+            return bytes(data)
+        found = f"{len(data):,} bytes" if isinstance(data, (bytes, bytearray, memoryview)) else type(data).__name__
+        raise ShardOpenError(
+            f"the stream given for shard {self._shard} returned {found} for read({size}); "
+            f"a binary, blocking stream (mode='rb') gives at most {size:,} bytes",
+            shard=self._shard,
+        )
+
+    def _close(self) -> None:
+        # Its end was verified by reading, or the reader stopped early: there is nobody left to tell.
+        with contextlib.suppress(Exception):
+            self._stream.close()
+
+
+def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> io.BufferedReader:
+    """Puts decompression and a buffer over a source.
+
+    Args:
+        source: Where the bytes come from; it is closed with the stream.
+        shard: The masked URL, for messages.
+        skip: Bytes to read past, after decompression.
+        plain: Whether the source stands inside an uncompressed shard, so that its first bytes are no magic.
+
+    Returns:
+        A `ByteStream`.
+    """
+    return io.BufferedReader(ShardSource(source, shard, skip=skip, plain=plain), BUFFER_SIZE)
+
+
+def stored_bytes(stream: ByteStream) -> io.RawIOBase:
+    """Makes an unread stream of `open_shard` into one of the bytes that its source holds, compressed or not.
+
+    Args:
+        stream: The stream, opened at the beginning; it must not be used any more.
+    """
+    assert isinstance(stream, io.BufferedReader)
+    source = stream.detach()
+    if isinstance(source, ShardSource):
+        source.take_as_stored()
+    return source
+
+
+def interrupt(stream: ByteStream) -> None:
+    """Ends a read of a stream that another thread waits in soon, where its source can."""
+    source = getattr(stream, "raw", None)
+    if isinstance(source, Source):
+        source.interrupt()
+
+
+def stored_version(stream: ByteStream) -> StoredVersion | None:
+    """What tells a shard from others, where its store has told it; no request is made for it."""
+    source = getattr(stream, "raw", None)
+    return source.stored_version() if isinstance(source, Source) else None
+
+
+def is_decompressed(stream: ByteStream) -> bool:
+    """Tells whether a stream, of which something was read, decompresses what it reads."""
+    source = getattr(stream, "raw", None)
+    return isinstance(source, ShardSource) and source.is_compressed
+
+
+def wrap_stream(stream: Any, url: str) -> ByteStream:
+    """Makes a stream that somebody else opened into a `ByteStream`: decompressed, buffered, with exact reads.
+
+    Args:
+        stream: A binary stream with ``read(n)``, which may give less than asked for; closed with the result.
+        url: Its URL, masked in messages.
+
+    Raises:
+        TypeError: if the stream has no ``read``.
+
+    Example:
+        >>> import gzip, io
+        >>> with wrap_stream(io.BytesIO(gzip.compress(b"shard")), "x.tar") as stream:
+        ...     stream.read(512)
+        b'shard'
+    """
+    if not callable(getattr(stream, "read", None)):
+        raise TypeError(f"the stream for shard {mask_url(url)} is a {type(stream).__name__} without read()")
+    shard = mask_url(url)
+    return wrap_source(ForeignSource(stream, shard), shard)
+
+
+def _shard_error(error: Exception, shard: str, position: int) -> Exception:
+    # Without memory the shard is not at fault: that must not look like a source that failed.
+    if isinstance(error, (WdsError, MemoryError)):
+        return error
+    cure = ". Its stream was opened as text: open it with mode='rb'" if isinstance(error, UnicodeError) else ""
+    failure = ShardOpenError(
+        f"shard {shard} failed while it was read, after {position:,} bytes: "
+        f"{type(error).__name__}: {mask_text(str(error))}{cure}",
+        shard=shard,
+    )
+    failure.__cause__ = masked_cause(error)
+    return failure

@@ -1,0 +1,259 @@
+"""Copies of shards in a local folder: each is downloaded once, appears only whole, and reads like the shard itself."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
+from torchdata_wds.storage.cache.download import Download, Waiting, report
+from torchdata_wds.storage.cache.followers import FollowedShard, find_origin
+from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
+from torchdata_wds.storage.cache.settings import CacheSettings, Check
+from torchdata_wds.storage.cache.shard_facts import ShardFacts
+from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.opening import open_shard
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["Check", "ShardCache"]
+
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 512
+
+_PLAIN_BUFFER_SIZE = 1 << 16
+
+
+@dataclass(frozen=True)
+class ShardCache(CacheSettings):
+    """A folder of copies: each is made once, and reads like the shard itself."""
+
+    def open(
+        self, url: str, path: str, offset: int = 0, *, finish: bool = False, facts: ShardFacts | None = None
+    ) -> ByteStream:
+        """Opens the copy of a shard, which is made if it is not there.
+
+        Args:
+            url: The shard.
+            path: The path of its copy.
+            offset: Decompressed bytes to leave out.
+            finish: Whether to make the copy whole also when the stream is closed before its end.
+            facts: What is known of the shard. The copy is then made before it is read, and compared; another one is
+                made again, once.
+
+        Raises:
+            ShardOpenError: if there is no copy, and the source cannot be opened or read.
+            ShardFormatError: if the copy is not as `facts` say.
+            CacheError: if the copy is that of another shard.
+        """
+        if offset < 0:
+            raise ValueError(f"offset must not be negative, found {offset}")
+        copy = None if facts is not None else self._open_copy(url, path, offset)
+        if facts is not None or (copy is None and not self.while_reading):
+            reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
+            if reason is not None:
+                self.warn(url, reason)
+                return self._open_source(url, offset)
+            copy = self._open_copy(url, path, offset)
+        if copy is not None:
+            return copy
+        source = FollowedShard(self, url, path, find_origin(self, url, path), finish=finish)
+        return wrap_source(source, mask_url(url), skip=offset)
+
+    def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
+        """Makes the copy of a shard if it is not there, and gives its path; other processes' downloads are waited for.
+
+        Raises:
+            CacheError: if it cannot be kept, or is that of another shard.
+            ShardOpenError: if the source cannot be opened or read.
+            ShardFormatError: if the copy is not as `facts` say.
+        """
+        reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
+        if reason is not None:
+            raise self._not_kept(url, reason)
+        self.check_mark(url, path, path)
+        return Path(path)
+
+    def _make(self, url: str, path: str) -> str | None:
+        """Makes a copy that is not there, or waits for who does; gives the reason if there can be none."""
+        try:
+            waiting = Waiting()
+            while not os.path.exists(path):  # noqa: PTH110 - a str
+                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+                lock = CopyLock.acquire(path)
+                if lock is None:
+                    waiting.go_on(CopyLock.progress_of(path))
+                elif os.path.exists(path):  # noqa: PTH110
+                    lock.release()
+                else:
+                    report(self.verbose, "miss %s", mask_url(url))
+                    return Download(self, url, lock, is_quiet=True).complete()
+        except WdsError:
+            raise
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    def _make_as(self, facts: ShardFacts, url: str, path: str) -> str | None:
+        """Makes a copy that is as an index says, once more where there was another one; gives the reason if it cannot.
+
+        Raises:
+            ShardFormatError: if what the source gives is not as the index says.
+        """
+        may_be_old = os.path.exists(path)  # noqa: PTH110 - a str
+        while (reason := self._make(url, path)) is None:
+            try:
+                with open_copy(path) as file:
+                    self.check_mark(url, path, file.fileno())
+                    difference = facts.difference(file.fileno())
+                    if not difference:
+                        return None
+                    if not may_be_old or not self.drop(path, file):
+                        raise self._not_as_indexed(url, path, difference)
+            except FileNotFoundError:  # evicted
+                continue
+            except OSError as error:
+                return error.strerror or str(error)
+            report(self.verbose, "stale %s: its copy has %s", mask_url(url), difference)
+            may_be_old = False
+        return reason
+
+    def _not_as_indexed(self, url: str, path: str, difference: str) -> ShardFormatError:
+        shard = mask_url(url)
+        return ShardFormatError(
+            f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has {difference}, as the "
+            "index says. Index or shard is of another version: make the index again with index_shard, or remove the "
+            "copy if it was put there by hand",
+            shard=shard,
+        )
+
+    def _not_kept(self, url: str, reason: str) -> CacheError:
+        shard = mask_url(url)
+        return CacheError(f"shard {shard} cannot be kept in the cache folder {self.folder}: {reason}", shard=shard)
+
+    def _open_source(self, url: str, offset: int) -> ByteStream:
+        return open_shard(url, offset=offset, storage_options=self.storage_options)
+
+    def _open_copy(self, url: str, path: str, offset: int) -> ByteStream | None:
+        """Opens a finished copy; None where there is none, any more."""
+        try:
+            file = open_copy(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.warn(url, f"its copy {path} cannot be opened: {error.strerror or error}")
+            return self._open_source(url, offset)
+        try:
+            self.check_mark(url, path, file.fileno())
+            is_cut = self.is_cut(file)
+            if not is_cut and (self.check is None or not _is_open_ended(file.fileno())):
+                report(self.verbose, "hit %s: %s", mask_url(url), path)
+                return _CopySource.open(self, url, path, file, offset)
+            self.warn(url, f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}")
+            is_gone = self.drop(path, file)
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return None if is_gone else self._open_source(url, offset)
+
+
+class _CopySource(Source):
+    """The decompressed bytes of a finished copy; where that cannot be read on, the rest comes from the source.
+
+    Where it turns out to be damaged, what was read before may be wrong, too: that is an error, and the copy goes.
+    """
+
+    def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, position: int) -> None:
+        self._cache = cache
+        self._url = url
+        self._path = path
+        self._file = file
+        self._stream: io.RawIOBase = file
+        self._start = self._position = position
+        self._size = 0  # of what is not compressed
+        self._is_source = False
+        self._failure: Exception | None = None
+
+    @classmethod
+    def open(cls, cache: ShardCache, url: str, path: str, file: LockedFile, offset: int) -> io.BufferedReader:
+        """Opens the copy at a byte of its decompressed content; the file is closed with the stream."""
+        source = cls(cache, url, path, file, offset)
+        head = os.pread(file.fileno(), HEAD_SIZE, 0)
+        if is_compressed(head) or len(head) < HEAD_SIZE:
+            source._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
+            return io.BufferedReader(source, BUFFER_SIZE)
+        size = source._size = os.fstat(file.fileno()).st_size
+        if offset > size:
+            shard = mask_url(url)
+            raise ShardFormatError(
+                f"the copy {path} of shard {shard} ends at byte {size:,}, before the offset {offset:,} that was asked "
+                "for; is the shard's index older than the shard, or the copy?",
+                shard=shard,
+            )
+        file.seek(offset)
+        return io.BufferedReader(source, _PLAIN_BUFFER_SIZE)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        try:
+            count = self._stream.readinto(buffer) or 0
+            if not count and self._stream is self._file and self._position < self._size:
+                raise OSError(f"it ends at byte {self._position:,} of {self._size:,}")
+        except (OSError, ShardFormatError) as error:
+            if self._is_source or isinstance(error.__cause__, ImportError):
+                raise
+            if isinstance(error, ShardFormatError) and self._position > self._start:
+                self._failure = self._remove_damaged(error)
+                raise self._failure from error
+            self._turn_to_source(error)
+            count = self._stream.readinto(buffer) or 0
+        self._position += count
+        return count
+
+    def _remove_damaged(self, error: ShardFormatError) -> ShardFormatError:
+        is_gone = self._cache.drop(self._path, self._file)
+        cure = "The copy was removed: read the shard again" if is_gone else "Remove the copy, and read the shard again"
+        return ShardFormatError(f"{str(error).rstrip('.')}. {cure}", shard=mask_url(self._url))
+
+    def _turn_to_source(self, reason: Exception) -> None:
+        self._cache.warn(self._url, f"its copy {self._path} is damaged: {reason}")
+        self._is_source = True
+        self._cache.drop(self._path, self._file)
+        self._stream.close()
+        options = self._cache.storage_options
+        try:
+            stream = open_shard(self._url, offset=self._position, storage_options=options)
+        except Exception as error:
+            self._failure = error
+            raise
+        assert isinstance(stream, io.BufferedReader)
+        self._stream = stream.detach()
+
+    def interrupt(self) -> None:
+        if isinstance(self._stream, Source):
+            self._stream.interrupt()
+
+    def _close(self) -> None:
+        self._failure = None
+        self._stream.close()
+
+
+def _is_open_ended(file: int) -> bool:
+    """Tells whether an open file is evidently not whole: a tar archive that does not end as one."""
+    size = os.fstat(file).st_size
+    if os.pread(file, 5, 257) != b"ustar":
+        return size == 0
+    end = _BLOCK + size % _BLOCK
+    return size < end or bool(os.pread(file, end, size - end).strip(b"\0"))

@@ -1,0 +1,329 @@
+"""Reading a shard while it is downloaded, by this process or another one.
+
+A reader has the growing file open by itself and never waits for another reader: only for the download, which waits for
+nobody. Where the download is given up, its maker is killed, or the file goes, the reader becomes the next maker, or
+follows that one; what it has delivered by then is compared with what comes, and not delivered again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
+from torchdata_wds.storage.cache.download import Download, Outcome, StalledError, Waiting, report
+from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_copy, open_part
+from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.opening import open_shard
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    import io
+
+    from _typeshed import WriteableBuffer
+
+    from torchdata_wds.storage.cache.settings import CacheSettings
+
+__all__ = ["FollowedShard", "Origin", "find_origin"]
+
+
+#: A download that nobody reads any more is waited for while it comes on at least once in so many seconds.
+_FINISH_SECONDS = 10.0
+
+
+class _LostError(Exception):
+    """What was read from is gone before its end."""
+
+
+class FollowedShard(Source):
+    """The stored bytes of a shard, from its copy as it comes into being.
+
+    Args:
+        cache: The cache.
+        url: The shard.
+        path: The path of its copy.
+        origin: Where it is read first.
+        finish: Whether to wait for the whole copy when the stream is closed before its end.
+    """
+
+    def __init__(self, cache: CacheSettings, url: str, path: str, origin: Origin, *, finish: bool = False) -> None:
+        self._cache = cache
+        self._url = url
+        self._path = path
+        self._finish = finish
+        self._position = 0  # what was delivered
+        self._checked = 0  # how much of it is known to be the same in what is read now
+        self._proof: LockedFile | None = None  # a file that begins with what was delivered
+        self._is_interrupted = False
+        self._origin = origin
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Reads what comes next, and waits for it; 0 only at the verified end."""
+        view = memoryview(buffer)
+        while True:
+            if self._is_interrupted:
+                raise _stopped(self._url)
+            behind = self._position - self._checked
+            target = view if not behind else memoryview(bytearray(min(behind, BUFFER_SIZE)))
+            try:
+                count = self._origin.read(target, self._checked)
+            except _LostError:
+                self._find_another()
+                continue
+            except StalledError as error:
+                self._find_another(error)
+                continue
+            if not behind:
+                self._position = self._checked = self._checked + count
+                return count
+            if not count or not self._is_the_same(target[:count]):
+                raise self._has_changed()
+            self._checked += count
+
+    def _is_the_same(self, data: memoryview) -> bool:
+        assert self._proof is not None
+        return os.pread(self._proof.fileno(), len(data), self._checked) == data
+
+    def _find_another(self, reason: OSError | None = None) -> None:
+        if self._checked == self._position:
+            self._drop_proof()
+            self._proof = self._origin.release_file()
+        self._origin.close()
+        if reason is None:
+            self._origin = find_origin(self._cache, self._url, self._path)
+        else:
+            self._origin = _open_source(self._cache, self._url, reason)
+        self._checked = 0
+
+    def _has_changed(self) -> ShardOpenError:
+        shard = mask_url(self._url)
+        return ShardOpenError(
+            f"shard {shard} changed while it was read: it was asked for again because its download had been given up, "
+            f"and what came was different behind byte {self._checked:,}, of {self._position:,} that were read before. "
+            "Try again",
+            shard=shard,
+        )
+
+    def interrupt(self) -> None:
+        """Ends a download of its own, or the waiting for another's."""
+        self._is_interrupted = True
+        self._origin.stop()
+
+    def _drop_proof(self) -> None:
+        if self._proof is not None:
+            self._proof.close()
+            self._proof = None
+
+    def _close(self) -> None:
+        try:
+            # Who is interrupted does not want to wait.
+            if self._finish and not self._is_interrupted and sys.exc_info()[0] is None:
+                self._origin.finish()
+        finally:
+            self._origin.close()
+            self._drop_proof()
+
+
+class Origin:
+    """Where the bytes come from: the source itself, or a subclass."""
+
+    def __init__(self, source: io.RawIOBase) -> None:
+        self._source = source
+
+    def read(self, view: memoryview, position: int) -> int:  # noqa: ARG002 - a source goes forward only
+        """Reads some bytes at a position; none only at the verified end.
+
+        Raises:
+            _LostError: if somewhere else must be looked for them.
+        """
+        return self._source.readinto(view) or 0
+
+    def release_file(self) -> LockedFile | None:
+        """Gives the file away that was read from, if there is one."""
+        return None
+
+    def stop(self) -> None:
+        """Ends a read that another thread waits in, and a download that this reader has started."""
+        if isinstance(self._source, Source):
+            self._source.interrupt()
+
+    def finish(self) -> None:
+        """Waits for a download that this reader has started, as long as it comes on."""
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        with contextlib.suppress(Exception):
+            self._source.close()
+
+
+class _FileOrigin(Origin):
+    """A copy, or what is to become one, which another process or another part of this one fills."""
+
+    def __init__(self, file: LockedFile, path: str, *, is_copy: bool = False) -> None:
+        self._file = file
+        self._path = path
+        self._size = os.fstat(file.fileno()).st_size if is_copy else None
+        self._is_filled = is_copy
+        self._is_released = self._is_stopped = False
+
+    def read(self, view: memoryview, position: int) -> int:
+        waiting = Waiting()
+        while True:
+            count = os.preadv(self._file.fileno(), [view], position)
+            if count:
+                return count
+            if self._is_filled or self._is_stopped:
+                break
+            if self._file.lock(shared=True):  # who filled it has ended, in whatever way
+                self._is_filled = True
+            else:
+                waiting.go_on()
+        if self._is_stopped or self._is_lost():
+            raise _LostError
+        return 0
+
+    def _is_lost(self) -> bool:
+        """Tells whether it ended before its end: its maker has given it up, or somebody has cut it."""
+        file = self._file.fileno()
+        if self._size is not None:
+            return os.fstat(file).st_size != self._size
+        return is_of_other_size(file) or not (self._file.is_at(self._path) or is_sealed(file))
+
+    def check(self, cache: CacheSettings, url: str) -> None:
+        """Makes sure that the file is not that of another shard.
+
+        Raises:
+            CacheError: if it is.
+        """
+        cache.check_mark(url, self._path, self._file.fileno())
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def release_file(self) -> LockedFile:
+        """Gives the file away."""
+        self._is_released = True
+        return self._file
+
+    def close(self) -> None:
+        """Closes the file, unless it was given away."""
+        if not self._is_released:
+            self._file.close()
+
+
+class _DownloadOrigin(_FileOrigin):
+    """The file of this reader's own download."""
+
+    def __init__(self, path: str, download: Download) -> None:
+        super().__init__(download.open_file(), path)
+        self._download = download
+        self._rest: io.RawIOBase | None = None
+
+    def read(self, view: memoryview, position: int) -> int:
+        download = self._download
+        if not download.is_here:
+            raise ValueError("the stream was opened in another process, before this one was forked")
+        if self._rest is not None:
+            return self._rest.readinto(view) or 0
+        download.wait_for(position)
+        if download.position > position:
+            count = os.preadv(self._file.fileno(), [view[: download.position - position]], position)
+            if not count:
+                raise _LostError  # somebody has cut the file
+            return count
+        if download.outcome is Outcome.FAILED:
+            assert download.failure is not None
+            raise download.failure.with_traceback(None)
+        if download.outcome is Outcome.DIRECT:
+            self._rest = download.take_rest()
+            return self._rest.readinto(view) or 0
+        if download.outcome is Outcome.STOPPED:
+            raise _stopped(download.url)
+        return 0
+
+    def stop(self) -> None:
+        self._download.stop()
+        if isinstance(self._rest, Source):
+            self._rest.interrupt()
+
+    def finish(self) -> None:
+        download = self._download
+        while download.is_here and not download.is_stopping and download.outcome is None:
+            if not download.wait_for(download.position, _FINISH_SECONDS):
+                return
+
+    def close(self) -> None:
+        self._download.stop()
+        if self._rest is not None:
+            self._rest.close()
+        super().close()
+
+
+def find_origin(cache: CacheSettings, url: str, path: str) -> Origin:
+    """Finds where to read a shard: in its copy, in one in the making, in one of its own making, or at its source.
+
+    Raises:
+        CacheError: if the copy, or what is to become it, is that of another shard.
+        ShardOpenError: if the source cannot be opened.
+    """
+    try:
+        origin = _find_in_folder(cache, url, path)
+    except OSError as error:
+        return _open_source(cache, url, error)
+    try:
+        origin.check(cache, url)
+    except BaseException:
+        origin.close()
+        raise
+    return origin
+
+
+def _find_in_folder(cache: CacheSettings, url: str, path: str) -> _FileOrigin:
+    waiting = Waiting()
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            copy = open_copy(path)
+            if not cache.is_cut(copy):
+                return _FileOrigin(copy, path, is_copy=True)
+            with copy:
+                if not cache.drop(path, copy):
+                    raise OSError(f"its copy {path} is cut")
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - a str
+        lock = CopyLock.acquire(path)
+        if lock is None:
+            part = CopyLock.part_of(path)
+            file = None if part is None else open_part(part)
+            if file is not None:
+                return _FileOrigin(file, path)
+        elif not os.path.exists(path):  # noqa: PTH110
+            return _start_download(cache, url, lock)
+        else:
+            lock.release()
+        waiting.go_on()
+
+
+def _open_source(cache: CacheSettings, url: str, reason: OSError) -> Origin:
+    cache.warn(url, reason.strerror or str(reason))
+    return Origin(stored_bytes(open_shard(url, storage_options=cache.storage_options)))
+
+
+def _start_download(cache: CacheSettings, url: str, lock: CopyLock) -> _DownloadOrigin:
+    report(cache.verbose, "miss %s", mask_url(url))
+    download = Download(cache, url, lock)
+    try:
+        origin = _DownloadOrigin(lock.path, download)
+        download.start()
+    except BaseException:
+        download.stop()
+        raise
+    return origin
+
+
+def _stopped(url: str) -> ShardOpenError:
+    shard = mask_url(url)
+    return ShardOpenError(
+        f"reading shard {shard} was stopped, by another thread or the end of the program", shard=shard
+    )

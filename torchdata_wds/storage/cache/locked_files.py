@@ -1,0 +1,320 @@
+"""The files of a cache's folder: locks, copies in the making, finished ones, and which of those are removed.
+
+Everything is said by files and the system's locks on them, which end with the process that holds them, however it ends.
+A finished copy ``x.tar`` is only ever renamed into place. Who makes it has ``x.tar.lock``, and fills a file
+``x.tar.<unique>.part``, whose name is written in the former; an exclusive lock on it says that there is more to come.
+Whoever reads a finished copy has a shared lock on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
+from torchdata_wds.storage.locks import LockedFile, lock
+
+__all__ = [
+    "CopyLock",
+    "Kept",
+    "OLD_SECONDS",
+    "ROOM",
+    "Removal",
+    "UNIQUE",
+    "is_of_other_size",
+    "is_sealed",
+    "make_room",
+    "mark_as_ours",
+    "mark_of",
+    "open_copy",
+    "open_part",
+    "remove_unlocked",
+    "seal",
+]
+
+
+#: Held while copies are counted and removed, one per folder: no copy has a lock of this name.
+ROOM = PART + LOCK
+
+#: What became of a file that was to be removed; a file that is another one by now is gone.
+Removal = Literal["removed", "in use", "gone"]
+
+_MARK = "user.torchdata_wds"
+
+#: The time of change that a file gets which ended well, and is not kept.
+_SEAL = 1_000_000_000
+
+UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
+
+#: Seconds after which a part that nobody fills is removed although its shard was not asked for again.
+OLD_SECONDS = 24 * 3600.0
+
+
+class CopyLock:
+    """The lock of one copy: the process that has it may make the copy.
+
+    Where the file system has no locks everybody has it: several processes may make one copy, each in a file of its own.
+
+    Attributes:
+        path: The copy's path.
+    """
+
+    def __init__(self, path: str, file: LockedFile | None) -> None:
+        self.path = path
+        self._file = file
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it keeps others out."""
+        return self._file is not None
+
+    @staticmethod
+    def acquire(path: str) -> CopyLock | None:
+        """Takes the lock of a copy; None if somebody has it.
+
+        Raises:
+            OSError: if there can be no file in this folder.
+        """
+        name = path + LOCK
+        while True:
+            file = LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            with contextlib.ExitStack() as stack:
+                stack.callback(file.close)
+                taken = lock(file.fileno())
+                if taken is None:
+                    _remove_empty(name, file)
+                    return CopyLock(path, None)
+                if not taken:
+                    return None
+                # Its last holder may have removed it: then it is a lock on nothing.
+                if file.is_at(name):
+                    stack.pop_all()
+                    return CopyLock(path, file)
+
+    @staticmethod
+    def part_of(path: str) -> str | None:
+        """The path of the file that the holder of a copy's lock fills; None if there is none yet."""
+        try:
+            with open(path + LOCK, "rb") as file:  # noqa: PTH123
+                name = os.fsdecode(file.read(4096))
+        except FileNotFoundError:
+            return None
+        return os.path.join(os.path.dirname(path), name) if name.endswith(PART) else None  # noqa: PTH118, PTH120
+
+    @staticmethod
+    def progress_of(path: str) -> tuple[str, int] | None:
+        """The file that the holder of a copy's lock fills, and how far it has come."""
+        part = CopyLock.part_of(path)
+        try:
+            return None if part is None else (part, os.stat(part).st_size)  # noqa: PTH116 - a str
+        except FileNotFoundError:
+            return None
+
+    def create_part(self) -> tuple[str, LockedFile]:
+        """Makes the file for a copy, after removing those that its former makers left, and old ones of other copies.
+
+        Returns:
+            Its path, and the file with the exclusive lock that tells readers that it is being filled.
+        """
+        if self._file is not None:
+            os.ftruncate(self._file.fileno(), 0)
+        folder, base = os.path.split(self.path)
+        for left in os.listdir(folder):  # noqa: PTH208 - strs here, as in all of this module
+            found = UNIQUE.search(left)
+            with contextlib.suppress(OSError):
+                path = os.path.join(folder, left)  # noqa: PTH118
+                is_left = found is not None and left[: found.start()] == base and self.is_real
+                if is_left or (found is not None and _is_abandoned(path)):
+                    os.unlink(path)  # noqa: PTH108
+        name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
+        part = os.path.join(folder, name)  # noqa: PTH118
+        file = LockedFile(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        try:
+            lock(file.fileno())
+            if self._file is not None:
+                os.pwrite(self._file.fileno(), os.fsencode(name), 0)
+        except BaseException:
+            file.close()
+            os.unlink(part)  # noqa: PTH108
+            raise
+        return part, file
+
+    def release(self) -> None:
+        """Lets go of the lock, and removes its file; in a forked child, nothing."""
+        if self._file is not None and not self._file.closed:
+            with contextlib.suppress(OSError):
+                if self._file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
+                    os.unlink(self.path + LOCK)  # noqa: PTH108
+            self._file.close()
+
+
+def _remove_empty(name: str, file: LockedFile) -> None:
+    """Removes a file that cannot be locked, unless it is that of a machine that can: such a one has a name in it."""
+    with contextlib.suppress(OSError):
+        if not os.fstat(file.fileno()).st_size and file.is_at(name):
+            os.unlink(name)  # noqa: PTH108
+
+
+def open_part(path: str) -> LockedFile | None:
+    """Opens a file that somebody fills; None if it is not there, or nobody is known to fill it."""
+    try:
+        file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None
+    if file.lock(shared=True):
+        file.close()
+        return None
+    return file
+
+
+def _is_abandoned(part: str) -> bool:
+    """Tells whether nobody has filled a file for long, nor does now."""
+    if os.stat(part).st_mtime > time.time() - OLD_SECONDS:  # noqa: PTH116
+        return False
+    file = open_part(part)
+    if file is not None:
+        file.close()
+    return file is None
+
+
+def open_copy(path: str) -> LockedFile:
+    """Opens a finished copy, with a shared lock if that can be had, and notes its use by the time of access.
+
+    Raises:
+        OSError: if it cannot be opened; FileNotFoundError if it is not there.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    copy = LockedFile(file)
+    copy.lock(shared=True)
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(max(time.time_ns(), status.st_atime_ns), status.st_mtime_ns))
+    return copy
+
+
+def seal(file: int) -> None:
+    """Marks an open file as complete although it is not kept, for those who are reading it."""
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(_SEAL, _SEAL))
+
+
+def is_sealed(file: int) -> bool:
+    """Tells whether an open file was marked by `seal`."""
+    return os.fstat(file).st_mtime_ns == _SEAL
+
+
+def mark_as_ours(file: int, digest: str, size: int | None = None) -> None:
+    """Notes of which URL a file is the copy, and how long it is in the end, where the file system allows it."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setxattr(file, _MARK, (digest if size is None else f"{digest} {size}").encode())
+
+
+def mark_of(file: int | str) -> str | None:
+    """The digest of the URL that a file is the copy of; None if it was not made by this package, or changed since."""
+    digest, size = _note_of(file)
+    with contextlib.suppress(FileNotFoundError):
+        if size is None or os.stat(file).st_size == size:  # noqa: PTH116 - maybe a descriptor
+            return digest
+    return None
+
+
+def is_of_other_size(file: int) -> bool:
+    """Tells whether an open copy is known to have had another length when it was made."""
+    return _note_of(file)[1] not in (None, os.fstat(file).st_size)
+
+
+def _note_of(file: int | str) -> tuple[str | None, int | None]:
+    try:
+        digest, _, size = os.getxattr(file, _MARK).decode(errors="replace").partition(" ")
+    except (OSError, AttributeError):
+        return None, None
+    return digest, int(size) if size.isdecimal() else None
+
+
+class Kept(NamedTuple):
+    """A finished copy that this package has made."""
+
+    used: int
+    size: int
+    path: str
+
+
+@contextlib.contextmanager
+def make_room(folder: str, size: int, max_bytes: float, *, deep: bool) -> Iterator[tuple[bool, list[Kept]]]:
+    """Removes the copies that were not used for longest, until another one fits in; nobody else adds one meanwhile.
+
+    Args:
+        folder: The cache's folder.
+        size: How large the new copy is, in bytes.
+        max_bytes: How large all may be together.
+        deep: Whether copies lie in folders of that folder, too.
+
+    Yields:
+        Whether there is room, or the others would at least fit in by themselves; and what was removed.
+    """
+    name = os.path.join(folder, ROOM)  # noqa: PTH118
+    with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
+        if lock(file.fileno(), wait=True) is None:
+            _remove_empty(name, file)
+        kept = sorted(_kept(folder, deep))
+        total = sum(copy.size for copy in kept)
+        removed = []
+        for copy in kept:
+            if total + size <= max_bytes:
+                break
+            if _remove_unread(copy.path):
+                total -= copy.size
+                removed.append(copy)
+        yield total <= max_bytes, removed
+
+
+def _kept(folder: str, deep: bool) -> Iterator[Kept]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if deep:
+                    yield from _kept(entry.path, deep)
+            elif not entry.name.endswith((PART, LOCK)) and (is_own_name(entry.name) or mark_of(entry.path)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield Kept(status.st_atime_ns, status.st_size, entry.path)
+
+
+def _remove_unread(path: str) -> bool:
+    """Removes a file, unless somebody has it open for reading."""
+    try:
+        return remove_unlocked(path) != "in use"
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def remove_unlocked(path: str) -> Removal:
+    """Removes a file that nobody has a lock on.
+
+    Raises:
+        OSError: if it is not there, or cannot be removed.
+    """
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        opened = os.open(path, os.O_RDWR | flags)  # NFS has exclusive locks only for files that may be written
+    except PermissionError:
+        opened = os.open(path, os.O_RDONLY | flags)
+    with LockedFile(opened) as file:
+        if not file.lock():
+            return "in use"
+        if not file.is_at(path):
+            return "gone"
+        os.unlink(path)  # noqa: PTH108
+    return "removed"

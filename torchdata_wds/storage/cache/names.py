@@ -1,0 +1,187 @@
+"""What the copy of a shard is called in a cache's folder.
+
+By default a name is made of the shard's own and a digest of where it comes from: its whole URL or command, or what that
+leads to, so that no two of them share a file. The other ways are for folders that somebody else has filled, or fills.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from torchdata_wds.errors import CacheError
+from torchdata_wds.option_types import Naming
+from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
+
+__all__ = ["LOCK", "PART", "check_naming", "copy_name", "digest_of", "is_own_name", "names_a_tar", "unsigned"]
+
+
+#: What ends the names of files that are no finished copies.
+PART, LOCK = ".part", ".lock"
+
+_LONGEST_STEM = 100
+
+_OTHER_SUFFIX = re.compile(r"(\.[a-z][a-z0-9]{0,9})?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+
+_OWN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*-[0-9a-f]{32}(\.[a-z][a-z0-9]{0,9})?(\.(gz|bz2|xz|zst))?")
+
+_IN_COMMAND = re.compile(r"[^\s'\"/=:|<>&;()]+\.(?:tar|tgz|tbz2?|txz|tzst)(?:\.[a-z0-9]{2,4})?(?=$|[\s'\"?|<>&;)])")
+
+#: Query parameters of signed URLs: of AWS and its CloudFront, Google and Azure.
+_SIGNING = re.compile(
+    r"(?i)x-amz-.*|x-goog-.*|awsaccesskeyid|googleaccessid|signature|key-pair-id|policy|hash-algorithm"
+)
+
+_AZURE = frozenset(
+    "sv ss srt sp se st spr sig sr si sip skoid sktid skt ske sks skv saoid suoid scid sdd ses".split()  # noqa: SIM905
+)
+
+
+def check_naming(name: Naming) -> Naming:
+    """Gives a ``name=`` argument back if it can be one.
+
+    Raises:
+        ValueError: if it is a word that means nothing.
+        TypeError: if it is neither a word nor a function.
+    """
+    if name is None or callable(name) or (isinstance(name, str) and name in ("unsigned", *_WAYS)):
+        return name
+    valid = f"None, 'unsigned', {', '.join(map(repr, _WAYS))} or a function from URL to path"
+    raise (ValueError if isinstance(name, str) else TypeError)(f"name must be {valid}, not {name!r}")
+
+
+def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
+    """Names the copy of a shard, as a path inside the cache's folder.
+
+    Args:
+        url: The shard's URL or ``pipe:`` command.
+        name: None for the shard's own name and a digest of where it comes from; ``"unsigned"`` for the same without the
+            query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a function of the URL.
+        origin: Where it comes from, as `origin_of` gives it; None is the URL itself.
+
+    Raises:
+        CacheError: if the URL has no such name, or it does not stay inside the folder.
+
+    Example:
+        >>> url = "s3://bucket/data/train-000.tar.gz?versionId=3"
+        >>> copy_name(url)
+        'train-000-3566d554aa90429fdb966a5dc395f2a0.tar.gz'
+        >>> copy_name(url, "basename"), copy_name(url, "path")
+        ('train-000.tar.gz', 'bucket/data/train-000.tar.gz')
+    """
+    if name is None or name == "unsigned":
+        identity = url if origin is None else origin
+        return _by_digest(url, unsigned(identity) if name else identity)
+    made = _WAYS[name](url) if isinstance(name, str) else name(url)
+    path = made if isinstance(made, str) else os.fspath(made) if isinstance(made, os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise _no_name(url, f"its name= gave {made!r}, and not a path inside the cache's folder")
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.name or path.endswith("/"):
+        raise _no_name(url, f"{path!r} is no path of a file inside the cache's folder")
+    if pure.name.endswith((PART, LOCK)):
+        raise _no_name(url, f"{path!r} ends like a file that is no finished copy: choose another name=")
+    return str(pure)
+
+
+def digest_of(url: str) -> str:
+    """A digest of a URL or an origin: 128 bits in hexadecimal digits; a local path counts as that of today's folder."""
+    text = url if scheme_of(url) not in ("", "file") else os.path.abspath(local_path(url))  # noqa: PTH100 - a str
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def is_own_name(name: str) -> bool:
+    """Tells whether only this package names a file so."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def names_a_tar(url: str) -> bool:
+    """Tells whether a URL or command says that it gives a tar archive.
+
+    Example:
+        >>> names_a_tar("s3://b/x.tar.gz?v=1"), names_a_tar("s3://b/x.cbor"), names_a_tar("pipe:cat /data/x.tar")
+        (True, False, True)
+    """
+    if scheme_of(url) == "pipe":
+        return _IN_COMMAND.search(url) is not None
+    return _path_of(url).lower().endswith(SHARD_SUFFIXES)
+
+
+def unsigned(url: str) -> str:
+    """Leaves out the query parameters that sign a URL and change from day to day.
+
+    Example:
+        >>> unsigned("https://h/x.tar?versionId=3&X-Amz-Signature=abc&X-Amz-Expires=60")
+        'https://h/x.tar?versionId=3'
+    """
+    base, mark, query = url.partition("?")
+    if not mark or scheme_of(url) == "pipe":
+        return url
+    query, newline, store = query.partition("\n")  # see origin_of
+    pairs = [(unquote(pair.partition("=")[0]).lower(), pair) for pair in query.split("&")]
+    names = {name for name, _ in pairs}
+    left_out = {name for name in names if _SIGNING.fullmatch(name)}
+    left_out |= _AZURE if "sig" in names else set()
+    left_out |= {"expires"} if "signature" in names else set()
+    kept = "&".join(pair for name, pair in pairs if name not in left_out)
+    return (base + mark + kept if kept else base) + newline + store
+
+
+def _by_digest(url: str, identity: str) -> str:
+    own = _own_name(url)
+    suffix = max((suffix for suffix in SHARD_SUFFIXES if own.lower().endswith(suffix)), key=len, default="")
+    if not suffix:
+        found = _OTHER_SUFFIX.search(own)
+        suffix = found[0] if found else ""
+    stem = own[: len(own) - len(suffix)]
+    suffix = ".tar" if suffix.lower() in ("", PART, LOCK) else suffix.lower()
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", stem)[:_LONGEST_STEM].lstrip(".")
+    return f"{stem or 'shard'}-{digest_of(identity)}{suffix}"
+
+
+def _own_name(url: str) -> str:
+    if scheme_of(url) == "pipe":
+        found = _IN_COMMAND.findall(url)
+        return found[-1] if found else "command"
+    return _path_of(url).rpartition("/")[2]
+
+
+def _path_of(url: str) -> str:
+    """The path in a URL, without host and query; of a chained URL that of the last part."""
+    if scheme_of(url) in ("", "file"):
+        return local_path(url)
+    return urlsplit(url.rpartition("::")[2]).path
+
+
+def _basename(url: str) -> str:
+    if scheme_of(url) == "pipe" and not _IN_COMMAND.search(url):
+        raise _no_name(url, "no file name can be seen in the command: pass a function as name=, or leave it out")
+    name = _own_name(url)
+    return unquote(name) if scheme_of(url) in ("http", "https") else name
+
+
+def _host_and_path(url: str) -> str:
+    scheme = scheme_of(url)
+    if scheme == "pipe":
+        raise _no_name(url, "a command has no host and path: pass a function as name=, or leave it out")
+    if scheme in ("", "file"):
+        return local_path(url).lstrip("/")
+    parts = urlsplit(url.rpartition("::")[2])
+    path = unquote(parts.path) if scheme in ("http", "https") else parts.path
+    return f"{parts.netloc.rpartition('@')[2]}/{path.lstrip('/')}"
+
+
+def _no_name(url: str, reason: str) -> CacheError:
+    shard = mask_url(url)
+    return CacheError(f"shard {shard} has no place in the cache: {reason}", shard=shard)
+
+
+_WAYS: dict[str, Callable[[str], str]] = {
+    "basename": _basename,
+    "path": _host_and_path,
+}

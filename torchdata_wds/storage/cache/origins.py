@@ -1,0 +1,166 @@
+"""Where the bytes of a shard really come from, which is what its copy in a cache is named by.
+
+A URL alone does not say that. Rewriting rules, AIStore's gateway and the endpoint or account of a store decide too, so
+that one URL may mean two shards. Credentials are left out: they change while the shard remains the same.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from torchdata_wds.environment import aws_config, store_variables
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.rewriting import rewritten
+from torchdata_wds.storage.secrets.masking import without_credentials
+from torchdata_wds.storage.sources.aistore import is_in_aistore, object_address
+from torchdata_wds.storage.sources.fsspec import protocol_of
+from torchdata_wds.storage.urls import STDIN, scheme_of
+
+__all__ = ["origin_of"]
+
+
+_LOCAL = ("", "file", STDIN)
+
+# Read by the package's own client, which takes nothing from fsspec's configuration.
+_WEB = ("http", "https")
+
+_DEFAULT_PLACES = frozenset({"https://huggingface.co"})
+
+#: Words in the names of options that choose a place, and those of options that do not although they have such a word.
+_PLACE_WORDS = frozenset(
+    {"account", "address", "addr", "branch", "domain", "drive", "endpoint", "fo", "host", "hostname", "instance"}
+    | {"namenode", "org", "port", "ref", "repo", "rev", "revision", "server", "sha", "uri", "url"}
+)
+
+_OTHER_WORDS = frozenset(("auth", "ca", "cache", "cert", "key", "oauth", "password", "proxies", "proxy", "token"))
+
+
+def origin_of(url: str, options: StorageOptions) -> str:
+    r"""The place that a shard is read from, as a text that is the same for the same place.
+
+    Args:
+        url: The shard's URL, as it was given.
+        options: Those with which it is read.
+
+    Returns:
+        The URL itself where nothing sends it elsewhere. Otherwise the URL that the rules make of it, without
+        credentials, or AIStore's address of it; with the endpoint, account and the like of its store in a second line.
+
+    Raises:
+        ShardOpenError: if a rule in the environment is malformed.
+        UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
+
+    Example:
+        >>> origin_of("s3://b/x.tar", StorageOptions(rewrite="s3://=https://me:secret@mirror/"))
+        'https://mirror/b/x.tar'
+        >>> origin_of("s3://b/x.tar", StorageOptions({"s3": {"key": "k", "endpoint_url": "http://host:9000"}}))
+        's3://b/x.tar\n{"s3": {"endpoint_url": "http://host:9000"}}'
+    """
+    place = rewritten(url, options.rewrite)
+    scheme = scheme_of(place)
+    if scheme in _LOCAL:
+        return place
+    if is_in_aistore(scheme):
+        return _address(place)
+    text = url if place == url else without_credentials(place)
+    stores = {} if scheme == "pipe" else _stores(place, options)
+    return f"{text}\n{json.dumps(stores, sort_keys=True)}" if stores else text
+
+
+def _address(place: str) -> str:
+    try:
+        return without_credentials(object_address(place))
+    except ShardOpenError:  # opening it says better what is missing
+        return f"{place}\nin AIStore"
+
+
+def _stores(place: str, options: StorageOptions) -> dict[str, dict[str, str]]:
+    """What chooses the place of each store that a URL, which may be a chained one, goes through."""
+    protocols = dict.fromkeys(protocol_of(part) for part in place.split("::"))
+    found = {protocol: _store(protocol, options) for protocol in protocols if protocol != "file"}
+    return {protocol: store for protocol, store in found.items() if store}
+
+
+def _store(protocol: str, options: StorageOptions) -> dict[str, str]:
+    names = _aliases(protocol)
+    chosen: dict[str, Any] = {} if protocol in _WEB else _configured(names)
+    chosen.update(next((options[name] for name in names if name in options), {}))
+    found = dict(_places(chosen))
+    if not found:
+        found = {name: _public(name, value) for name, value in store_variables(protocol)}
+    if not found and "s3" in names:
+        found = _aws_profile(chosen)
+    return {name: value for name, value in found.items() if value not in _DEFAULT_PLACES}
+
+
+@lru_cache(maxsize=64)
+def _aliases(protocol: str) -> list[str]:
+    """The names of a protocol's store, its own first: options under any of them are those of the store."""
+    from fsspec.registry import known_implementations
+
+    own = known_implementations.get(protocol, {}).get("class")
+    others = [name for name, known in known_implementations.items() if own is not None and known["class"] == own]
+    return list(dict.fromkeys([protocol, *others]))
+
+
+def _configured(names: list[str]) -> dict[str, Any]:
+    """What fsspec's configuration, files and ``FSSPEC_...`` variables, says about a store."""
+    from fsspec.config import conf
+
+    return {option: value for name in reversed(names) for option, value in conf.get(name, {}).items()}
+
+
+def _places(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """The options that choose a place, also inside others such as ``client_kwargs``."""
+    for name, value in options.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _places(value, f"{path}.")
+        elif isinstance(value, (str, int, os.PathLike)) and not isinstance(value, bool) and _chooses_a_place(name):
+            yield path, _public(path, str(value)).rstrip("/")
+
+
+def _chooses_a_place(name: object) -> bool:
+    words = set(re.split(r"[^a-z]+", str(name).lower()))
+    return name == "connection_string" or (not words.isdisjoint(_PLACE_WORDS) and words.isdisjoint(_OTHER_WORDS))
+
+
+def _public(name: str, value: str) -> str:
+    """A value without credentials; of Azure's ``AccountName=...;AccountKey=...`` what names account and host."""
+    if not name.lower().endswith("connection_string"):
+        return without_credentials(value)
+    settings = (setting for setting in value.split(";") if re.match(r"(?i)\w*(name|endpoint)\w*=", setting))
+    return ";".join(sorted(map(without_credentials, settings)))
+
+
+def _aws_profile(options: Mapping[str, Any]) -> dict[str, str]:
+    """The endpoint that a profile in the configuration file of AWS names, as botocore looks for it."""
+    profile, path = aws_config()
+    path = os.path.expanduser(path)  # noqa: PTH111 - a str
+    try:
+        changed = os.stat(path).st_mtime_ns  # noqa: PTH116 - a str
+    except OSError:
+        return {}
+    endpoint = _endpoint_in(path, str(options.get("profile") or profile), changed)
+    return {"endpoint_url": endpoint} if endpoint else {}
+
+
+@lru_cache(maxsize=16)
+def _endpoint_in(path: str, profile: str, changed: int) -> str:  # noqa: ARG001 - a file that was changed is read again
+    parser = configparser.RawConfigParser(strict=False)
+    with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
+        parser.read(path)
+    name = "default" if profile == "default" else f"profile {profile}"
+    chosen = dict(parser.items(name)) if parser.has_section(name) else {}
+    services = f"services {chosen.get('services', '')}"
+    of_s3 = parser.get(services, "s3", fallback="") if parser.has_section(services) else ""
+    nested = re.search(r"^\s*endpoint_url\s*=\s*(\S+)", of_s3, re.MULTILINE)
+    return (nested[1] if nested else chosen.get("endpoint_url", "")).rstrip("/")

@@ -1,0 +1,145 @@
+"""What decoders read from: compressed bytes in pieces or exact amounts, with the offset for messages."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from torchdata_wds.errors import ShardFormatError
+
+__all__ = ["CompressedInput"]
+
+
+# zlib copies the rest of its input at each step, so the pieces are small.
+_CHUNK = 32 * 1024
+
+# After a stream's end the pieces are small again: what a decoder does not use of one, it copies.
+_FIRST_CHUNK = 512
+
+
+class CompressedInput:
+    """The compressed bytes of a shard.
+
+    Args:
+        source: Where they come from: `read(n)` gives some bytes, none only at the verified end.
+        shard: The masked URL, for messages.
+
+    Attributes:
+        format: The name of the compression, for messages.
+    """
+
+    def __init__(self, source: io.RawIOBase, shard: str) -> None:
+        self.shard = shard
+        self.format = "compressed"
+        self._source = source
+        self._held = b""
+        self._taken = 0  # how much of _held: slicing it at each step would copy it again and again
+        self._fetched = 0
+        self._size = _CHUNK  # of the next piece
+
+    @property
+    def position(self) -> int:
+        """How many compressed bytes the decoder has taken."""
+        return self._fetched - len(self._held) + self._taken
+
+    def chunk(self) -> bytes:
+        """Takes some bytes; none only at the end."""
+        if self._taken == len(self._held):
+            self._held, self._taken = self._fetch(), 0
+        data = self._held[self._taken : self._taken + self._size]
+        self._taken += len(data)
+        self._size = min(2 * self._size, _CHUNK)
+        return data
+
+    def rest(self) -> bytes:
+        """Takes all bytes that were fetched, or some if there are none; what follows is read from the source."""
+        data = self._held[self._taken :]
+        self._held, self._taken = b"", 0
+        return data or self._fetch()
+
+    def chunk_or_cut(self) -> bytes:
+        """Takes some bytes, where the stream is not complete without them.
+
+        Raises:
+            ShardFormatError: at the end.
+        """
+        data = self.chunk()
+        if not data:
+            raise self.cut(f"more {self.format} data")
+        return data
+
+    def give_back(self, data: bytes) -> None:
+        """Puts bytes back, the last ones that were taken, which belong to what follows."""
+        if len(data) <= self._taken:
+            self._taken -= len(data)
+        else:
+            self._held, self._taken = data + self._held[self._taken :], 0
+        self._size = _FIRST_CHUNK
+
+    def peek(self, size: int) -> bytes:
+        """Shows the next bytes, fewer only at the end."""
+        end = self._taken + size
+        if end > len(self._held):
+            self._hold(size)
+            end = size
+        return self._held[self._taken : end]
+
+    def exactly(self, size: int) -> bytes:
+        """Takes exactly `size` bytes.
+
+        Raises:
+            ShardFormatError: if the input ends before.
+        """
+        data = self.peek(size)
+        self._taken += len(data)
+        if len(data) < size:
+            raise self.cut(f"{size - len(data):,} more bytes")
+        return data
+
+    def has_another(self, begins: Callable[[bytes], bool]) -> bool:
+        """Goes past zero padding behind a complete stream and tells whether another one follows.
+
+        Args:
+            begins: Tells whether (up to 4) bytes can be the beginning of another stream.
+
+        Raises:
+            ShardFormatError: if something else follows.
+        """
+        while data := self.chunk():
+            if rest := data.lstrip(b"\0"):
+                self.give_back(rest)
+                break
+        head = self.peek(4)
+        if not head or begins(head):
+            return bool(head)
+        raise ShardFormatError(
+            f"shard {self.shard} has {head!r} at byte {self.position:,}, behind the end of its {self.format} data: "
+            f"expected the end of the file, zero bytes or more {self.format} data. Was something appended to it?",
+            shard=self.shard,
+        )
+
+    def cut(self, expected: str) -> ShardFormatError:
+        """Makes the error for a stream that ends too early."""
+        return ShardFormatError(
+            f"shard {self.shard} is cut off: its {self.format} data ends at byte {self.position:,} (compressed), "
+            f"expected {expected}. Download it again, or skip damaged shards with handler=warn_and_continue.",
+            shard=self.shard,
+        )
+
+    def damaged(self, found: object) -> ShardFormatError:
+        """Makes the error for data that does not decompress or fails its checksum."""
+        return ShardFormatError(
+            f"shard {self.shard} is damaged: its {self.format} data is wrong before byte {self.position:,} "
+            f"(compressed): {found}. Download it again, or skip damaged shards with handler=warn_and_continue.",
+            shard=self.shard,
+        )
+
+    def _hold(self, size: int) -> None:
+        self._held, self._taken = self._held[self._taken :], 0
+        while len(self._held) < size and (data := self._fetch()):
+            self._held += data
+
+    def _fetch(self) -> bytes:
+        data = self._source.read(_CHUNK) or b""
+        self._fetched += len(data)
+        return data

@@ -1,0 +1,386 @@
+"""One request to a web server, by urllib3: connections, proxies, redirects, and which headers go to whom.
+
+Bodies of known length, read straight into the reader's own bytes: urllib3 would copy them once more.
+
+What fails between this and a web server, and how long the server wants to be left alone then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import logging
+import os
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urljoin
+from urllib.request import getproxies, proxy_bypass
+
+from torchdata_wds.storage.http.options import HttpOptions
+from torchdata_wds.storage.http.versions import is_number
+from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    import urllib3
+
+__all__ = ["StraightBody", "HttpFailure", "retry_after", "Answer", "HttpRequest", "is_well_formed"]
+
+
+class StraightBody:
+    """The rest of a body under urllib3's response, which is kept up to date.
+
+    Args:
+        response: The response, of which nothing was read by other means since.
+        body: That of the standard library in it.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, body: http.client.HTTPResponse) -> None:
+        self._response = response
+        self._body = body
+
+    @staticmethod
+    def of(response: urllib3.BaseHTTPResponse) -> StraightBody | None:
+        """The body of a response; None where it comes in chunks, has no length, or lies elsewhere than expected."""
+        body = getattr(response, "_fp", None)
+        if not isinstance(body, http.client.HTTPResponse) or body.chunked or not isinstance(body.fp, io.BufferedReader):
+            return None
+        if not body.length or getattr(response, "length_remaining", None) != body.length:
+            return None
+        return StraightBody(response, body)
+
+    def readinto(self, view: memoryview) -> int:
+        """Reads what has come, once; 0 where the body ended too early, which urllib3 then tells of.
+
+        Raises:
+            OSError: if the connection broke or stalled.
+        """
+        length = self._body.length
+        if self._body.isclosed() or not length:
+            return 0
+        count = self._body.fp.readinto1(view[:length])
+        self._body.length = length - count
+        self._response.length_remaining = length - count
+        if count == length:
+            self._body.close()
+            self._response.release_conn()
+        return count
+
+
+#: Where a server that wants to be left alone does not say how long.
+_SECONDS = 0.5
+
+_LONGEST_SECONDS = 300.0
+
+
+class HttpFailure(Exception):  # noqa: N818 - told of inside this backend; users see a ShardOpenError
+    """A request or a body that failed.
+
+    Args:
+        reason: What happened, masked.
+        lasting: Whether it would happen again.
+        wait: Seconds to wait at least before the next attempt.
+        cause: The exception to show as the cause, masked.
+    """
+
+    def __init__(
+        self, reason: str, *, lasting: bool = False, wait: float = 0.0, cause: Exception | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.lasting = lasting
+        self.wait = wait
+        self.cause = cause
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Reads how many seconds a server wants to be left alone: `Retry-After` as seconds or a date, within reason.
+
+    Example:
+        >>> retry_after({"Retry-After": "7"}), retry_after({"Retry-After": "86400"}), retry_after({})
+        (7.0, 300.0, 0.5)
+    """
+    value = headers.get("Retry-After", "").strip()
+    if value.isascii() and value.isdecimal():
+        seconds = float(value)
+    else:
+        try:
+            date = parsedate_to_datetime(value)
+        except (TypeError, ValueError):
+            return _SECONDS
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        seconds = (date - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), _LONGEST_SECONDS)
+
+
+_REDIRECTS = 8
+
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+
+_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+#: Headers of the user that any host may see.
+_HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
+
+#: Bodies of answers that are not the shard are read up to this size, to keep the connection.
+_WORTH_READING = 16 * 1024
+
+_SHOWN = 200
+
+# Workers read several shards at once, and a store redirects to many hosts.
+_CONNECTIONS_PER_HOST = 32
+
+_HOSTS = 32
+
+
+class Answer:
+    """A response whose body is read piece by piece.
+
+    Args:
+        response: The response of urllib3.
+        via: " (redirected to ...)", masked, or "".
+
+    Attributes:
+        status: Its status.
+        headers: Its headers; names in any case.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, via: str) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+        self._straight = StraightBody.of(response)
+        self._via = via
+
+    def readinto(self, view: memoryview) -> int | None:
+        """Reads what has come straight into a buffer; None where only `read` can tell.
+
+        Raises:
+            HttpFailure: if the connection broke or stalled.
+        """
+        try:
+            return None if self._straight is None else self._straight.readinto(view) or None
+        except OSError as error:
+            reason = "Read timed out." if isinstance(error, TimeoutError) else f"Connection broken: {_reason(error)}"
+            raise HttpFailure(reason, cause=masked_cause(error)) from None
+
+    def read(self, size: int) -> bytes:
+        """Reads what has come, up to `size` bytes as they were sent; none only at the end of the body.
+
+        Raises:
+            HttpFailure: if the connection broke or stalled, or the body ends before its length or its last chunk.
+        """
+        import urllib3
+
+        try:
+            # read() would drop what it has already received when the connection breaks.
+            return self._response.read1(size, decode_content=False) or b""
+        except urllib3.exceptions.HTTPError as error:
+            raise HttpFailure(_reason(error), cause=masked_cause(error)) from None
+
+    def interrupt(self) -> None:
+        """Ends a read that another thread waits in, where urllib3 can."""
+        # There is no such method before urllib3 2.3, and no connection any more behind the body's end.
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+            self._response.shutdown()
+
+    def describe(self) -> str:
+        """Says what was answered, for messages."""
+        status = f"{self.status} {self._response.reason or ''}".strip()
+        return f"the server answered {_shown(status)}{self._via}"
+
+    def close(self) -> None:
+        """Lets go of the body; the connection is kept only if it was read to its end."""
+        self._response.close()
+
+    def dismiss(self) -> None:
+        """Lets go of a body that nobody wants, and keeps the connection if little is left to be read."""
+        _dismiss(self._response)
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """How to ask for one shard.
+
+    Attributes:
+        url: Its URL, as given.
+        shard: The masked URL.
+        options: What the user chose.
+    """
+
+    url: str = field(repr=False)
+    shard: str
+    options: HttpOptions
+
+    def send(self, headers: Mapping[str, str]) -> Answer:
+        """Asks for the shard, following redirects.
+
+        Args:
+            headers: Those of this request, which are sent wherever it is redirected to.
+
+        Raises:
+            HttpFailure: if no server answers, or one that may answer otherwise the next time.
+        """
+        response, final = self._follow(headers)
+        via = "" if mask_url(final) == mask_url(_without_auth(self.url)) else f" (redirected to {mask_url(final)})"
+        answer = Answer(response, via)
+        if answer.status in _PASSING_STATUSES:
+            answer.dismiss()
+            raise HttpFailure(answer.describe(), wait=retry_after(answer.headers))
+        return answer
+
+    def _follow(self, headers: Mapping[str, str]) -> tuple[urllib3.BaseHTTPResponse, str]:
+        url, own = _without_auth(self.url), {**_auth_headers(self.url), **self.options.headers}
+        for _ in range(_REDIRECTS + 1):
+            response = self._send(url, {"Accept-Encoding": "identity", **own}, headers)
+            location = response.headers.get("Location")
+            if response.status not in _REDIRECT_STATUSES or not location:
+                return response, url
+            _dismiss(response)
+            target = _redirect_target(url, location)
+            if _origin(target) != _origin(url):
+                # For good: a host that sends us back may have chosen where to.
+                own = {name: value for name, value in own.items() if name.lower() in _HARMLESS}
+            url = target
+        raise HttpFailure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
+
+    def _send(self, url: str, own: Mapping[str, str], headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        import urllib3
+
+        merged = urllib3.HTTPHeaderDict(own)
+        for name, value in headers.items():
+            merged[name] = value
+        timeout = urllib3.Timeout(connect=self.options.connect_timeout, read=self.options.read_timeout)
+        try:
+            # Where urllib3 tries again or follows by itself, it logs URLs and sends what it should not.
+            return _pool(_proxy(url), os.getpid()).request(
+                "GET", url, headers=merged, preload_content=False, retries=False, redirect=False, timeout=timeout
+            )
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise HttpFailure(_reason(error), lasting=_is_lasting(error), cause=masked_cause(error)) from None
+
+
+def is_well_formed(url: str) -> str | None:
+    """Says what is wrong with an address, masked; None if it is well-formed."""
+    import urllib3
+
+    try:
+        urllib3.util.parse_url(url)
+    except urllib3.exceptions.HTTPError as error:
+        return _reason(error)
+    return None
+
+
+def _dismiss(response: urllib3.BaseHTTPResponse) -> None:
+    length = response.headers.get("Content-Length", "")
+    if is_number(length) and int(length) <= _WORTH_READING:
+        response.drain_conn()
+    response.close()
+
+
+def _redirect_target(url: str, location: str) -> str:
+    """The address that a redirect leads to, without a user name.
+
+    Raises:
+        HttpFailure: if it is malformed, no web address, or unencrypted where the one before was not.
+    """
+    try:
+        target = urljoin(url, location)
+    except ValueError as error:
+        raise HttpFailure(
+            f"the server redirects to {_shown(location)}, which is malformed: {_shown(str(error))}", lasting=True
+        ) from None
+    scheme, before = (address.partition(":")[0].lower() for address in (target, url))
+    shown = mask_url(target)
+    if scheme not in ("http", "https"):
+        raise HttpFailure(f"the server redirects to {shown}, which is no web address", lasting=True)
+    if wrong := is_well_formed(target):
+        raise HttpFailure(f"the server redirects to {shown}, which is malformed: {wrong}", lasting=True)
+    if before == "https" and scheme == "http":
+        raise HttpFailure(f"the server redirects from https to {shown}, which is not encrypted", lasting=True)
+    return _without_auth(target)
+
+
+def _origin(url: str) -> tuple[str | None, str | None, int | None]:
+    import urllib3
+
+    parsed = urllib3.util.parse_url(url)
+    return parsed.scheme, parsed.host, parsed.port or {"http": 80, "https": 443}.get(parsed.scheme or "")
+
+
+def _without_auth(url: str) -> str:
+    import urllib3
+
+    # A proxy would see a user name and password, and servers have no use for them there.
+    return urllib3.util.parse_url(url)._replace(auth=None).url
+
+
+def _auth_headers(url: str) -> dict[str, str]:
+    import urllib3
+
+    auth = urllib3.util.parse_url(url).auth
+    return dict(urllib3.make_headers(basic_auth=unquote(auth))) if auth else {}
+
+
+def _proxy(url: str) -> str | None:
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0].rpartition("@")[2]
+    return None if proxy_bypass(host) else getproxies().get(scheme.lower())
+
+
+@lru_cache(maxsize=8)
+def _pool(proxy: str | None, process: int) -> urllib3.PoolManager:  # noqa: ARG001 - one pool per process, for fork
+    import urllib3
+
+    for name in ("urllib3.connectionpool", "urllib3.connection"):
+        logging.getLogger(name).addFilter(_mask_record)
+    if not proxy:
+        return urllib3.PoolManager(_HOSTS, maxsize=_CONNECTIONS_PER_HOST)
+    auth = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=unquote(auth)) if auth else None
+    return urllib3.ProxyManager(_without_auth(proxy), _HOSTS, proxy_headers=headers, maxsize=_CONNECTIONS_PER_HOST)
+
+
+def _mask_record(record: logging.LogRecord) -> bool:
+    """A logging filter: urllib3 logs whole addresses, signed queries included, at the level DEBUG."""
+    record.msg, record.args = mask_text(record.getMessage()), ()
+    return True
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether another attempt would fail alike: a malformed address, an unknown host, a wrong certificate."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError | ssl.CertificateError):
+            return True
+        if isinstance(seen, socket.gaierror):
+            return seen.errno == socket.EAI_NONAME
+        if isinstance(seen, ValueError) and not isinstance(seen, OSError):
+            return True
+        inner = getattr(seen, "reason", None) or seen.__cause__ or next(iter(seen.args), None)
+        seen = inner if isinstance(inner, BaseException) else None
+    return False
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "reason", None) or error
+    args: tuple[object, ...] = getattr(cause, "args", ())
+    text = str(cause)
+    if len(args) == 2 and isinstance(args[1], Exception):
+        text = str(args[0]) if str(args[1]) in str(args[0]) else f"{args[0]} {args[1]}"
+    # urllib3 puts the connection object before the text: "<...HTTPConnection object at 0x...>: Failed to ..."
+    return _shown(re.sub(r"<?[\w.]*HTTPS?Connection(Pool)?\b[^:>]*?(object at 0x\w+)?>?: ", "", text))
+
+
+def _shown(text: str) -> str:
+    """What a server wrote, as a part of a message: no secrets, nothing that a terminal obeys, and not too much."""
+    masked = mask_text(text)[:_SHOWN]
+    return masked if masked.isprintable() else ascii(masked)[1:-1]

@@ -1,0 +1,117 @@
+"""Whether what a web server sends is still the same object: entity tags, dates, lengths (RFC 9110, 8.8 and 13.1.5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+
+__all__ = ["Version", "content_range", "is_number"]
+
+
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
+
+_SHOWN = 80
+
+_DIGITS = 18
+
+
+@dataclass(frozen=True)
+class Version:
+    """What one answer tells of the object.
+
+    Attributes:
+        etag: The entity tag; "" if there is none.
+        modified: When it was modified, as the server writes it; "" if it does not.
+        settled: Whether that was before the answer was made: only then does the date tell versions apart.
+        total: The length in bytes, where it is known.
+        encoding: The Content-Encoding; "" where an answer does not say.
+    """
+
+    etag: str = ""
+    modified: str = ""
+    settled: bool = False
+    total: int | None = None
+    encoding: str = ""
+
+    @classmethod
+    def of(cls, status: int, headers: Mapping[str, str]) -> Version:
+        """Reads it off an answer with the whole object (200) or a part (206)."""
+        whole = status == 200
+        length = headers.get("Content-Length", "")
+        if not whole:
+            total = content_range(headers)[2]
+        else:
+            total = int(length) if is_number(length) and "Transfer-Encoding" not in headers else None
+        return cls(
+            etag=headers.get("ETag", "").strip(),
+            modified=headers.get("Last-Modified", "").strip(),
+            settled=_is_before(headers.get("Last-Modified", ""), headers.get("Date", "")),
+            total=total,
+            # A part need not repeat what was said with the whole.
+            encoding=headers.get("Content-Encoding", "identity" if whole else "").strip().lower(),
+        )
+
+    @property
+    def condition(self) -> str | None:
+        """What may stand in If-Range: a strong tag, or a date if there is no tag; None if neither proves anything."""
+        if self.etag:
+            return None if self.etag.startswith("W/") else self.etag
+        return self.modified if self.settled else None
+
+    def is_confirmed_by(self, later: Version) -> bool:
+        """Tells whether a later answer says anything that only answers with the same object say."""
+        return bool(self.etag and later.etag) or bool(self.modified and later.modified)
+
+    def difference(self, later: Version) -> str | None:
+        """Says what shows that a later answer is of another object; None if nothing does."""
+        if self.etag and later.etag:
+            if self.etag.removeprefix("W/") != later.etag.removeprefix("W/"):
+                return _changed("ETag", self.etag, later.etag)
+        elif self.modified and later.modified and self.modified != later.modified:
+            return _changed("Last-Modified", self.modified, later.modified)
+        if self.total is not None and later.total is not None and self.total != later.total:
+            return f"its length was {self.total:,} bytes and is now {later.total:,}"
+        if self.encoding and later.encoding and self.encoding != later.encoding:
+            return _changed("Content-Encoding", self.encoding, later.encoding)
+        return None
+
+    def joined(self, later: Version) -> Version:
+        """This with the length that a later answer may know."""
+        return self if self.total is not None else replace(self, total=later.total)
+
+
+def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
+    """Reads a Content-Range: first byte, last byte, length of the whole, each None where it is not told.
+
+    Example:
+        >>> content_range({"Content-Range": "bytes 5-9/100"}), content_range({"Content-Range": "bytes */100"})
+        ((5, 9, 100), (None, None, 100))
+    """
+    found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
+    if found is None:
+        return None, None, None
+    first, last, total = (int(number) if number and number != "*" else None for number in found.groups())
+    return first, last, total
+
+
+def is_number(text: str) -> bool:
+    """Tells whether a header holds a number that an object's length may be.
+
+    Example:
+        >>> is_number("1024"), is_number("-5"), is_number("9" * 5000)
+        (True, False, False)
+    """
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
+def _is_before(modified: str, date: str) -> bool:
+    try:
+        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= 1
+    except (TypeError, ValueError):
+        return False
+
+
+def _changed(what: str, before: str, after: str) -> str:
+    return f"its {what} was {before[:_SHOWN]!r} and is now {after[:_SHOWN]!r}"

@@ -1,0 +1,243 @@
+"""Secrets in the arguments of the programs that fetch, decrypt and unpack shards, such as ``curl -su me:secret``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+__all__ = ["MASK", "mask_commands"]
+
+
+MASK = "***"
+
+_WORD = re.compile(
+    r"(?P<end>[|;()`\n]|(?<![<>])&)"
+    r"|(?:'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\\[\s\S]|[^\s'\"\\|;&()`]|(?<=[<>])&|['\"\\])+"
+)
+
+# Quotes as if they were blanks, for commands that a message has put into quotes of its own.
+_FLAT_WORD = re.compile(r"(?P<end>[|;()`\n]|(?<![<>])&)|(?:\\[\s\S]|[^\s'\"\\|;&()`]|(?<=[<>])&)+")
+
+_HEADER_OPTION = re.compile(
+    r"((?<!\S)['\"]?(?:-\w{0,8}H|--(?:proxy-)?header)['\",=\s]{0,4})([\w-]{1,80}):(\s*)([^'\"\s][^'\"\n]*)"
+)
+
+_DEEPEST = 3
+
+#: Headers that anybody may see.
+_HARMLESS = re.compile(r"(?i)accept.*|cache-control|connection|content-.*|date|host|if-.*|range|referer|user-agent|via")
+
+#: What tells that a program before it writes a secret: echo secret | gpg --passphrase-fd 0
+_FROM_STANDARD_INPUT = re.compile(r"passphrase-fd|password-stdin|-pass(?:in)? (?:stdin|fd:)|sudo -S")
+
+_WRITTEN = re.compile(r"\b(echo|printf)\s[^|\n]{1,1000}(?=\|)|(<<<)\s*[^\s|;]+")
+
+
+def _all(value: str) -> str:  # noqa: ARG001 - one signature
+    return MASK
+
+
+def _after(mark: str) -> Callable[[str], str]:
+    """Masks what stands after a mark, as in ``user:password``."""
+
+    def mask(value: str) -> str:
+        name, found, _ = value.partition(mark)
+        return f"{name}{found}{MASK}" if found else value
+
+    return mask
+
+
+def _header(value: str) -> str:
+    name, colon, rest = value.partition(":")
+    blank = " " if rest[:1] == " " else ""
+    return f"{name}:{blank}{MASK}" if colon and rest and not _HARMLESS.fullmatch(name.strip()) else value
+
+
+def _data(value: str) -> str:
+    """Fields of a form, each ``name=value``; ``@file`` is a file's name."""
+    if value.startswith("@"):
+        return value
+    if re.fullmatch(r"[\w.-]+=[^&]*(?:&[\w.-]+=[^&]*)*", value) is None:
+        return MASK
+    return re.sub(r"=[^&]*", f"={MASK}", value)
+
+
+def _cookie(value: str) -> str:
+    return re.sub(r"=[^;]*", f"={MASK}", value)
+
+
+def _openssl(value: str) -> str:
+    return value if re.match(r"(?:env|file|fd):|stdin$", value) else f"pass:{MASK}" if value[:5] == "pass:" else MASK
+
+
+def _proxy(value: str) -> str:
+    return re.sub(r"^((?:\w+://)?)([^/:]*):.*@", rf"\1\2:{MASK}@", value)
+
+
+class _Program(NamedTuple):
+    """Which options of a program take a secret.
+
+    Attributes:
+        letters: By letter, how to mask the value of a short option, which may follow at once or as the next word.
+        words: The same by name, with its dashes.
+        others: Letters of other options with a value: what follows them is not a letter.
+        before: A pattern of the word after which the secret may stand without an option.
+    """
+
+    letters: dict[str, Callable[[str], str]]
+    words: Mapping[str, Callable[[str], str]] = MappingProxyType({})
+    others: str = ""
+    before: str = ""
+
+
+_CURL = _Program(
+    {
+        "u": _after(":"), "U": _after(":"), "H": _header, "b": _cookie, "d": _data, "F": _data, "x": _proxy,
+        "E": _after(":"),
+    },
+    {
+        **dict.fromkeys(("--user", "--proxy-user", "--cert", "--proxy-cert"), _after(":")),
+        **dict.fromkeys(("--header", "--proxy-header"), _header),
+        **dict.fromkeys(("--proxy", "--preproxy"), _proxy),
+        **dict.fromkeys(
+            ("--data", "--data-raw", "--data-ascii", "--data-binary", "--data-urlencode", "--form", "--form-string",
+             "--json", "--url-query"), _data,
+        ),
+        "--cookie": _cookie,
+        "--oauth2-bearer": _all,
+    },
+    "AcCDehKmoPQrtTwXyYz",
+)  # fmt: skip
+
+_WGET = _Program({}, {"--header": _header, "--post-data": _data, "--body-data": _data})
+
+_PASSWORD = _Program({"p": _all})
+
+_LOGIN = _Program({"p": _all}, dict.fromkeys(("--creds", "--src-creds", "--dest-creds"), _after(":")))
+
+_SAMBA = _Program({"U": _after("%")}, {"--user": _after("%")}, before=r"(?://|\\\\|smb:)")
+
+_OPENSSL = _Program(
+    {},
+    {
+        **dict.fromkeys(("-pass", "-passin", "-passout"), _openssl),
+        **dict.fromkeys(("-k", "-K", "-hmac", "-macopt", "-password"), _all),
+    },
+)
+
+_PROGRAMS: dict[str, _Program] = {
+    "curl": _CURL,
+    **dict.fromkeys(("wget", "wget2", "aria2c", "rclone", "axel"), _WGET),
+    **dict.fromkeys(("http", "https", "httpie", "xh"), _Program({"a": _after(":")}, {"--auth": _after(":")})),
+    **dict.fromkeys(("sshpass", "7z", "7za", "7zr", "7zz", "rar", "unrar", "ncftp", "ncftpget"), _PASSWORD),
+    **dict.fromkeys(("mysql", "mysqldump", "mariadb", "mongo", "mongodump", "mongoexport"), _PASSWORD),
+    **dict.fromkeys(("docker", "podman", "skopeo", "oras"), _LOGIN),
+    **dict.fromkeys(("smbclient", "smbget", "rpcclient", "net"), _SAMBA),
+    **dict.fromkeys(("unzip", "zip"), _Program({"P": _all})),
+    "lftp": _Program({"u": _after(",")}, {"--user": _after(",")}),
+    "redis-cli": _Program({"a": _all}),
+    "ldapsearch": _Program({"w": _all}),
+    "openssl": _OPENSSL,
+}
+
+
+def mask_commands(text: str, *, users_only: bool = False) -> str:
+    r"""Masks the secrets that known programs take as arguments, in a text that may have commands in it.
+
+    Args:
+        text: The text.
+        users_only: Whether only the passwords of ``user:password`` are meant.
+
+    Example:
+        >>> mask_commands("cat x | sshpass -p secret ssh host 'curl -sH \"X-Key: a b\" h'")
+        'cat x | sshpass -p *** ssh host \'curl -sH "X-Key: ***" h\''
+    """
+    if not users_only and _FROM_STANDARD_INPUT.search(text):
+        text = _WRITTEN.sub(lambda found: f"{found[1] or found[2]} {MASK} ", text)
+    scanner = _Scanner(users_only)
+    text = scanner.scan(text, None, 0)
+    if "'" not in text and '"' not in text:
+        return text
+    return scanner.scan(text if users_only else _HEADER_OPTION.sub(_header_option, text), None, _DEEPEST, _FLAT_WORD)
+
+
+def _header_option(found: re.Match[str]) -> str:
+    option, name, blank, _ = found.groups()
+    return found[0] if _HARMLESS.fullmatch(name) else f"{option}{name}:{blank}{MASK}"
+
+
+class _Scanner:
+    """Goes through a text word by word, and knows of which program the words are arguments."""
+
+    def __init__(self, users_only: bool) -> None:
+        self._users_only = users_only
+
+    def scan(self, text: str, program: _Program | None, depth: int, words: re.Pattern[str] = _WORD) -> str:
+        """Masks a text whose first words may be arguments of a program."""
+        outer, wanted, may_be_option = program, None, False
+        parts: list[str] = []
+        done = 0
+        for found in words.finditer(text):
+            word = found[0]
+            if words is _FLAT_WORD and not word.strip("[],"):
+                continue
+            if found["end"] is not None:
+                program, wanted = outer, None
+                continue
+            start, bare, end = _unquoted(word)
+            if wanted is not None and not (may_be_option and bare.startswith("-")):
+                masked = self._mask(wanted, bare)
+                wanted = None
+            elif bare.startswith("-") and program is not None:
+                masked, wanted = self._option(program, bare)
+                may_be_option = False
+            elif re.search(r"\s", bare) and depth < _DEEPEST:
+                masked = self.scan(bare, program, depth + 1)
+            else:
+                masked = bare
+                program = _PROGRAMS.get(bare.removeprefix("pipe:").rpartition("/")[2], program)
+                may_be_option = program is not None and re.match(program.before or "$.", bare) is not None
+                wanted = _all if may_be_option else None
+            if masked != bare:
+                parts += [text[done : found.start()], start, masked, end]
+                done = found.end()
+        return "".join([*parts, text[done:]])
+
+    def _mask(self, mask: Callable[[str], str], word: str) -> str:
+        start, value, end = _unquoted(word)
+        return word if self._users_only and mask("a:") != f"a:{MASK}" else f"{start}{mask(value)}{end}"
+
+    def _option(self, program: _Program, word: str) -> tuple[str, Callable[[str], str] | None]:
+        """Masks an option with its value; gives how to mask the next word, if that is the value."""
+        name, _, value = word.partition("=")
+        mask = program.words.get(name) or _abbreviated(program, name)
+        if mask is not None:
+            return (f"{name}={self._mask(mask, value)}", None) if value else (word, mask)
+        if word.startswith("--"):
+            return word, None
+        for place, letter in enumerate(word[1:], 1):
+            if letter in program.letters:
+                mask, rest = program.letters[letter], word[place + 1 :]
+                return (word[: place + 1] + self._mask(mask, rest), None) if rest else (word, mask)
+            if letter in program.others or not letter.isalpha():
+                break
+        return word, None
+
+
+def _abbreviated(program: _Program, name: str) -> Callable[[str], str] | None:
+    """What a long option that is cut short means, as curl allows it."""
+    if len(name) < 5 or not name.startswith("--"):
+        return None
+    return next((mask for option, mask in program.words.items() if option.startswith(name)), None)
+
+
+def _unquoted(word: str) -> tuple[str, str, str]:
+    """Takes the quotes off a word, also as it stands in a printed list: ``['-u', 'me:secret']``."""
+    start = "[" if word.startswith("[") else ""
+    end = word[len(word.rstrip("],")) :]
+    inner = word[len(start) : len(word) - len(end)]
+    if len(inner) > 1 and inner[0] in "'\"" and inner[0] == inner[-1]:
+        return start + inner[0], inner[1:-1], inner[0] + end
+    return "", word, ""

@@ -1,0 +1,225 @@
+"""Shards in AIStore: ``ais:``, and the schemes that ``USE_AIS_FOR`` names, by its own protocol over HTTP.
+
+The gateway at ``AIS_ENDPOINT`` answers with a redirect to the machine that has the object. It alone is shown the token:
+the redirect is a permission in itself.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urljoin
+
+from torchdata_wds.environment import ais_endpoint, ais_schemes, ais_token
+from torchdata_wds.errors import ShardListError, ShardOpenError
+from torchdata_wds.storage.byte_streams import ByteStream
+from torchdata_wds.storage.http import open_http
+from torchdata_wds.storage.http.options import read_http_options
+from torchdata_wds.storage.http.versions import is_number
+from torchdata_wds.storage.naming import named_stream, naming
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
+from torchdata_wds.storage.sources.fsspec import error_words
+from torchdata_wds.storage.targets.fsspec import RemoteTarget, target_in
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    import urllib3
+
+__all__ = ["is_in_aistore", "no_listing", "object_address", "open_ais", "open_ais_target", "remove_ais"]
+
+
+_SCHEME = "ais"
+
+_PROVIDERS = {
+    "ais": "ais",
+    **dict.fromkeys(("s3", "s3a", "aws"), "aws"),
+    **dict.fromkeys(("gs", "gcs", "gcp"), "gcp"),
+    **dict.fromkeys(("az", "azure", "abfs", "abfss"), "azure"),
+    **dict.fromkeys(("oci", "oc"), "oci"),
+}
+
+_WHY = "AIStore's address of"
+
+_SECONDS = 300
+
+_REDIRECTED = (301, 302, 307, 308)
+
+
+def is_in_aistore(scheme: str) -> bool:
+    """Tells whether a scheme goes through AIStore, by itself or because ``USE_AIS_FOR`` names it."""
+    return scheme == _SCHEME or scheme in ais_schemes()
+
+
+def object_address(url: str) -> str:
+    """The address of an object at AIStore's gateway.
+
+    Raises:
+        ShardOpenError: if ``AIS_ENDPOINT`` is not set, the URL names no object, or AIStore has no such provider.
+
+    Example:
+        >>> import os
+        >>> os.environ["AIS_ENDPOINT"] = "http://host:51080"
+        >>> object_address("ais://bucket/a b.tar"), object_address("s3://bucket/x.tar")[-12:]
+        ('http://host:51080/v1/objects/bucket/a%20b.tar?provider=ais', 'provider=aws')
+        >>> del os.environ["AIS_ENDPOINT"]
+    """
+    shard = mask_url(url)
+    scheme, _, rest = url.partition("://")
+    endpoint = ais_endpoint()
+    if not endpoint:
+        raise _refusal(
+            shard, f"{scheme}: goes through AIStore, and AIS_ENDPOINT is not set; set it, as http://host:51080"
+        )
+    if not endpoint.lower().startswith(("http://", "https://")):
+        raise _refusal(
+            shard, f"AIS_ENDPOINT={mask_text(f'http://{endpoint}')[7:]!r} is no address such as http://host:51080"
+        )
+    provider = _PROVIDERS.get(scheme.lower())
+    if provider is None:
+        raise _refusal(
+            shard, f"USE_AIS_FOR names {scheme!r}, which AIStore does not know; known are {', '.join(_PROVIDERS)}"
+        )
+    bucket, _, name = rest.partition("/")
+    # abfs://container@account.host/name
+    bucket = bucket.partition("@")[0]
+    if not bucket or not name:
+        raise _refusal(shard, f"it names no object in a bucket; write {scheme}://bucket/object")
+    return f"{endpoint}/v1/objects/{quote(bucket)}/{quote(name)}?provider={provider}"
+
+
+def open_ais(url: str, offset: int, options: StorageOptions) -> ByteStream:
+    """Opens a shard in AIStore.
+
+    Args:
+        url: ``ais://bucket/object``, or one of a scheme that ``USE_AIS_FOR`` names.
+        offset: Decompressed bytes to leave out.
+        options: Under ``"ais"``, what a web server takes: ``{"ais": {"headers": {...}}}``.
+
+    Raises:
+        ShardOpenError: if there is no ``AIS_ENDPOINT``, or no such object.
+    """
+    address = object_address(url)
+    protocol = address.partition(":")[0].lower()
+    chosen = {**options.get(_SCHEME, {}), "headers": _headers(options)}
+    with naming(url, _WHY):
+        stream = open_http(address, offset, StorageOptions({protocol: chosen}))
+    return named_stream(stream, url, _WHY)
+
+
+def open_ais_target(url: str, overwrite: bool, options: StorageOptions) -> RemoteTarget:
+    """Collects a shard in the folder for temporary files and puts it into AIStore whole.
+
+    Raises:
+        ShardOpenError: as `open_ais`, or if the shard exists (unless `overwrite`).
+    """
+    return target_in(url, AisStore(_headers(options)), object_address(url), overwrite)
+
+
+def remove_ais(url: str, options: StorageOptions) -> None:
+    """Removes an object if it is there.
+
+    Raises:
+        ShardOpenError: if it cannot be removed.
+    """
+    address, store = object_address(url), AisStore(_headers(options))
+    try:
+        store.rm_file(address)
+    except FileNotFoundError:
+        return
+    except Exception as error:  # noqa: BLE001 - as it comes from below
+        shard = mask_url(url)
+        raise ShardOpenError(f"cannot remove {shard}: {error_words(error)}", shard=shard) from masked_cause(error)
+
+
+def no_listing(url: str) -> ShardListError:
+    """The error that AIStore is not searched."""
+    shard = mask_url(url)
+    return ShardListError(
+        f"cannot list {shard}: AIStore is not searched for globs and folders; write braces, as "
+        "ais://bucket/train-{000..146}.tar, or take the URLs from the shards' own list",
+        shard=shard,
+    )
+
+
+class AisStore:
+    """What a `RemoteTarget` asks of a store, by addresses that `object_address` gives."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+
+    def exists(self, address: str) -> bool:
+        """Whether there is such an object, in AIStore itself or behind it."""
+        try:
+            self.info(address)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def info(self, address: str) -> dict[str, Any]:
+        """The size of an object, where it is told."""
+        length = self._ask("HEAD", address).headers.get("Content-Length", "")
+        return {"size": int(length) if is_number(length) else None}
+
+    def put_file(self, local: str, address: str) -> None:
+        """Stores a whole file."""
+        # The gateway takes no data: it is asked first where to send it.
+        answer = self._send("PUT", address, self._headers)
+        place = urljoin(address, answer.headers.get("Location", ""))
+        if answer.status not in _REDIRECTED:
+            _check(answer)
+        headers = self._headers if _host(place) == _host(address) else {}
+        with Path(local).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            _check(self._send("PUT", place, {**headers, "Content-Length": str(size)}, file))
+
+    def rm_file(self, address: str) -> None:
+        """Removes an object."""
+        self._ask("DELETE", address)
+
+    def invalidate_cache(self) -> None:
+        """Does nothing: nothing is kept."""
+
+    def makedirs(self, path: str, exist_ok: bool = True) -> None:
+        """Does nothing: a bucket has no folders."""
+
+    def _ask(self, method: str, address: str) -> urllib3.BaseHTTPResponse:
+        answer = self._send(method, address, self._headers)
+        if answer.status in _REDIRECTED and (location := answer.headers.get("Location")):
+            place = urljoin(address, location)
+            answer = self._send(method, place, self._headers if _host(place) == _host(address) else {})
+        return _check(answer)
+
+    def _send(self, method: str, url: str, headers: dict[str, str], body: Any = None) -> urllib3.BaseHTTPResponse:
+        import urllib3
+
+        # A connection for each request: there are few, and a forked child must not have a copy of one.
+        with urllib3.PoolManager(timeout=urllib3.Timeout(connect=30, read=_SECONDS)) as pool:
+            return pool.request(method, url, headers=headers, body=body, redirect=False, retries=False)
+
+
+def _check(answer: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
+    if answer.status < 300:
+        return answer
+    told = mask_text(answer.data.decode(errors="replace")[:200].strip())
+    message = f"AIStore answered {answer.status} {answer.reason or ''}".rstrip() + (f": {told}" if told else "")
+    kinds: dict[int, type[OSError]] = {404: FileNotFoundError, 401: PermissionError, 403: PermissionError}
+    raise kinds.get(answer.status, OSError)(message)
+
+
+def _host(url: str) -> tuple[str, str]:
+    scheme, _, rest = url.partition("://")
+    return scheme.lower(), rest.partition("/")[0].lower()
+
+
+def _headers(options: StorageOptions) -> dict[str, str]:
+    given = dict(read_http_options(_SCHEME, options.get(_SCHEME, {})).headers)
+    token = ais_token()
+    if token and not any(name.lower() == "authorization" for name in given):
+        given["Authorization"] = f"Bearer {token}"
+    return given
+
+
+def _refusal(shard: str, reason: str) -> ShardOpenError:
+    return ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)

@@ -1,0 +1,274 @@
+"""Shell commands, and shards from their output: ``pipe:command``.
+
+The command runs in bash with ``pipefail`` where there is a bash: the failure of ``curl`` in ``curl ... | gunzip`` is
+the failure of the shard, not its early end. Status 141 is taken as success: it says that an earlier part of the
+pipeline was stopped by SIGPIPE because a later one, which itself succeeded, had read enough (``... | head -c 1000``).
+Without bash, the shell is ``/bin/sh`` and the status is that of the last part alone.
+
+Each command is a process group of its own, so that all of it can be killed when the reader stops early; a
+`CommandGuard` does so when this process is killed. Starting, killing and reporting is shared with `command_target`,
+which writes shards to commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from typing import IO, TYPE_CHECKING
+
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import ShardOpenError, UnsafeDataError
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, wrap_source
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.sources.command_guard import CommandGuard
+from torchdata_wds.storage.urls import mask_url
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["ShellCommand", "kill_commands", "open_command", "start_command", "status_text"]
+
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "pipe:"
+
+_ENOUGH_READ = 128 + signal.SIGPIPE
+
+_SHOWN_LINES = 5
+
+_SHOWN_BYTES = 2000
+
+_POLL_SECONDS = 0.02
+
+# The commands that this process started and that may still run, by process id.
+_running: dict[int, ShellCommand] = {}
+
+# A forked child must not kill its parent's commands.
+os.register_at_fork(after_in_child=_running.clear)
+
+
+class ShellCommand:
+    """A command that runs for a shard, with all that it has started.
+
+    Attributes:
+        shard: The masked URL.
+        pipe: Its output or its input, unbuffered.
+        group: The id of its process group.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        complaints: IO[bytes],
+        shard: str,
+        guard: CommandGuard | None = None,
+    ) -> None:
+        pipe = process.stdout or process.stdin
+        assert pipe is not None
+        self.shard = shard
+        self.pipe = pipe
+        self.group = process.pid
+        self._process = process
+        self._complaints = complaints
+        self._guard = guard
+        self._owner = os.getpid()
+        _running[process.pid] = self
+
+    def kill(self) -> None:
+        """Kills the command with all that it has started, but for a copy in a forked child."""
+        if self._process.returncode is None and self._owner == os.getpid():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self, *, spare_rest: bool = False) -> int:
+        """Waits for the command and gives its status.
+
+        Args:
+            spare_rest: Whether what a successful command has left in the background may go on.
+        """
+        if hasattr(os, "waitid"):
+            found = None
+            with contextlib.suppress(ChildProcessError):
+                found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            if not (spare_rest and found and (found.si_code, found.si_status) == (os.CLD_EXITED, 0)):
+                # What it has left in the background; the group is still its own, for it is not yet reaped.
+                self.kill()
+        status = self._process.wait()
+        _running.pop(self._process.pid, None)
+        self.dismiss_guard()
+        return status
+
+    def dismiss_guard(self) -> None:
+        """Lets the command go on, whatever happens to this process: it has ended, or its shard is whole."""
+        if self._guard is not None:
+            self._guard.close()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the command ends in time; it is not yet reaped, so that its group can still be killed."""
+        end = time.monotonic() + seconds
+        while not self._has_ended():
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _has_ended(self) -> bool:
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        return True
+
+    def last_complaints(self) -> str:
+        """The last lines of its standard error, masked, in a sentence; "" if there are none."""
+        size = self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(0, size - _SHOWN_BYTES))
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        return mask_text("Its standard error ends with: " + "\n".join(lines)) if lines else ""
+
+    def report(self, message: str) -> ShardOpenError:
+        """Makes an error of a message and what the command complained about."""
+        complaints = self.last_complaints() or "It wrote nothing to its standard error"
+        return ShardOpenError(f"the command of shard {self.shard} {message}. {complaints}", shard=self.shard)
+
+    def log_complaints(self) -> None:
+        """Logs what a command that has succeeded wrote to standard error."""
+        if complaints := self.last_complaints():
+            logger.info("the command of shard %s succeeded. %s", self.shard, complaints)
+
+    def close(self) -> None:
+        """Kills the command if it still runs, and only then closes its pipe; in a forked child, only closes."""
+        try:
+            if self._owner == os.getpid():
+                self.kill()
+                self._process.wait()
+                _running.pop(self._process.pid, None)
+                self.dismiss_guard()
+            else:
+                # A copy in a forked child: the command is the parent's.
+                self._process.returncode = 0
+        finally:
+            self.pipe.close()
+            self._complaints.close()
+
+
+class CommandSource(Source):
+    """The output of a running command, whose exit status is checked at its end."""
+
+    def __init__(self, command: ShellCommand) -> None:
+        self._command = command
+        self._ended = False
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count: int = 0 if self._ended else self._command.pipe.readinto(buffer)  # type: ignore[attr-defined]
+        if not count and not self._ended:
+            self._ended = True
+            self._check_status()
+        return count
+
+    def _check_status(self) -> None:
+        status = self._command.wait()
+        if status not in (0, _ENOUGH_READ):
+            raise self._command.report(f"failed with {status_text(status)}: what it gave is not the whole shard")
+        self._command.log_complaints()
+
+    def interrupt(self) -> None:
+        """Kills the command: its output ends."""
+        self._command.kill()
+
+    def _close(self) -> None:
+        self._command.close()
+
+
+def open_command(url: str, offset: int, options: StorageOptions) -> io.BufferedReader:  # noqa: ARG001 - as all
+    """Starts a command and reads what it writes.
+
+    Raises:
+        UnsafeDataError: under ``WDS_SECURE=1``.
+        ShardOpenError: if the command cannot be started.
+    """
+    command = start_command(url)
+    return wrap_source(CommandSource(command), command.shard, skip=offset)
+
+
+def start_command(url: str, *, writing: bool = False) -> ShellCommand:
+    """Starts the command of a ``pipe:`` URL, with a pipe from its output or, for writing, to its input.
+
+    Raises:
+        UnsafeDataError: under ``WDS_SECURE=1``.
+        ShardOpenError: if the command cannot be started.
+    """
+    shard = mask_url(url)
+    if is_secure():
+        raise UnsafeDataError(f"shard {shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
+    command = url[len(_PREFIX) :].strip()
+    if not command:
+        example = "cat > x.tar" if writing else "cat x.tar"
+        raise ShardOpenError(f"shard {shard!r} names no command; write pipe:{example}", shard=shard)
+    try:
+        return _start(command, shard, writing)
+    except (OSError, ValueError) as error:
+        raise ShardOpenError(f"cannot start the command of shard {shard}: {error}", shard=shard) from error
+
+
+def kill_commands() -> None:
+    """Kills every command that this process has started for a shard and that still runs, each with its whole group.
+
+    For a watchdog in a worker process: reading goes on to an error that says that the command was killed.
+    """
+    for command in list(_running.values()):
+        command.kill()
+
+
+def _start(command: str, shard: str, writing: bool) -> ShellCommand:
+    bash = shutil.which("bash")
+    # A file, not a pipe: nobody has to empty it while the command runs.
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the command
+    try:
+        process = subprocess.Popen(
+            [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command],
+            bufsize=0,
+            stdin=subprocess.PIPE if writing else subprocess.DEVNULL,
+            # What a command says that is written to must not end up in a shard on our own standard output.
+            stdout=complaints if writing else subprocess.PIPE,
+            stderr=complaints,
+            start_new_session=True,
+        )
+    except BaseException:
+        complaints.close()
+        raise
+    try:
+        # A command that is written to must not see the end of its input before it is killed.
+        guard = CommandGuard(process.pid, holding=[process.stdin.fileno()] if process.stdin else [])
+    except BaseException:
+        ShellCommand(process, complaints, shard).close()
+        raise
+    started = ShellCommand(process, complaints, shard, guard)
+    _widen(started.pipe)
+    return started
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Lets the one side write ahead by a whole buffer, where the system allows it."""
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
+
+
+def status_text(status: int) -> str:
+    """Says in words how a process ended."""
+    number = -status if status < 0 else status - 128
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(number).name
+        return f"signal {name}" if status < 0 else f"exit status {status} (perhaps {name})"
+    return f"exit status {status}" + (" (command not found)" if status == 127 else "")

@@ -1,0 +1,101 @@
+"""A process that kills commands when the process that started them dies, however that happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import weakref
+from collections.abc import Collection
+
+__all__ = ["CommandGuard"]
+
+
+# The lines end without a word when the process dies. What it takes down as ended may have given its number to others.
+_GUARDING = """
+groups=$*
+while read -r sign group; do
+    if [ "$sign" = + ]; then
+        groups="$groups $group"
+    else
+        rest=
+        for other in $groups; do [ "$other" = "$group" ] || rest="$rest $other"; done
+        groups=$rest
+    fi
+done
+for group in $groups; do kill -s KILL -- "-$group"; done
+"""
+
+_open: weakref.WeakSet[CommandGuard] = weakref.WeakSet()
+
+
+class CommandGuard:
+    """Kills the groups of running commands when this process dies: nothing else could, if it is killed itself.
+
+    It belongs to the process that made it; a forked child's copy does nothing.
+
+    Args:
+        groups: The process groups of commands that run already.
+        holding: Descriptors that are to stay open until the commands are killed.
+
+    Raises:
+        OSError: if no process can be started.
+    """
+
+    def __init__(self, *groups: int, holding: Collection[int] = ()) -> None:
+        reading, self._line = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARDING, "sh", *map(str, groups)],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=holding,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._line)
+            raise
+        finally:
+            os.close(reading)
+        _open.add(self)
+
+    def add(self, group: int) -> None:
+        """Takes down a command that has begun."""
+        self._write(f"+ {group}\n")
+
+    def remove(self, group: int) -> None:
+        """Takes down that a command has ended, or may go on without this process."""
+        self._write(f"- {group}\n")
+
+    def close(self) -> None:
+        """Ends the guard, whose commands have ended."""
+        if self._line >= 0:
+            # Not by the end of its line: it would kill groups that may be others' by now.
+            self._process.kill()
+            self._process.wait()
+            self._close_line()
+
+    def _write(self, line: str) -> None:
+        if self._line >= 0:
+            with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+                os.write(self._line, line.encode())
+
+    def _close_line(self) -> None:
+        line, self._line = self._line, -1
+        os.close(line)
+
+    def _forget(self) -> None:
+        self._process.returncode = 0
+        self._close_line()
+
+
+def _forget_all() -> None:
+    # An open copy of a line would keep the guard from seeing that its process has died.
+    for guard in list(_open):
+        if guard._line >= 0:
+            guard._forget()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

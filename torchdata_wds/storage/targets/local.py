@@ -1,0 +1,226 @@
+"""Shards written to local files: beside their final name, and renamed when they are whole.
+
+The file is ``<final name>.partial`` until then. The name is always the same, so that restarts do not pile up leftovers,
+and a lock on the file tells the leftover of a dead process, which is used again, from the file of a living one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.storage.locks import lock, unlock
+from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.targets.base import FileTarget, cannot_write, sync_file, sync_folder
+from torchdata_wds.storage.urls import local_path, mask_url
+
+__all__ = ["PARTIAL", "list_local", "open_local_target", "remove_local"]
+
+
+#: What the name of a shard ends with while it is not whole.
+PARTIAL = ".partial"
+
+#: How often a file that another process has just renamed is looked for again.
+_OPENINGS = 100
+
+
+class LocalTarget(FileTarget):
+    """A local file that is being written."""
+
+    def __init__(self, url: str, path: Path, overwrite: bool) -> None:
+        super().__init__(url)
+        self._path = path
+        self._partial = path.with_name(path.name + PARTIAL)
+        self._overwrite = overwrite
+
+    def _cure(self) -> str:
+        return f"what was written is in {self._partial}; free some space or write elsewhere"
+
+    def _create(self) -> int:
+        try:
+            for _ in range(_OPENINGS):
+                # A link that somebody has put there would have us empty another file.
+                file = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                if self._take(file):
+                    return file
+        except BlockingIOError as error:
+            raise self._busy() from error
+        except OSError as error:
+            raise cannot_write(self._shard, f"{self._partial}: {error.strerror or error}") from error
+        raise cannot_write(self._shard, f"other processes keep renaming {self._partial}")
+
+    def _take(self, file: int) -> bool:
+        """Locks and empties the file, or closes it if it is not the one to write to."""
+        taken = False
+        try:
+            if lock(file) is False:
+                raise BlockingIOError(errno.EWOULDBLOCK, "locked")
+            taken = self._is_in_place(file)
+            if taken:
+                os.ftruncate(file, 0)
+        finally:
+            if not taken:
+                os.close(file)
+        return taken
+
+    def _is_in_place(self, file: int) -> bool:
+        """Whether the name still means this file: its last writer may have renamed it before it was locked here."""
+        status = os.fstat(file)
+        try:
+            if not os.path.samestat(status, self._partial.lstat()):
+                return False
+        except FileNotFoundError:
+            return False
+        if status.st_nlink > 1:
+            # Its writer died while it renamed it: the same file is the finished shard, which must not be emptied.
+            self._partial.unlink()
+            return False
+        return True
+
+    def _busy(self) -> ShardOpenError:
+        return cannot_write(
+            self._shard,
+            f"another writer, in this process or a living one, has it open as {self._partial}. Give each its own "
+            "shards: another pattern, or one with {rank} and {worker} in it",
+        )
+
+    def _commit(self) -> None:
+        self._ensure_created()
+        try:
+            sync_file(self._file)
+            if self._overwrite:
+                self._partial.replace(self._path)
+            else:
+                self._publish()
+            sync_folder(self._path.parent)
+        except FileExistsError as error:
+            raise cannot_write(
+                self._shard,
+                f"it has come into existence meanwhile, by another writer; this one's shard is in {self._partial}. "
+                "Pass overwrite=True to replace such files, or give each writer its own pattern",
+            ) from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise cannot_write(self._shard, f"it cannot be finished: {reason}; see {self._partial}") from error
+
+    def _publish(self) -> None:
+        """Gives the file its final name, which must be free.
+
+        Raises:
+            FileExistsError: if it is not.
+        """
+        try:
+            os.link(self._partial, self._path)
+        except FileExistsError:
+            # A file server that repeats a request whose answer was lost says so of our own link.
+            if not os.path.samestat(self._partial.lstat(), self._path.lstat()):
+                raise
+        except OSError:
+            # Not every file system has links.
+            if os.path.lexists(self._path):
+                raise FileExistsError(errno.EEXIST, "exists", str(self._path)) from None
+            self._partial.replace(self._path)
+            return
+        with contextlib.suppress(OSError):
+            self._partial.unlink()
+
+    def _release(self, *, owned: bool) -> None:
+        if self._file < 0:
+            return
+        if owned:
+            unlock(self._file)
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+        self._file = -1
+
+
+def open_local_target(url: str, overwrite: bool, options: StorageOptions) -> LocalTarget:  # noqa: ARG001 - as all
+    """Checks that a local path or ``file:`` URL can be written; nothing is created before the first byte.
+
+    Raises:
+        ShardOpenError: if it exists (unless `overwrite`), is a folder or a device, or its folder is missing or may not
+            be written to.
+    """
+    shard = mask_url(url)
+    text = local_path(url)
+    if not text or text.endswith("/"):
+        raise cannot_write(shard, "this names no file")
+    try:
+        # The working directory may change before the shard is finished.
+        path = Path(text) if os.path.isabs(text) else Path.cwd() / text  # noqa: PTH117 - a str
+    except OSError as error:
+        raise cannot_write(shard, f"the working directory is gone: {error.strerror}") from error
+    _check_folder(path.parent, shard)
+    _check_name(path, shard)
+    _check_file(path, overwrite, shard)
+    return LocalTarget(url, path, overwrite)
+
+
+def remove_local(url: str) -> None:
+    """Removes a file if it is there.
+
+    Raises:
+        ShardOpenError: if it cannot be removed.
+    """
+    try:
+        Path(local_path(url)).unlink(missing_ok=True)
+    except OSError as error:
+        raise ShardOpenError(f"cannot remove {url}: {error.strerror or error}", shard=mask_url(url)) from error
+
+
+def list_local(url: str) -> list[str]:
+    """Names of the files in a folder; none where there is no folder.
+
+    Raises:
+        ShardOpenError: if it cannot be listed.
+    """
+    try:
+        with os.scandir(local_path(url) or ".") as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ShardOpenError(f"cannot list {url}: {error.strerror or error}", shard=mask_url(url)) from error
+
+
+def _check_folder(folder: Path, shard: str) -> None:
+    status = _status(folder, shard)
+    if status is None:
+        raise cannot_write(shard, f"its folder {mask_url(folder)} does not exist; make it first")
+    if not stat.S_ISDIR(status.st_mode):
+        raise cannot_write(shard, f"{mask_url(folder)} is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise cannot_write(shard, f"no permission to write in the folder {mask_url(folder)}")
+
+
+def _check_name(path: Path, shard: str) -> None:
+    longest = os.pathconf(path.parent, "PC_NAME_MAX")
+    size = len(os.fsencode(path.name + PARTIAL))
+    if size > longest:
+        raise cannot_write(
+            shard,
+            f"its name with {PARTIAL} has {size} bytes, and the file system takes {longest}; give it a shorter one",
+        )
+
+
+def _check_file(path: Path, overwrite: bool, shard: str) -> None:
+    status = _status(path, shard)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise cannot_write(shard, "it is a folder; add the name of a file")
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        raise cannot_write(shard, f"it is no regular file and would be replaced; write 'pipe:cat > {path}'")
+    if not overwrite and os.path.lexists(path):
+        raise cannot_write(shard, "it already exists; pass overwrite=True, another pattern, or start_shard='next'")
+
+
+def _status(path: Path, shard: str) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise cannot_write(shard, f"{getattr(error, 'strerror', None) or error}") from error

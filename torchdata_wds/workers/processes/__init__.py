@@ -1,0 +1,1 @@
+"""A graph in worker processes of this machine."""

@@ -1,0 +1,241 @@
+"""One worker process, seen from the main process: given orders, asked for items, and ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from torchdata_wds.pipes.resume_facts import Facts
+from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.processes.messages import Message, Receiver
+from torchdata_wds.workers.processes.shared_memory import CAN_SHARE, Limits
+from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
+
+__all__ = ["END", "WorkerLink"]
+
+
+#: Stands for the end of a worker's stream.
+END: Final = object()
+
+#: How many segments of shared memory, and so open files, all workers of a set may have in the main process if most
+#: of their batches are held there; and how many more than are ahead each worker may have anyway, and keeps.
+_MOST_SEGMENTS = 128
+
+_SPARE_SEGMENTS = 6
+
+#: How many seconds a worker may take to end; its own guard sees to it sooner.
+_PATIENCE = GRACE + CHECK_INTERVAL + 1
+
+
+class WorkerLink:
+    """A worker process and the connection to it.
+
+    Args:
+        context: The multiprocessing context to start it in.
+        graph: The stages that it runs.
+        board: Says which order holds, and when to close.
+        number: The worker's number.
+        workers: How many there are.
+        ahead: How many messages it may be ahead.
+    """
+
+    def __init__(
+        self, context: Any, graph: WorkerGraph, board: NoticeBoard, number: int, workers: int, ahead: int
+    ) -> None:
+        self._number = number
+        self._workers = workers
+        self._board = board
+        board.answer(number, 0)
+        self._message: Message | None = None
+        self._turn = self._first_turn = 0
+        self._keeps_facts = False
+        self.facts = Facts()
+        self._credits = context.Semaphore(ahead)
+        kept = ahead + _SPARE_SEGMENTS
+        limits = Limits(max(_MOST_SEGMENTS // workers, kept), kept)
+        self._connection, theirs = context.Pipe()
+        arguments = (graph, number, workers, theirs, self._credits, limits, board)
+        self._process: BaseProcess = context.Process(
+            target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
+        )
+        _start_helpers(context)
+        self._is_new = context.get_start_method() != "fork"
+        try:
+            with interrupts_held():
+                self._process.start()
+        except BrokenPipeError as error:  # it ended before it had read what it is to run
+            self._connection.close()
+            raise RuntimeError(self._death_notice()) from error
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()  # a connection ends only when nobody has its other end any more
+        self._receiver = Receiver(self._connection, self._process.sentinel, self._credits, limits)
+
+    def order(self, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
+        """Asks for a stream in place of any that was asked for before.
+
+        Args:
+            order: What to ask for.
+            facts: Where to note what the graph tells of its way.
+            keeps_facts: Whether what it told of the stream before still counts.
+
+        Raises:
+            RuntimeError: if the worker has died.
+        """
+        self._drop_message()
+        self._turn = order.turn
+        self._first_turn = self._first_turn or order.turn
+        self.facts = facts
+        self._keeps_facts = keeps_facts
+        is_known = bool(facts.passes)
+        try:
+            # What comes of an earlier order is in the way: the worker may wait for it to be taken in.
+            while self._connection.poll():
+                self._message = self._receiver.receive(0)
+                self._note(self._message)
+                self._drop_message()
+            if not is_known:
+                facts.passes.clear()  # of the epoch that was left
+            self._receiver.is_settled = False
+            self._connection.send(order)
+            self._receiver.is_settled = True
+        except (OSError, EOFError) as error:
+            raise self._explained(error) from error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Ctrl-C came while a message was half taken in, or has ended the worker before it took up an order."""
+        return not self._receiver.is_settled or self._ended_at_once
+
+    @property
+    def _ended_at_once(self) -> bool:
+        return not self._board.answered(self._number) and not self._process.is_alive()
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the worker has ended without taking up any of several orders: Ctrl-C came while it was started."""
+        return self._ended_at_once and 0 < self._first_turn < self._turn
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the worker has taken up an order before, and not the last one yet."""
+        return 0 < self._board.answered(self._number) < self._turn
+
+    def kill(self) -> None:
+        """Ends the worker at once, and releases all resources."""
+        self._process.kill()
+        self._process.join()
+        self.close()
+
+    def wait_for_facts(self, timeout: float | None) -> None:
+        """Waits until the graph has told where the epoch began, if it has not."""
+        while not self.facts.passes:
+            self._drop_message()
+            self._message = self._receive(timeout)
+            if self._message.turn != self._turn:
+                self.facts.passes.clear()  # of the epoch before
+
+    def take(self, turn: int, timeout: float | None) -> Any:
+        """Returns the next item, or ``END``.
+
+        Args:
+            turn: The number of the order.
+            timeout: How many seconds to wait, or None for ever.
+
+        Raises:
+            RuntimeError: if the worker has died, or sends nothing in time.
+            Exception: whatever unpickling the item raises.
+        """
+        while self._message is None or self._message.turn != turn or self._message.is_empty:
+            if self._message is not None and self._message.turn == turn and self._message.is_last:
+                return END
+            self._drop_message()
+            self._message = self._receive(timeout)
+        return self._message.take()
+
+    def _note(self, message: Message | None) -> None:
+        """Takes note of what the graph has told with a message, whether its items are wanted or not."""
+        if message is not None and message.facts and (self._keeps_facts or message.turn == self._turn):
+            self.facts.add(message.facts)
+        self._receiver.is_settled = True
+
+    def _drop_message(self) -> None:
+        message, self._message = self._message, None
+        if message is not None:
+            message.discard()
+
+    def hang_up(self) -> None:
+        """Ends the connection: the worker ends at its next word, and a thread that waits for it here waits no more."""
+        if not CAN_SHARE:
+            self._connection.close()
+        else:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as channel, suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+        self._credits.release()
+
+    def join(self) -> None:
+        """Waits for the process to end, and makes it end if it is stuck."""
+        self._process.join(_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def close(self) -> None:
+        """Lets go of what the system holds for the connection and the ended process."""
+        self._message = None
+        self._connection.close()
+        self._process.close()
+
+    def _receive(self, timeout: float | None) -> Message:
+        try:
+            message = self._receiver.receive(timeout)
+        except (OSError, EOFError) as error:
+            raise self._explained(error) from error
+        self._note(message)
+        if message is None:
+            raise RuntimeError(
+                f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "
+                "source is slow or stuck. A larger timeout waits longer, timeout=0 for ever"
+            )
+        return message
+
+    def _explained(self, error: Exception) -> Exception:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return error
+        return RuntimeError(self._death_notice())
+
+    def _death_notice(self) -> str:
+        process = self._process
+        process.join(timeout=1)  # its exit code may take a moment
+        code = process.exitcode
+        if code is None or code >= 0:
+            how = f"ended by itself with exit code {code}"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}"
+            how += " (the system does so when memory runs out)" if -code == signal.SIGKILL else ""
+        if self._is_new and not self._board.answered(self._number) and code == 1:
+            return (
+                f"worker {self._number} of {self._workers} ended before it could begin: its traceback stands above. "
+                "Most often it cannot import what the graph holds: functions and classes that are defined under if "
+                "__name__ == '__main__' belong into a module, and the loop that starts workers belongs under it; or "
+                "start them with multiprocessing_context='fork'"
+            )
+        return (
+            f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "
+            "num_workers=0 runs the same stages in the main process, where a crash shows its place"
+        )
+
+
+def _start_helpers(context: Any) -> None:
+    """Starts the process that all workers are forked from, if there is one, where Ctrl-C is not blocked yet."""
+    if context.get_start_method() == "forkserver":
+        from multiprocessing.forkserver import ensure_running
+
+        ensure_running()

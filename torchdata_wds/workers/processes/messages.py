@@ -1,0 +1,406 @@
+"""What goes from a worker to the main process: small items several at once, large ones by shared memory.
+
+A message holds the pickles of its items one behind the other, or says in which segment of shared memory they are, and
+where the large buffers of these items are; the descriptors of segments that are new to the main process follow it. For
+each message a worker needs a credit, which it gets before it makes the first item of that message, and the main process
+gives back when it takes the message in. So a worker is ahead by so many messages, and no more.
+
+Items to bytes and back: pickles, with large buffers left outside so that they can go by shared memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing  # makes ForkingPickler know the tensors that are not packed here
+
+from torchdata_wds.workers.processes.shared_memory import Limits, Segment, SegmentPool, SegmentTable, Span
+
+__all__ = ["LARGE", "Packer", "unpack", "Message", "Receiver", "Sender"]
+
+
+#: From how many bytes on a buffer is left outside of the pickle: below, one more copy costs less than the bookkeeping.
+LARGE = 1 << 16
+
+_PROTOCOL = 5
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Packer:
+    """Pickles items one after another, each for itself, as a worker sends them.
+
+    Plain tensors are packed by value, like everything else. Those that share their memory with other processes on
+    purpose, those of other devices, layouts and classes, and those that require gradients go as
+    ``torch.multiprocessing`` sends them.
+    """
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        self._outside: list[pickle.PickleBuffer] = []
+        self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
+
+    def pack(self, item: Any) -> int:
+        """Adds an item, and returns how many bytes all that was added takes, inside and outside.
+
+        Raises:
+            Exception: whatever pickling the item raises; the item is left out then.
+        """
+        size, outside = self._file.tell(), len(self._outside)
+        try:
+            self._pickler.dump(item)
+        except BaseException:
+            self._file.seek(size)
+            self._file.truncate()
+            del self._outside[outside:]
+            raise
+        finally:
+            # An item that is changed and sent again is pickled again; and nothing is kept alive here.
+            self._pickler.clear_memo()
+        return self._file.tell() + sum(buffer.raw().nbytes for buffer in self._outside)
+
+    @property
+    def end(self) -> int:
+        """Where the pickle of the next item will begin."""
+        return self._file.tell()
+
+    def take(self) -> tuple[bytes, list[memoryview]]:
+        """Returns the pickles of all items and what was left outside of them, and begins anew."""
+        body, outside = self._file.getvalue(), [buffer.raw() for buffer in self._outside]
+        self._file.seek(0)
+        self._file.truncate()
+        self._outside.clear()
+        return body, outside
+
+    def _keep_inside(self, buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < LARGE:
+            return True
+        self._outside.append(buffer)
+        return False
+
+
+def unpack(data: Buffer, outside: Iterable[Buffer]) -> Any:
+    """Returns the item that was packed; what was left outside has to be writable, as it becomes part of it."""
+    return pickle.loads(data, buffers=outside)
+
+
+class _TensorPickler(ForkingPickler):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or not _is_plain(value):
+            return NotImplemented
+        return _tensor_of, (pickle.PickleBuffer(_memory_of(value)), value.dtype, tuple(value.shape), value.stride())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and tensor.numel() > 0
+        and not tensor.untyped_storage().is_shared()
+        and (tensor.is_contiguous() or _is_permuted(tensor))
+    )
+
+
+def _is_permuted(tensor: torch.Tensor) -> bool:
+    """Whether a tensor fills its memory without gaps and overlaps, in whatever order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    # Not through numpy, which does not know all of torch's types.
+    memory = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]  # keeps it alive as long as its memory is referred to
+    return memory
+
+
+def _tensor_of(buffer: Buffer, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
+
+
+# A message is sent once it has so many items or bytes, or so many seconds after its first item was begun.
+MOST_ITEMS = 256
+
+MOST_BYTES = 1 << 15
+
+LINGER = 0.001
+
+#: After how many seconds items are sent although the next one is not made yet.
+PATIENCE = 0.005
+
+
+class Envelope(NamedTuple):
+    """What is sent of a message.
+
+    Attributes:
+        turn: The order of the main process that it answers.
+        is_last: Whether the stream ends with it.
+        ends: Where the pickle of each item ends.
+        pieces: All the pickles, and then the large buffers of the items: bytes, or where they are in shared memory.
+        segments: The segments in which they are.
+        new: Those of the segments whose descriptors follow.
+        facts: What the graph has told of its way up to its items.
+    """
+
+    turn: int
+    is_last: bool
+    ends: list[int]
+    pieces: list[Any]
+    segments: list[int]
+    new: list[int]
+    facts: list[Any]
+
+
+class Sender:
+    """The worker's end of its connection to the main process.
+
+    Args:
+        connection: A duplex connection.
+        credits: A semaphore that counts the messages that may still be sent.
+        segments: Where large data goes.
+        facts: Gives what the graph has told of its way since it was called last.
+    """
+
+    def __init__(
+        self, connection: Connection, credits: Any, segments: SegmentPool, facts: Callable[[], list[Any]] = list
+    ) -> None:
+        self._connection = connection
+        self._credits = credits
+        self._segments = segments
+        self._facts = facts
+        self._packer = Packer()
+        self._turn = 0
+        self._ends: list[int] = []
+        self._begun = 0.0
+        self._has_credit = False  # always true when there are items
+        # Messages are sent by the thread that makes the items, and by another one when that is held up.
+        self._lock = threading.Lock()
+        self._has_items = threading.Event()
+        threading.Thread(target=self._send_late, name="wds-send", daemon=True).start()
+
+    def begin(self, turn: int) -> None:
+        """Begins the stream that answers an order, and drops what was left of the one before."""
+        with self._lock:
+            self._turn = turn
+            self._packer.take()
+            self._ends.clear()
+            self._has_items.clear()
+            self._segments.trim()
+
+    def wait_for_room(self) -> None:
+        """Waits until the next item may be made."""
+        if not self._ends:
+            self._get_credit()
+            self._begun = time.perf_counter()
+
+    def add(self, item: Any) -> None:
+        """Sends an item, now or together with some that follow soon.
+
+        Raises:
+            OSError: if the main process has hung up.
+            Exception: whatever else pickling the item raises.
+        """
+        with self._lock:
+            self._get_credit()
+            size = self._packer.pack(item)
+            self._ends.append(self._packer.end)
+            late = time.perf_counter() - self._begun >= LINGER
+            if late or size >= MOST_BYTES or len(self._ends) >= MOST_ITEMS:
+                self._send()
+            elif len(self._ends) == 1:
+                self._has_items.set()
+
+    def finish(self) -> None:
+        """Sends what is left, and word that this is the end."""
+        with self._lock:
+            self._get_credit()
+            self._send(is_last=True)
+
+    def _get_credit(self) -> None:
+        if not self._has_credit:
+            self._credits.acquire()
+            self._has_credit = True
+
+    def _send(self, *, is_last: bool = False) -> None:
+        ends, self._ends = self._ends, []
+        self._has_items.clear()
+        body, outside = self._packer.take()
+        large = [memoryview(body)] if len(body) >= LARGE else []
+        places, segments = self._segments.store([*large, *outside])
+        pieces = places if large else [body, *places]
+        new = [segment for segment in segments if segment.descriptor >= 0]
+        envelope = Envelope(
+            turn=self._turn,
+            is_last=is_last,
+            ends=ends,
+            pieces=[pickle.PickleBuffer(piece) if isinstance(piece, memoryview) else piece for piece in pieces],
+            segments=[segment.number for segment in segments],
+            new=[segment.number for segment in new],
+            facts=self._facts(),
+        )
+        self._connection.send_bytes(pickle.dumps(tuple(envelope), pickle.HIGHEST_PROTOCOL))
+        _send_descriptors(self._connection, new)
+        self._has_credit = False
+
+    def _send_late(self) -> None:
+        while True:
+            self._has_items.wait()
+            time.sleep(PATIENCE)
+            with self._lock:
+                if self._ends and time.perf_counter() - self._begun >= PATIENCE:
+                    try:
+                        self._send()
+                    except OSError:  # the main process has hung up, which the other thread will notice too
+                        return
+
+
+class Message:
+    """Items that came together, each unpacked when it is taken.
+
+    Args:
+        turn: The order that it answers.
+        is_last: Whether the stream ends with it.
+        ends: Where the pickle of each item ends.
+        body: The pickles.
+        outside: The large buffers of the items.
+        facts: What the graph has told of its way.
+    """
+
+    def __init__(
+        self,
+        turn: int,
+        is_last: bool,
+        ends: Sequence[int],
+        body: Any,
+        outside: Sequence[Any],
+        facts: Sequence[Any] = (),
+    ) -> None:
+        self.turn = turn
+        self.is_last = is_last
+        self.facts = facts
+        self._ends = ends
+        self._taken = 0
+        self._body = memoryview(body)
+        self._outside = iter(outside)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all items have been taken."""
+        return self._taken == len(self._ends)
+
+    def take(self) -> Any:
+        """Returns the next item.
+
+        Raises:
+            Exception: whatever unpickling it raises; it counts as taken.
+        """
+        start = self._ends[self._taken - 1] if self._taken else 0
+        data = self._body[start : self._ends[self._taken]]
+        self._taken += 1
+        outside = self._outside
+        if self.is_empty:  # from now on the items alone hold the shared memory
+            self._body, self._outside = memoryview(b""), iter(())
+        return unpack(data, outside)
+
+    def discard(self) -> None:
+        """Drops the items that are left; torch's own way of sending tensors holds files open for those never taken."""
+        while not self.is_empty:
+            with suppress(Exception):
+                self.take()
+
+
+class Receiver:
+    """The main process's end of its connection to a worker.
+
+    Args:
+        connection: A duplex connection.
+        sentinel: Of the worker's process.
+        credits: The semaphore that counts the messages that the worker may still send.
+        limits: How many segments of shared memory the worker may have.
+
+    Attributes:
+        is_settled: Whether all messages that have begun to come were taken in and noted. An exception in between, as at
+            Ctrl-C, leaves it False: what comes next cannot be understood any more.
+    """
+
+    def __init__(self, connection: Connection, sentinel: int, credits: Any, limits: Limits) -> None:
+        self._connection = connection
+        self._sentinel = sentinel
+        self._credits = credits
+        self._segments = SegmentTable(limits)
+        self._turn = 0
+        self.is_settled = True
+
+    def receive(self, timeout: float | None) -> Message | None:
+        """Waits for a message and returns it, or None if there is none in time (in seconds; None waits for ever).
+
+        The caller sets `is_settled` once it has noted the message.
+
+        Raises:
+            OSError: if the connection has ended, with the worker or by this process, or too many files are open.
+            EOFError: if the connection has ended.
+        """
+        ready = wait([self._connection, self._sentinel], timeout)
+        if not ready:
+            return None
+        if self._connection not in ready and not self._connection.poll():
+            raise EOFError
+        self.is_settled = False
+        envelope = Envelope(*pickle.loads(self._connection.recv_bytes()))
+        self._credits.release()
+        if envelope.turn != self._turn:
+            self._turn = envelope.turn
+            self._segments.trim()
+        for number, descriptor in zip(envelope.new, _receive_descriptors(self._connection, envelope.new), strict=True):
+            self._segments.add(number, descriptor)
+        leases = {number: self._segments.lease(number) for number in envelope.segments}
+        body, *outside = [
+            leases[piece.segment][piece.start : piece.stop] if isinstance(piece, Span) else piece
+            for piece in envelope.pieces
+        ]
+        return Message(envelope.turn, envelope.is_last, envelope.ends, body, outside, envelope.facts)
+
+
+def _send_descriptors(connection: Connection, segments: Sequence[Segment]) -> None:
+    if segments:
+        with socket.socket(fileno=os.dup(connection.fileno())) as channel:
+            socket.send_fds(channel, [b"d"], [segment.descriptor for segment in segments])
+        for segment in segments:
+            segment.close_descriptor()
+
+
+def _receive_descriptors(connection: Connection, numbers: Sequence[int]) -> list[int]:
+    if not numbers:
+        return []
+    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
+        _, descriptors, flags, _ = socket.recv_fds(channel, 1, len(numbers))
+    if len(descriptors) == len(numbers):
+        return descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, "too many files are open to take in shared memory: raise the limit (ulimit -n)")
+    raise EOFError

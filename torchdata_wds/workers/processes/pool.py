@@ -1,0 +1,263 @@
+"""A set of worker processes that run one part of a graph, seen from the main process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch.multiprocessing
+from torch.utils.data.graph import DataPipe
+
+from torchdata_wds.consumers import Place
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.pickling import check_main_functions
+from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.pipes.starvation import most_empty_passes
+from torchdata_wds.workers.interrupts import interrupts_held
+from torchdata_wds.workers.processes.link import END, WorkerLink
+from torchdata_wds.workers.processes.worker import GRACE, Failure, NoticeBoard, Order, WorkerGraph
+from torchdata_wds.workers.resume.states import Streams, begun_facts
+from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds
+from torchdata_wds.workers.worker_functions import WorkerFunctions
+
+__all__ = ["PooledIterDataPipe", "WorkerPool"]
+
+
+class PooledIterDataPipe(WdsPipe[Any]):
+    """Stands in the main process for the part of the graph that a pool's workers run.
+
+    Args:
+        pool: The workers.
+        place: The rank for which they work.
+    """
+
+    def __init__(self, pool: WorkerPool, place: Place) -> None:
+        self.place = place
+        self._pool = pool
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: the pool's turn is taken now, not at the first item.
+        return self._pool.items()
+
+
+class WorkerPool:
+    """A set of worker processes, which make items for epoch after epoch.
+
+    Args:
+        datapipe: The last pipe of the part of the graph that the workers run.
+        seed_graph: Seeds that part in a worker.
+        num_workers: The number of processes.
+        prefetch_factor: How many messages each worker makes ahead.
+        multiprocessing_context: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for Python's default.
+        timeout: How many seconds to wait for an item; 0 waits for ever.
+        functions: The user's functions that see the graph in each worker.
+
+    Attributes:
+        streams: Where the workers' streams are.
+        was_interrupted: Whether Ctrl-C has ended this epoch while it waited for an item.
+    """
+
+    def __init__(
+        self,
+        datapipe: DataPipe,
+        seed_graph: SeedGraph,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        multiprocessing_context: str | None,
+        timeout: float,
+        functions: WorkerFunctions | None = None,
+    ) -> None:
+        self._graph = WorkerGraph(seed_graph, datapipe, functions)
+        self._num_workers = num_workers
+        self._prefetch_factor = prefetch_factor
+        self._context = torch.multiprocessing.get_context(multiprocessing_context)
+        self._timeout = timeout
+        self._board = NoticeBoard(self._context, num_workers)
+        self._owner = os.getpid()
+        self._links: list[WorkerLink] = []
+        # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an epoch broken off.
+        self._lock = threading.RLock()
+        # Also when the pool is forgotten, and at the interpreter's end before Python terminates the processes.
+        self._end = Finalize(self, _end, (self._board, self._links, self._lock), exitpriority=1)
+        self._seeds = (0, 0)
+        self._pass = 0
+        self._empty = 0
+        self._is_fresh = False
+        self._order_seeds: Seeds = (0, 0)
+        self._stream_seeds: Seeds | None = None
+        self.streams = Streams(num_workers)
+        self.was_interrupted = False
+
+    def begin(self, seeds: Seeds, streams: Streams) -> None:
+        """Starts an epoch: the workers begin to make its items at once.
+
+        Args:
+            seeds: The seed shared by all workers and ranks, and this rank's own.
+            streams: Where the workers' streams begin.
+        """
+        self._seeds = seeds
+        self._pass = 0
+        self._empty = 0
+        self._start(seeds, streams)
+        self._is_fresh = True
+
+    def items(self) -> Iterator[Any]:
+        """Returns the epoch's items; asked again in the same epoch (by ``cycle``), another pass in another order."""
+        if not self._is_fresh:
+            self._pass += 1
+            self._check_empty()
+            shared, local = self._seeds
+            seeds = mix(shared, "pass", self._pass), mix(local, "pass", self._pass)
+            streams = Streams(self._num_workers, epoch=self.streams.epoch)
+            for before, facts in zip(self.streams.facts, streams.facts, strict=True):
+                facts.skips = before.skips  # which are those of the epoch
+            self._start(seeds, streams)
+        self._is_fresh = False
+        return self._run(self._board.turn, self.streams)
+
+    def _check_empty(self) -> None:
+        self._empty = 0 if self.streams.taken else self._empty + 1
+        if self._empty >= most_empty_passes(1):
+            raise ShardListError(
+                f"the workers gave nothing in {self._empty} passes in a row, and the main process begins one after the "
+                "other. Check that the shards have samples, what filters leave, and what handlers skip"
+            )
+
+    @property
+    def is_cycled(self) -> bool:
+        """Whether a stage of the main process has begun this epoch more than once."""
+        return self._pass > 0
+
+    def close(self) -> None:
+        """Ends the workers; one that is stuck is made to end within seconds. May be called again."""
+        self._end()
+
+    def wait_for_facts(self) -> None:
+        """Waits until all workers have told where their epoch began, if they have not."""
+        self._check_owner()
+        with self._lock:
+            for link in self._links:
+                link.wait_for_facts(self._timeout or None)
+
+    def _check_owner(self) -> None:
+        """Refuses to be used by a forked process, which would take items of the workers away from their owner."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this loader belongs to process {self._owner}, from which this process was forked: iterating it here "
+                "would take items away there. Make a loader of its own in each process"
+            )
+
+    def _start(self, seeds: Seeds, streams: Streams) -> None:
+        self._check_owner()
+        if not self._links and self._context.get_start_method() != "fork":
+            functions = self._graph.functions
+            check_main_functions(self._graph.datapipe, () if functions is None else functions[:2])
+        self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
+        with self._lock:
+            self._order_seeds = seeds
+            points = streams.points()
+            self._stream_seeds = self._stream_seeds or (points[0].stream_seeds if points[0] else seeds)
+            for number in range(self._num_workers):
+                if number < len(self._links) and self._links[number].is_lost:
+                    points[number] = self._replace(number, streams)
+                elif number == len(self._links):
+                    with interrupts_held():
+                        self._links.append(self._make_link(number))
+            for number in range(self._num_workers):
+                self._order(number, seeds, points[number], streams)
+            if self.was_interrupted:
+                for number in self._stuck():
+                    self._order(number, seeds, self._replace(number, streams), streams)
+            self.streams = streams
+            self.was_interrupted = False
+
+    def _make_link(self, number: int) -> WorkerLink:
+        return WorkerLink(self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor)
+
+    def _order(self, number: int, seeds: Seeds, point: Point | None, streams: Streams) -> None:
+        link, order = self._links[number], Order(self._board.turn, seeds, point, streams.epoch)
+        try:
+            link.order(order, streams.facts[number], keeps_facts=streams.continues)
+        except RuntimeError:
+            if not link.never_began:
+                raise
+            self._order(number, seeds, self._replace(number, streams), streams)
+
+    def _replace(self, number: int, streams: Streams) -> Point | None:
+        """Puts a new worker in the place of one that is of no use after Ctrl-C; returns where its stream begins."""
+        with interrupts_held():
+            self._links[number].kill()
+            self._links[number] = self._make_link(number)
+        point = streams.points()[number]
+        if streams.continues and point is None:
+            # What the old worker had come to is lost with it: the passes of its stream begin again.
+            assert self._stream_seeds is not None
+            streams.facts[number] = begun_facts()
+            return Point(0, self._stream_seeds, begun_facts(), False)
+        return point
+
+    def _stuck(self) -> list[int]:
+        """The workers that do not take up an order within the time that they have for the item they are at."""
+        end = time.monotonic() + GRACE
+        while stuck := [number for number, link in enumerate(self._links) if link.is_stuck]:
+            if time.monotonic() > end:
+                return stuck
+            time.sleep(0.005)
+        return []
+
+    def _run(self, turn: int, streams: Streams) -> Iterator[Any]:
+        try:
+            yield from self._turns(turn, streams)
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+            raise
+
+    def _turns(self, turn: int, streams: Streams) -> Iterator[Any]:
+        turns = deque(streams.turns.order)
+        while turns:
+            self._check_owner()
+            with self._lock:
+                if turn != self._board.turn:
+                    return
+                item = self._take(turns[0], turn)
+                if item is END:
+                    streams.turns.note_end(streams.taken, turns.popleft())
+                elif type(item) is not Failure:
+                    streams.taken += 1
+            if type(item) is Failure:
+                item.reraise()
+            if item is not END:
+                yield item
+                turns.rotate(-1)
+
+    def _take(self, number: int, turn: int) -> Any:
+        link = self._links[number]
+        try:
+            return link.take(turn, self._timeout or None)
+        except RuntimeError:
+            if turn != self._board.turn:  # closed in the meantime
+                return END
+            if not link.never_began:
+                raise
+        self._order(number, self._order_seeds, self._replace(number, self.streams), self.streams)
+        return self._take(number, turn)
+
+
+def _end(board: NoticeBoard, links: list[WorkerLink], lock: threading.RLock) -> None:
+    board.turn += 1
+    board.close()
+    with interrupts_held():  # which is a matter of seconds
+        for link in links:
+            link.hang_up()
+        for link in links:
+            link.join()
+        with lock:  # a thread of the main process that waited for an item has seen the connection's end
+            while links:
+                links.pop().close()

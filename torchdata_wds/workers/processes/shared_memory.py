@@ -1,0 +1,313 @@
+"""Shared memory in which a worker's large data reaches the main process: filled there, read here, used again.
+
+New shared memory for every batch costs more than filling it: the system has to find and clear every page of it, in the
+worker, and to take it back, in the main process. So a worker keeps its segments, and fills one again once nothing in
+the main process refers to it any more. Each is a file without a name, whose descriptor the worker sends along the first
+time. The first byte of a segment says whether the main process may be reading it: the worker sets it, the main process
+clears it.
+
+A process that is forked meanwhile, from either side, sees the same memory and says nothing when it is done with it. So
+a segment whose data was in use at a fork is never filled again: the worker takes a new one in its place.
+
+Which memory a forked process may see: the forks of this process, counted around the time that each one takes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["fork_mark", "has_forked_since", "CAN_SHARE", "Limits", "Segment", "SegmentPool", "SegmentTable", "Span"]
+
+
+# Two counts, because other threads go on while handlers of a fork run: what begins or ends between the two counts to
+# the fork as well.
+_begun = 0
+
+_ended = 0
+
+
+def fork_mark() -> int:
+    """Returns a mark of this moment, for `has_forked_since`."""
+    return _begun if _begun == _ended else -1
+
+
+def has_forked_since(mark: int) -> bool:
+    """Whether a process may have been forked from this one since a moment, so that it sees what there was to see.
+
+    Example:
+        >>> has_forked_since(fork_mark())
+        False
+    """
+    return mark != _begun or _begun != _ended
+
+
+def _begin() -> None:
+    global _begun
+    _begun += 1
+
+
+def _end() -> None:
+    global _ended
+    _ended += 1
+
+
+def _end_in_child() -> None:
+    global _ended
+    _ended = _begun
+
+
+os.register_at_fork(before=_begin, after_in_parent=_end, after_in_child=_end_in_child)
+
+#: Whether this system can hand a file's descriptor to another process over a connection.
+CAN_SHARE = hasattr(socket, "send_fds") and hasattr(socket, "AF_UNIX")
+
+# Bytes before the data of a segment: the first of them says whether it is in use, the rest aligns the data.
+_HEADER = 64
+
+_FREE, _IN_USE, _SEEN_BY_FORK = range(3)
+
+_LEAST = 1 << 16
+
+Array = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Limits(NamedTuple):
+    """How many segments a worker may have; beyond, data has to go another way.
+
+    Attributes:
+        most: How many at any time.
+        kept: How many of them outlive an epoch.
+    """
+
+    most: int
+    kept: int
+
+
+class Span(NamedTuple):
+    """Where data is in shared memory: the number of a segment, and the place in it."""
+
+    segment: int
+    start: int
+    stop: int
+
+
+class Segment:
+    """One piece of shared memory, seen from the worker.
+
+    Args:
+        number: Its place in the pool.
+        capacity: How many bytes of data it can hold; memory is taken only for what is written to.
+
+    Raises:
+        OSError: if there can be no more.
+    """
+
+    def __init__(self, number: int, capacity: int) -> None:
+        self.number = number
+        self.capacity = capacity
+        self.descriptor = -1
+        self._loan: weakref.ref[Array] | None = None
+        self._loan_mark = fork_mark()
+        self.descriptor = _open_file(_HEADER + capacity)  # -1 once it is closed
+        self.memory = memoryview(mmap.mmap(self.descriptor, _HEADER + capacity))
+        self.address = _address(self.memory)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing refers to its data, in the worker or in the main process."""
+        return not self.is_occupied and not self.is_lent
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether the main process may be reading it."""
+        return self.memory[0] == _IN_USE
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a process that was forked from the worker or the main process may still read it."""
+        return self.memory[0] == _SEEN_BY_FORK or (self._loan is not None and has_forked_since(self._loan_mark))
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether something in the worker refers to its data."""
+        return self._loan is not None and self._loan() is not None
+
+    def lend(self, size: int) -> Array:
+        """Returns an array of its first bytes of data; the segment is lent while that, or a view of it, lives."""
+        array: Array = np.frombuffer(self.memory, np.uint8, size, _HEADER)
+        self._loan = weakref.ref(array)
+        self._loan_mark = fork_mark()
+        return array
+
+    def occupy(self) -> None:
+        """Notes that the main process is to read it."""
+        self.memory[0] = _IN_USE
+
+    def close_descriptor(self) -> None:
+        """Closes the file, once the main process has got it: the memory stays."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close_descriptor()  # of one that was never sent
+
+
+class SegmentPool:
+    """The segments of a worker.
+
+    Args:
+        limits: How many there may be.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.most if CAN_SHARE else 0
+        self._kept = limits.kept
+        self._segments: list[Segment] = []
+        # A batch may be stacked in one thread (prefetch) while another one is sent by a second.
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def lend(self, size: int) -> Array | None:
+        """Returns an array of so many bytes that need not be copied when it is sent, or None if too many are lent.
+
+        A process that was forked from the worker gets nothing: the worker would use the same memory.
+        """
+        if os.getpid() != self._owner:
+            return None
+        with self._lock:
+            if 2 * sum(segment.is_lent for segment in self._segments) >= self._most:
+                return None
+            segment = self._take(size)
+            return None if segment is None else segment.lend(size)
+
+    def store(self, pieces: Iterable[memoryview]) -> tuple[list[Span | memoryview], list[Segment]]:
+        """Puts data where the main process finds it.
+
+        Returns:
+            For each piece its place in a segment, or the piece itself if all segments are in use; and the segments.
+        """
+        with self._lock:
+            places: list[Span | memoryview] = [self._span_of_lent(piece) or piece for piece in pieces]
+            self._copy(places)
+            used = {place.segment for place in places if isinstance(place, Span)}
+            segments = [self._segments[number] for number in used]
+            for segment in segments:
+                segment.occupy()
+        return places, segments
+
+    def trim(self) -> None:
+        """Lets go of what only an unusual epoch needed."""
+        with self._lock:
+            del self._segments[self._kept :]
+
+    def _span_of_lent(self, piece: memoryview) -> Span | None:
+        """Returns where a piece is if it was lent; what the main process has read already is to be copied this time."""
+        address = _address(piece)
+        for segment in self._segments:
+            start = address - segment.address
+            if _HEADER <= start < _HEADER + segment.capacity:
+                return None if segment.memory[0] != _FREE else Span(segment.number, start, start + piece.nbytes)
+        return None
+
+    def _copy(self, places: list[Span | memoryview]) -> None:
+        """Copies what is in no segment into one, and says where it is."""
+        sizes = [_aligned(place.nbytes) if isinstance(place, memoryview) else 0 for place in places]
+        segment = self._take(sum(sizes)) if any(sizes) else None
+        if segment is None:
+            return
+        start = _HEADER
+        for index, piece in enumerate(places):
+            if isinstance(piece, memoryview):
+                stop = start + piece.nbytes
+                segment.memory[start:stop] = piece
+                places[index] = Span(segment.number, start, stop)
+                start += sizes[index]
+
+    def _take(self, size: int) -> Segment | None:
+        """Returns a free segment for so many bytes, or None if all are in use."""
+        free = [segment for segment in self._segments if segment.is_free]
+        # The first one that will do, so that few are used over and over.
+        for segment in free:
+            if segment.capacity >= size and not segment.is_spent:
+                return segment
+        replaced = next((segment for segment in free if segment.is_spent), free[0] if free else None)
+        number = len(self._segments) if replaced is None else replaced.number
+        return self._make(number, size) if number < self._most else None
+
+    def _make(self, number: int, size: int) -> Segment | None:
+        try:
+            segment = Segment(number, max(1 << (size - 1).bit_length(), _LEAST))
+        except OSError:
+            return None
+        self._segments[number : number + 1] = [segment]
+        return segment
+
+
+class SegmentTable:
+    """The segments of one worker, seen from the main process.
+
+    Args:
+        limits: How many there may be.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._kept = limits.kept
+        self._segments: dict[int, mmap.mmap] = {}
+
+    def add(self, number: int, descriptor: int) -> None:
+        """Maps a segment, in place of any other of that number, and closes the descriptor."""
+        try:
+            self._segments[number] = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+
+    def lease(self, number: int) -> memoryview:
+        """Returns a segment; the worker may use it again when that and all views of it are gone."""
+        segment = self._segments[number]
+        array: Array = np.frombuffer(segment, np.uint8)
+        # The array, because it can be watched, and because every view of the memory refers to it in the end.
+        weakref.finalize(array, _give_back, segment, os.getpid(), fork_mark()).atexit = False
+        return memoryview(array)  # type: ignore[arg-type]  # mypy does not know that it is a buffer
+
+    def trim(self) -> None:
+        """Lets go of what the worker let go of."""
+        for number in [number for number in self._segments if number >= self._kept]:
+            del self._segments[number]
+
+
+def _give_back(segment: mmap.mmap, owner: int, mark: int) -> None:
+    if os.getpid() == owner:  # a process forked from it has a copy of every reference
+        segment[0] = _SEEN_BY_FORK if has_forked_since(mark) else _FREE
+
+
+def _address(data: memoryview) -> int:
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _HEADER) * _HEADER
+
+
+def _open_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("torchdata_wds")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,324 @@
+"""What runs inside a worker process of ``WorkersReadingService``.
+
+The board on which the main process and its workers tell one another what holds.
+
+An exception's way from a worker to the main process, its type and attributes kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import get_worker_info
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipe
+from torch.utils.data.graph_settings import apply_sharding
+
+from torchdata_wds.consumers import leave_unsaid, said
+from torchdata_wds.handlers import with_notes
+from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.resume_facts import Fact
+from torchdata_wds.pipes.samples.collate import stack_in
+from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.workers.interrupts import ignore_interrupts
+from torchdata_wds.workers.processes.messages import Sender
+from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
+from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream
+from torchdata_wds.workers.worker_functions import WorkerFunctions
+
+__all__ = ["NoticeBoard", "Failure", "RemoteTraceback", "Order", "WorkerGraph", "run_worker"]
+
+
+class NoticeBoard:
+    """What the main process and its workers tell one another while they work, in shared memory.
+
+    Args:
+        context: The multiprocessing context of the workers.
+        workers: How many there are.
+    """
+
+    def __init__(self, context: BaseContext, workers: int) -> None:
+        self._slots = context.RawArray(ctypes.c_uint64, 2 + workers)
+
+    @property
+    def turn(self) -> int:
+        """The number of the order that holds: work on any other is in vain."""
+        return self._slots[0]
+
+    @turn.setter
+    def turn(self, turn: int) -> None:
+        self._slots[0] = turn
+
+    @property
+    def closing(self) -> bool:
+        """Whether the main process has begun to shut its workers down."""
+        return bool(self._slots[1])
+
+    def close(self) -> None:
+        """Says that the workers' work is over."""
+        self._slots[1] = 1
+
+    def answered(self, worker: int) -> int:
+        """The number of the last order that a worker has taken up; 0 if it has not taken up any."""
+        return self._slots[2 + worker]
+
+    def answer(self, worker: int, turn: int) -> None:
+        """Notes that a worker has taken up an order; 0 stands for a worker that begins."""
+        self._slots[2 + worker] = turn
+
+
+class RemoteTraceback(Exception):  # noqa: N818  # the name that concurrent.futures and multiprocessing use
+    """The text of a traceback from a worker process: the cause of the exception that came from there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Failure:
+    """An exception as a worker sends it, in the place of an item.
+
+    Args:
+        error: The exception.
+        where: The process it was raised in.
+    """
+
+    __slots__ = ("pickled", "summary", "text")
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        self.text = f'\n"""\nIn {where}:\n{"".join(traceback.format_exception(error))}"""'
+        self.summary = f"{type(error).__qualname__} in {where}: {with_notes(error)}"
+        self.pickled = _pickled(error)
+
+    def reraise(self) -> NoReturn:
+        """Raises the exception, or a RuntimeError that quotes it if it cannot be rebuilt here."""
+        error = _rebuilt(self.pickled)
+        raise error or RuntimeError(self.summary) from RemoteTraceback(self.text)
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    # An exception whose constructor wants more than its args pickles well and fails to come back: its parts do.
+    for form in (error, (type(error), error.args, vars(error))):
+        try:
+            data = pickle.dumps(form)
+        except Exception:  # noqa: BLE001  # attributes of any kind may refuse
+            continue
+        if _rebuilt(data) is not None:
+            return data
+    return None
+
+
+def _rebuilt(data: bytes | None) -> BaseException | None:
+    try:
+        error = None if data is None else pickle.loads(data)
+        if isinstance(error, tuple):
+            kind, arguments, attributes = error
+            error = kind.__new__(kind, *arguments)
+            error.args = arguments
+            vars(error).update(attributes)
+    except Exception:  # noqa: BLE001  # runs the exception's own constructor
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+#: How often, in seconds, a worker looks whether it should be gone; the death of its parent it learns at once.
+CHECK_INTERVAL = 0.5
+
+#: How long, in seconds, a worker that is to close may still finish the item it is at.
+GRACE = 1.5
+
+
+class Order(NamedTuple):
+    """What the main process asks of a worker: the stream of one pass over the graph.
+
+    Attributes:
+        turn: Its number, which stands on the notice board as long as the order holds.
+        seeds: The seed that all workers share, and the one that this set of workers derives its own from.
+        point: Where the stream goes on; None begins it.
+        epoch: The number of the epoch, counted from 0.
+    """
+
+    turn: int
+    seeds: Seeds
+    point: Point | None = None
+    epoch: int = 0
+
+
+class WorkerGraph:
+    """The part of a graph that one set of workers runs.
+
+    Args:
+        seed_graph: Seeds a graph for a worker's number. It comes first, because unpickling it in a spawned worker
+            silences torchdata before the pipes import it.
+        datapipe: The last pipe of the part.
+        functions: The user's functions that see it in each worker.
+    """
+
+    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions | None = None) -> None:
+        self.seed_graph = seed_graph
+        self.functions = functions
+        self.datapipe: Any = datapipe
+        self._stream: Stream | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's wrapper pickles with dill what pickle cannot (lambdas), where dill is installed.
+        packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
+        return {**vars(self), "datapipe": packed, "_stream": None, "said": said()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        leave_unsaid(state.pop("said"))
+        vars(self).update(state, datapipe=state["datapipe"]._datapipe)
+
+    def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:
+        """Yields the items of one worker; an exception ends them, and is the last of them."""
+        try:
+            if self._stream is None:
+                apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+                self._stream = self._make_stream(worker, workers)
+            yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
+        except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
+            note_source_failure(error)
+            yield Failure(error, _where())
+
+    def _make_stream(self, worker: int, workers: int) -> Stream:
+        functions = self.functions
+        if functions is None:
+            return Stream(self.datapipe, self.seed_graph)
+        self.datapipe = functions.initialized(self.datapipe, workers, worker)
+        return Stream(
+            self.datapipe,
+            self.seed_graph,
+            reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
+        )
+
+    def facts(self) -> list[Fact]:
+        """Gives what the graph has told of its way since this was asked last."""
+        return [] if self._stream is None else self._stream.facts()
+
+
+def run_worker(
+    graph: WorkerGraph,
+    worker: int,
+    workers: int,
+    connection: Connection,
+    credits: Any,
+    limits: Limits,
+    board: NoticeBoard,
+) -> None:
+    """Answers the orders of the main process until it hangs up: what a worker process runs.
+
+    Args:
+        graph: The stages to run.
+        worker: The number of this worker.
+        workers: How many there are.
+        connection: Where orders come from and items go to.
+        credits: A semaphore that counts the messages that may still be sent.
+        limits: How many segments of shared memory there may be.
+        board: Says which order holds, and when to close; takes down which order was taken up.
+    """
+    ignore_interrupts()
+    # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_guard, args=(board,), name="wds-guard", daemon=True).start()
+    torch.set_num_threads(1)  # as in torch's own workers: they share the cores among them
+    segments = SegmentPool(limits)
+    stack_in(segments.lend)
+    sender = Sender(connection, credits, segments, graph.facts)
+    # Hung up on: the main process knows.
+    with suppress(KeyboardInterrupt, EOFError, ConnectionError):
+        while not board.closing:
+            order: Order = connection.recv()
+            board.answer(worker, order.turn)
+            _set_worker_info(graph, order.seeds, worker, workers)
+            with closing(graph.items(order, worker, workers)) as items:
+                _answer(order, items, sender, board)
+
+
+def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard) -> None:
+    """Sends the items of an order as long as it holds, and their end: someone may still wait for it."""
+    sender.begin(order.turn)
+    while True:
+        sender.wait_for_room()
+        if board.turn != order.turn:
+            break
+        try:
+            item = next(items)
+        except StopIteration:
+            break
+        try:
+            sender.add(item)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever pickling may raise
+            sender.add(_unsendable(item, error))
+            break
+    sender.finish()
+
+
+def _set_worker_info(graph: WorkerGraph, seeds: Seeds, worker: int, workers: int) -> None:
+    """Seeds the generators that augmentations draw from, and lets ``get_worker_info`` say who this is."""
+    random.seed(mix(seeds[1], worker, "random"))
+    np.random.seed(mix(seeds[1], worker, "numpy") >> 32)
+    seed = mix(seeds[1], worker, "torch")
+    torch.manual_seed(seed)
+    # There is no public way to say so.
+    info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=graph.datapipe)
+    torch_worker._worker_info = info
+
+
+def _where() -> str:
+    worker = get_worker_info()
+    return f"worker {worker.id if worker else 0} (pid {os.getpid()})"
+
+
+def _unsendable(item: Any, error: Exception) -> Failure:
+    explained = RuntimeError(
+        f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
+        f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the stage "
+        "that makes it behind .join_workers()"
+    )
+    explained.__cause__ = error
+    return Failure(explained, _where())
+
+
+def _guard(board: NoticeBoard) -> None:
+    """Ends this process when its parent has died, or when it is to close and does not.
+
+    The worker's main thread can do neither while it waits for a source or for room in a pipe that nobody reads.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    starter = os.getppid()
+    while not wait([parent.sentinel], CHECK_INTERVAL):
+        if os.getppid() != starter:  # a process forked later may hold the sentinel's other end open
+            break
+        if board.closing:
+            _kill_commands()  # which may be what the main thread waits for
+            time.sleep(GRACE)
+            os._exit(0)
+    _kill_commands()
+    os._exit(1)
+
+
+def _kill_commands() -> None:
+    # Not imported: a process that never loaded it runs no commands.
+    storage = sys.modules.get("torchdata_wds.storage")
+    if storage is not None:
+        storage.kill_commands()

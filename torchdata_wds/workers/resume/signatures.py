@@ -1,0 +1,319 @@
+"""What a state belongs to: the graph, the shards and the number of consumers, in a form that tells what differs.
+
+What is known cheaply of the shards of a graph, so that a state is not resumed with others of the same names.
+
+Sizes and a few blocks of local shards, and what an index beside them says: a copy on another disk has the same, a shard
+that was written anew has not. Dates say nothing (copying changes them), and no server is asked: what is read there is
+compared where it is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper, ShardingFilter, Shuffler
+from torch.utils.data.graph import traverse_dps
+
+from torchdata_wds.consumers import upstream
+from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.format.index import INDEX_SUFFIX, _parse_header
+from torchdata_wds.pipes.base import Held
+from torchdata_wds.pipes.chain_text import full_name, short_name
+from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
+from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
+from torchdata_wds.pipes.shards.load_records import RecordLoader
+from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.pipes.shards.shard_counts import known_counts
+from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
+from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
+
+__all__ = [
+    "ShardContent",
+    "contents_of",
+    "describe_changes",
+    "Signature",
+    "check_signature",
+    "describe_shards",
+    "graph_signature",
+    "shards_digest",
+    "without_lists",
+]
+
+
+#: How many shards are looked at, evenly among all: a state stays small, and taking it quick.
+_MOST_SHARDS = 64
+
+_BLOCK = 4096
+
+
+class ShardContent(NamedTuple):
+    """What is known of a local shard.
+
+    Attributes:
+        number: Its place in the list.
+        size: Its size in bytes.
+        check: A CRC-32 of its first block and of the one in its middle.
+        samples: How many samples the index beside it says it has; None without one.
+        digest: The digest that the index has, or its beginning; "" without one.
+    """
+
+    number: int
+    size: int
+    check: int
+    samples: int | None = None
+    digest: str = ""
+
+
+def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
+    """Looks at local shards among those of a list; what cannot be looked at is left out."""
+    step = -(-len(shards) // _MOST_SHARDS) or 1
+    found = [_content_of(number, shards[number]) for number in range(0, len(shards), step)]
+    return [content for content in found if content is not None]
+
+
+def describe_changes(
+    shards: Sequence[Any], then: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]
+) -> list[str]:
+    """Says what has changed of shards that were looked at then and now.
+
+    Args:
+        shards: The shards.
+        then: What was found then, as plain tuples.
+        now: What is found now.
+    """
+    before = {old.number: old for old in (ShardContent(*content) for content in then)}
+    changes = []
+    for content in (ShardContent(*content) for content in now):
+        old = before.get(content.number, content)
+        shown = f"shard {mask_url(os.fspath(shards[content.number]))}"
+        if old.size != content.size:
+            changes.append(f"{shown}: {old.size:,} bytes then, {content.size:,} now")
+        elif old.samples is not None and content.samples is not None and old.samples != content.samples:
+            changes.append(f"{shown}: {old.samples:,} samples by its index then, {content.samples:,} now")
+        elif old.check != content.check or (old.digest and content.digest and old.digest != content.digest):
+            changes.append(f"{shown}: other contents then, of the same size")
+    return changes
+
+
+def _content_of(number: int, shard: Any) -> ShardContent | None:
+    if not isinstance(shard, (str, os.PathLike)) or scheme_of(os.fspath(shard)) not in ("", "file"):
+        return None
+    path = Path(local_path(os.fspath(shard)))
+    try:
+        if not path.is_file():  # a pipe would wait for who writes to it
+            return None
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            check = zlib.crc32(file.read(_BLOCK))
+            file.seek(size // 2)
+            check = zlib.crc32(file.read(_BLOCK), check)
+    except (OSError, ValueError):
+        return None
+    return ShardContent(number, size, check, *_said_by_index(f"{path}{INDEX_SUFFIX}"))
+
+
+def _said_by_index(path: str) -> tuple[int | None, str]:
+    try:
+        with Path(path).open("rb") as file:
+            header = _parse_header(file.readline(1 << 16), path)
+    except (OSError, ValueError, ShardFormatError):
+        return None, ""
+    return header.samples, (header.sha256 or "")[:16]
+
+
+Signature = dict[str, Any]
+
+#: Attributes that say how a pipe is held and not what it does, or that change while it runs.
+_NO_ARGUMENTS = {
+    *("datapipe", "source_datapipe", "datapipes", "others", "iterable"),
+    *("storage_options", "rewrite", "read_ahead", "handler", "skipped", "counts"),
+    *("groups", "num_of_instances", "instance_id"),
+}
+
+#: How many changed shards a message names.
+_MOST_CHANGES = 3
+
+#: Stages that change nothing but the order and the number of the patterns.
+_ORDER_ONLY = (Shuffler, ShardingFilter)
+
+#: What reads shards, whose files are looked at then.
+_LOADERS = (ShardLoaderIterDataPipe, RecordLoader)
+
+#: The lists of shards themselves, which are no part of a state.
+_LISTS = "lists"
+
+#: What can be looked at more than once; a set has another order in each process, which the checksum shows.
+_COLLECTIONS = (list, tuple, range, dict, set, frozenset)
+
+
+def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
+    """Describes the stages of a graph: the name of each, and a checksum of its arguments.
+
+    Args:
+        datapipe: The last pipe of the graph.
+    """
+    described = []
+    for pipe in _in_order(traverse_dps(datapipe)):
+        arguments = [(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())]
+        text = f"{full_name(pipe)} {arguments!r}"
+        described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
+    return described
+
+
+def _in_order(graph: Any) -> Iterator[Any]:
+    for pipe, sources in graph.values():
+        yield pipe
+        yield from _in_order(sources)
+
+
+def _arguments(pipe: Any) -> dict[str, Any]:
+    if type(pipe) is ShardCacherIterDataPipe:
+        return {}  # wherever copies are, they are of the same shards
+    return {name: value for name, value in vars(pipe).items() if name[0] != "_" and name not in _NO_ARGUMENTS}
+
+
+def _describe(value: Any, depth: int = 5) -> Iterator[str]:
+    """Says what a value is in words that are the same in another process."""
+    yield type(value).__qualname__
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, os.PathLike)):
+        yield repr(value)
+    elif isinstance(value, (np.ndarray, torch.Tensor)):
+        data = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
+        yield f"{data.dtype} {data.shape} {hashlib.sha256(data.tobytes()).hexdigest()}"
+    elif isinstance(value, (type, IterDataPipe)) or not depth:
+        yield getattr(value, "__qualname__", "")
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from (*_describe(key, depth - 1), *_describe(inside, depth - 1))
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(" ".join(_describe(inside, depth - 1)) for inside in value)
+    elif isinstance(value, Sequence):
+        for inside in value:
+            yield from _describe(inside, depth - 1)
+    elif isinstance(value, Held):
+        yield from _describe(value.value, depth - 1)
+    elif isinstance(value, functools.partial):
+        for inside in (value.func, value.args, value.keywords):
+            yield from _describe(inside, depth - 1)
+    else:  # functions by their names; of other objects no more than their class is known to stay
+        module = str(getattr(value, "__module__", "")).replace("__mp_main__", "__main__")  # in spawned workers
+        yield f"{module}.{getattr(value, '__qualname__', '')}"
+
+
+def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
+    """Counts what the sources of a graph name, and adds a checksum of it: the shards that patterns stand for now.
+
+    Sources of other kinds, and patterns that a function has changed, are not looked at.
+
+    Args:
+        datapipe: The last pipe of the graph.
+
+    Raises:
+        ShardListError: if a pattern matches nothing any more.
+    """
+    return [_digest(shards) for shards in _listed(datapipe)]
+
+
+def describe_shards(*datapipes: Any) -> Signature:
+    """Describes the shards of graphs: their names, as `shards_digest` does, and what is known of their contents.
+
+    Raises:
+        ShardListError: if a pattern matches nothing any more.
+    """
+    lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
+    reads = any(isinstance(pipe, _LOADERS) for datapipe in datapipes for pipe in upstream(datapipe))
+    contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
+    described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
+    counts = _counts_of([pipe for datapipe in datapipes for pipe in upstream(datapipe)], lists)
+    if counts:
+        described["index"] = f"{sum(counts):,} samples (checksum {zlib.crc32(repr(counts).encode()):08x})"
+    return described
+
+
+def _counts_of(pipes: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[int]:
+    """The numbers of samples that the splitters among pipes go by, where no server must be asked."""
+    urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
+    splitters = [pipe for pipe in pipes if type(pipe) is ShardSplitterIterDataPipe]
+    found = [known_counts(pipe.index, shards, pipe.storage_options) for pipe in splitters for shards in urls]
+    return [count for counts in found for count in counts or ()]
+
+
+def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
+    lists: list[Sequence[Any]] = []
+    listed: set[int] = set()
+    for pipe in {id(found): found for found in upstream(datapipe)}.values():
+        if type(pipe) is ShardListerIterDataPipe:
+            above = [found for found in upstream(pipe.source_datapipe) if type(found) not in _ORDER_ONLY]
+            if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
+                listed.update(map(id, above))
+                patterns = IterableWrapper([item for found in above for item in found.iterable], deepcopy=False)
+                lists.append(list(ShardListerIterDataPipe(patterns, storage_options=pipe.storage_options)))
+        elif type(pipe) is FileLister:
+            listed.update(map(id, upstream(pipe)))
+            lists.append(list(copy.deepcopy(pipe)))
+        elif type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, _COLLECTIONS):
+            lists.append(pipe.iterable if isinstance(pipe.iterable, (list, tuple, range)) else list(pipe.iterable))
+    return lists
+
+
+def _digest(items: Sequence[Any]) -> tuple[int, int]:
+    digest = 0
+    for item in items:
+        text = item if isinstance(item, str) else " ".join(_describe(item, 2))
+        digest = zlib.crc32(text.encode("utf-8", "surrogateescape"), digest)
+    return len(items), digest
+
+
+def check_signature(then: Signature, now: Signature) -> None:
+    """Compares what a state was made of with what it is to be restored to.
+
+    Raises:
+        ValueError: names each difference.
+    """
+    differences = [
+        f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
+        for name in {**then, **now}
+        if name not in ("stages", "contents", _LISTS) and then.get(name) != now.get(name)
+    ]
+    if then.get("shards") == now.get("shards"):
+        described = zip(now.get(_LISTS, ()), then.get("contents", ()), now.get("contents", ()), strict=False)
+        changes = [change for lists in described for change in describe_changes(*lists)]
+        differences += changes[:_MOST_CHANGES]
+        if len(changes) > _MOST_CHANGES:
+            differences.append(f"and {len(changes) - _MOST_CHANGES:,} more shards")
+    old, new = then["stages"], now["stages"]
+    if [name for name, _ in old] != [name for name, _ in new]:
+        differences.append(f"the graph: {_chain(old)} then, {_chain(new)} now")
+    else:
+        changed = [name for (name, before), (_, after) in zip(old, new, strict=True) if before != after]
+        differences.extend(f"the arguments of {name}" for name in changed)
+    if differences:
+        raise ValueError(
+            "the state is of another run, and would not give the items that are left of its epoch. What differs: "
+            + "; ".join(differences)
+        )
+
+
+def without_lists(signature: Signature) -> Signature:
+    """The part of a signature that a state keeps."""
+    return {name: value for name, value in signature.items() if name != _LISTS}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " + ".join(f"{count:,} shards (checksum {digest:08x})" for count, digest in value) or "no shards"
+    return repr(value)
+
+
+def _chain(stages: Sequence[tuple[str, int]]) -> str:
+    return " <- ".join(name for name, _ in stages)

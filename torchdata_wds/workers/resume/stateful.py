@@ -1,0 +1,302 @@
+"""A graph as a dataset that torchdata's StatefulDataLoader can stop and go on with in the middle of an epoch.
+
+The number of an epoch, agreed among workers that end with it and know nothing of those before them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.context import get_spawning_popen
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipe, traverse_dps
+from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
+
+from torchdata_wds.checks import checked_int
+from torchdata_wds.consumers import Place, rank_place
+from torchdata_wds.pipes.seeds import above_filters, mix
+from torchdata_wds.workers.local import LocalIterDataPipe
+from torchdata_wds.workers.resume.checkpoints import pack_streams, unpack_streams
+from torchdata_wds.workers.resume.planner import find_chain
+from torchdata_wds.workers.resume.signatures import (
+    Signature,
+    check_signature,
+    describe_shards,
+    graph_signature,
+    without_lists,
+)
+from torchdata_wds.workers.resume.states import Streams
+from torchdata_wds.workers.resume.stream import Seeds
+from torchdata_wds.workers.skip_reports import log_skips
+
+__all__ = ["EpochNumbers", "iteration_key", "StatefulPipeline"]
+
+
+#: Places in the memory: the number that was set, how often one was set, the last epoch, and recent iterations.
+_SET, _TIMES, _LAST, _RECENT = range(4)
+
+_RECENT_COUNT = 16
+
+_EPOCH_LIMIT = 2**31
+
+_TIMES_BITS = 22
+
+
+class EpochNumbers:
+    """Counts the epochs of a dataset over all processes that have been forked or spawned with it.
+
+    The first worker of an iteration that asks takes the next number, and notes it by the iteration's key; the others
+    find it there. No lock is needed: two that ask at once read the same last epoch, and write the same. That holds
+    because each entry is one int64, and an iteration is noted before the last epoch is.
+    """
+
+    def __init__(self) -> None:
+        size = _RECENT + _RECENT_COUNT
+        self._memory: torch.Tensor = torch.zeros(size, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            return {"_memory": self._memory}
+        copy = EpochNumbers()  # which has counted nothing yet
+        copy._memory[:_LAST] = self._memory[:_LAST]
+        return vars(copy)
+
+    def set(self, epoch: int) -> None:
+        """Sets the number of the coming epoch."""
+        self._memory[_SET] = checked_int("epoch", epoch, 0, _EPOCH_LIMIT)
+        self._memory[_TIMES] += 1
+
+    @property
+    def times(self) -> int:
+        """How often a number was set."""
+        return int(self._memory[_TIMES])
+
+    @property
+    def given(self) -> int:
+        """The number that was set last."""
+        return int(self._memory[_SET])
+
+    def begin(self, key: int) -> int:
+        """Returns the epoch's number for a worker of an iteration that has begun just now."""
+        last = int(self._memory[_LAST])  # first: what another worker of the iteration changes it to is not for this one
+        recent = int(self._memory[_RECENT + key % _RECENT_COUNT])
+        if recent >> 32 == key:
+            return recent % 2**32
+        times = self.times % 2**_TIMES_BITS
+        epoch = self.given if times != last >> 40 else last % 2**40
+        self.note(key, epoch)
+        return epoch
+
+    def note(self, key: int, epoch: int) -> None:
+        """Notes the number of an iteration's epoch: the next iteration has the one after it, unless one is set."""
+        self._memory[_RECENT + key % _RECENT_COUNT] = key << 32 | epoch
+        self._memory[_LAST] = self.times % 2**_TIMES_BITS << 40 | epoch + 1
+
+
+def iteration_key() -> int:
+    """Returns a number from 1 that all workers of an iteration of torch's DataLoader share, and no others.
+
+    They have one base seed, which a program may set to the same each epoch, and one pipe to the main process.
+    """
+    worker = get_worker_info()
+    assert worker is not None
+    pipe = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_worker_loop":
+            with suppress(AttributeError, OSError):  # no such pipe in this version of torch
+                pipe = os.fstat(getattr(frame.f_locals.get("data_queue"), "_writer").fileno()).st_ino  # noqa: B009
+        frame = frame.f_back
+    return mix(worker.seed - worker.id, pipe) % (2**31 - 1) + 1
+
+
+class StatefulPipeline(IterableDataset[Any]):
+    """Runs a graph of DataPipes under a bare ``StatefulDataLoader``, whose states it makes exact.
+
+    ``StatefulDataLoader`` by itself asks no DataPipe for its state: it runs through the epoch's beginning again, in
+    another order. In this dataset a state says where each worker is, in a few hundred bytes, and resuming gives the
+    items that are left, as ``WorkersReadingService`` does; see there for what is skipped and what is made again. It
+    divides the work among workers and ranks where ``.sharding_filter()`` or ``.split_shards()`` says, and seeds
+    everything: the loader's own generator and shuffling have no part in it.
+
+    Every epoch has another order, which follows from the seed, the epoch's number and the place. Epochs are counted for
+    each copy of this object, over all workers that are forked or spawned with it: whether they live on from epoch to
+    epoch (``persistent_workers=True``) or end with it, the orders are the same. After a state was loaded, they count on
+    from there.
+
+    Args:
+        pipe: The last pipe of the graph.
+        seed: The seed of all orders.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> from torchdata.stateful_dataloader import StatefulDataLoader
+        >>> from torchdata_wds import StatefulPipeline
+        >>> def load():
+        ...     pipe = IterableWrapper(range(9)).shuffle().sharding_filter()
+        ...     return StatefulDataLoader(StatefulPipeline(pipe, seed=1), batch_size=None)
+        >>> first, again = load(), load()
+        >>> items = iter(first)
+        >>> begun = [next(items) for _ in range(4)]
+        >>> again.load_state_dict(first.state_dict())
+        >>> list(again) == list(items)
+        True
+    """
+
+    def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
+        if not isinstance(pipe, IterDataPipe):
+            raise TypeError(f"StatefulPipeline takes the last pipe of a graph, not {pipe!r}")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"seed must be a whole number, not {seed!r}")
+        self.pipe = pipe
+        self.seed = seed
+        self._numbers = EpochNumbers()
+        self._seen = 0
+        self._restored: dict[str, Any] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets all epochs."""
+        self._place: tuple[tuple[int, int], Place] | None = None
+        self._run: LocalIterDataPipe | None = None
+        self._signature: Signature = {}
+        self._epoch = -1
+        self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
+        self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
+        self._packed: dict[tuple[Any, ...], Any] = {}  # what was known when the state was packed, and that
+
+    def __getstate__(self) -> dict[str, Any]:
+        copy = StatefulPipeline(self.pipe, seed=self.seed)  # which begins at the beginning
+        return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of the coming epoch; those after it count on."""
+        self._numbers.set(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: the state is asked for before the first item is.
+        restored, self._restored = self._restored, None
+        worker, ranks = get_worker_info(), rank_place()
+        place = (worker.num_workers, worker.id) if worker else (0, 0), ranks
+        if place != self._place or restored is not None:  # another place than before: a worker forked since
+            self._forget()
+        is_new = self._run is None
+        run = self._run or self._start(place)
+        self._packed.clear()
+        if restored is not None:
+            check_signature(restored["signature"], self._signature)
+            self._signature = without_lists(self._signature)
+            self._epoch = self._count(is_new, restored["epoch"])
+            self._stream_epoch, self._is_over = restored["stream_epoch"], restored["is_over"]
+            stream_seeds = self._seeds(self._stream_epoch)
+            run.streams = unpack_streams(self.pipe, restored["streams"], stream_seeds, self._epoch + 1)
+            if self._is_over:
+                return iter(())
+        else:
+            self._epoch = self._count(is_new)
+            self._stream_epoch = self._epoch if is_new else self._stream_epoch
+            run.streams = run.streams if self._is_over else run.streams.next_epoch()
+        self._is_over = False
+        run.streams.epoch = self._epoch
+        run.begin(self._seeds(self._epoch), run.streams)
+        return self._items(run)
+
+    def _count(self, is_new: bool, epoch: int | None = None) -> int:
+        """Returns the number of the epoch that begins, and notes it for workers to come.
+
+        Args:
+            is_new: Whether this process has not run the graph before.
+            epoch: Its number, where a state tells it.
+        """
+        seen, self._seen = self._seen, self._numbers.times
+        worker = get_worker_info()
+        if epoch is None and is_new and worker is not None:
+            return self._numbers.begin(iteration_key())
+        if epoch is None:
+            epoch = self._numbers.given if self._seen != seen else self._epoch + 1
+        if worker is not None:
+            self._numbers.note(iteration_key(), epoch)
+        return epoch
+
+    def _items(self, run: LocalIterDataPipe) -> Iterator[Any]:
+        yield from run
+        run.wait_for_facts()
+        log_skips(run.streams.facts[0].skips, self._epoch + 1)
+        run.streams = run.streams.next_epoch()
+        self._is_over = True
+        self._packed.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the state of the stream in this process.
+
+        Raises:
+            RuntimeError: if it has several ``.wds_epoch()``, whose places cannot be kept.
+        """
+        run = self._run
+        if run is None:
+            return {} if self._restored is None else self._restored
+        run.wait_for_facts()
+        facts = run.streams.facts[0]
+        known = len(facts.shards), len(facts.passes), len(facts.lengths), len(facts.skipping), facts.ended
+        if known not in self._packed:
+            self._packed = {known: pack_streams(self.pipe, run.streams, run.streams.taken)}
+        _, order, packed = self._packed[known]
+        counts, _ = run.streams.turns.at(run.streams.taken)
+        return {
+            "signature": without_lists(self._signature),
+            "epoch": self._epoch,
+            "stream_epoch": self._stream_epoch,
+            "is_over": self._is_over,
+            "streams": (counts, order, packed),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lets the next iteration go on from a state.
+
+        A state of another graph, other shards or another number of workers or ranks is a ValueError then, which names
+        what differs.
+        """
+        self._restored = state_dict or None
+
+    def _start(self, place: tuple[tuple[int, int], Place]) -> LocalIterDataPipe:
+        """Divides the work, and makes what runs the graph in this process."""
+        (workers, worker), (ranks, rank) = place
+        self._place = place
+        self._signature = {
+            "num_workers": workers,
+            "worker": worker,
+            "ranks": ranks,
+            "rank": rank,
+            "seed": self.seed,
+            "stages": graph_signature(self.pipe),
+            **describe_shards(self.pipe),
+        }
+        apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        apply_sharding(self.pipe, max(workers, 1), worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        epochs = find_chain(self.pipe).epochs
+        for epoch in epochs:
+            epoch.begin_anew()
+        self._run = LocalIterDataPipe(self.pipe, _seed_graph, keeps_apart=not workers)
+        self._run.streams = Streams(1, continues=bool(epochs))
+        return self._run
+
+    def _seeds(self, epoch: int) -> Seeds:
+        assert self._place is not None
+        (workers, worker), (_, rank) = self._place
+        return mix(self.seed, epoch), mix(self.seed, epoch, "consumer", rank * max(workers, 1) + worker)
+
+
+def _seed_graph(datapipe: DataPipe, seeds: Seeds, _: int) -> None:
+    pipes = get_all_graph_pipes(traverse_dps(datapipe))
+    agreed = above_filters(pipes)
+    for number, pipe in enumerate(pipes):
+        if inspect.ismethod(getattr(pipe, "set_seed", None)):
+            pipe.set_seed(mix(seeds[0] if id(pipe) in agreed else seeds[1], number))

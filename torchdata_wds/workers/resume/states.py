@@ -1,0 +1,207 @@
+"""Where the streams of a set of workers are, and that in the few bytes of a state.
+
+Which worker's turn it is, and how many items each has given: reckoned from how many were taken in all.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from torchdata_wds.pipes.resume_facts import Facts, PassBegun, ShardBegun
+from torchdata_wds.storage.byte_streams import StoredVersion
+from torchdata_wds.workers.resume.stream import Point, Seeds
+
+__all__ = ["Turns", "Streams", "begun_facts", "pack_facts", "unpack_facts"]
+
+
+class Turns:
+    """The turns of workers that are asked one after the other until each has ended.
+
+    Stages behind them may be ahead of what is delivered, so that the question is how things stood some items ago.
+
+    Args:
+        counts: How many items each worker had given before.
+        order: Whose turns come, in their order; workers that have ended are not among them.
+
+    Example:
+        >>> turns = Turns([0, 0], [0, 1])
+        >>> turns.note_end(taken=3, worker=1)
+        >>> turns.at(2), turns.at(5)
+        (([1, 1], [0, 1]), ([4, 1], [0]))
+    """
+
+    def __init__(self, counts: Sequence[int], order: Sequence[int]) -> None:
+        self.counts = list(counts)
+        self.order = list(order)
+        self._ends: list[tuple[int, int]] = []
+
+    def note_end(self, taken: int, worker: int) -> None:
+        """Notes that a worker had no item when it was asked, after so many had been taken of all."""
+        self._ends.append((taken, worker))
+
+    def at(self, taken: int) -> tuple[list[int], list[int]]:
+        """Tells how many items each worker had given when so many had been taken of all, and whose turns came then."""
+        counts, order = list(self.counts), deque(self.order)
+        done = 0
+        for ended, worker in list(self._ends):
+            if ended > taken:
+                break
+            _take(counts, order, ended - done)
+            done = ended
+            order.remove(worker)
+        _take(counts, order, taken - done)
+        return counts, list(order)
+
+
+def _take(counts: list[int], order: deque[int], number: int) -> None:
+    if not order:
+        return
+    rounds, rest = divmod(number, len(order))
+    for place, worker in enumerate(order):
+        counts[worker] += rounds + (place < rest)
+    order.rotate(-rest)
+
+
+#: How many bytes the facts about all workers may take in a state, before they are compressed.
+_MOST_BYTES = 6000
+
+#: Of how many shards a state keeps the versions that their stores have told, over all workers if they are not more.
+_MOST_VERSIONS = 64
+
+_SHARD = struct.Struct("<IQQI")
+
+_PLACE = struct.Struct("<QQ")
+
+
+class Streams:
+    """The streams of a set of workers in one epoch, as the main process knows them.
+
+    Attributes:
+        turns: Whose turn it is, and how many items each had given before.
+        facts: What the graph of each has told.
+        taken: How many items have been taken of all since this epoch began here.
+        continues: Whether streams go on from epoch to epoch, by ``wds_epoch``.
+        epoch: The number of the epoch, counted from 0.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        counts: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+        facts: Sequence[Facts] | None = None,
+        continues: bool = False,
+        epoch: int = 0,
+    ) -> None:
+        self.turns = Turns(counts or [0] * workers, range(workers) if order is None else order)
+        self.facts = list(facts) if facts is not None else [begun_facts() for _ in range(workers)]
+        self.taken = 0
+        self.continues = continues
+        self.epoch = epoch
+        self._restart: tuple[Seeds, bool] | None = None
+
+    def restart(self, stream_seeds: Seeds, skips: bool) -> None:
+        """Lets the streams begin where `turns` and `facts` say that they are.
+
+        Args:
+            stream_seeds: The seeds of the epoch that the streams began with.
+            skips: Whether items before that are skipped without making them.
+        """
+        self._restart = stream_seeds, skips
+
+    def points(self) -> list[Point | None]:
+        """Where the workers' streams begin."""
+        if self._restart is None:
+            return [None] * len(self.facts)
+        seeds, skips = self._restart
+        return [Point(count, seeds, facts, skips) for count, facts in zip(self.turns.counts, self.facts, strict=True)]
+
+    def next_epoch(self) -> Streams:
+        """Where the streams are when the next epoch begins.
+
+        Where a stream that continues stands after an early break is known only to its worker, which tells.
+        """
+        if not self.continues:
+            return Streams(len(self.facts))
+        for facts in self.facts:
+            ended, facts.ended = facts.ended, None
+            facts.passes = [] if ended is None else [PassBegun(ended.passing, -ended.taken)]
+            facts.passes_cut = False
+            facts.skips = []
+        return Streams(len(self.facts), facts=self.facts, continues=True)
+
+
+def begun_facts() -> Facts:
+    """What is known of a stream that begins."""
+    facts = Facts()
+    facts.passes.append(PassBegun(0, 0))
+    return facts
+
+
+def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
+    """Puts facts into a few bytes, by leaving out beginnings of shards and passes that are hardly needed.
+
+    Args:
+        facts: What is known of one worker's stream.
+        item: The item of the epoch that the stream will go on with.
+        ratio: How many samples an item is made of.
+        workers: How many workers there are.
+    """
+    width = max((len(shard.places) for shard in facts.shards), default=0)
+    room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
+    place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
+    passes = _thinned(facts.passes[: place + 2], place, max(2, room // 4))
+    known = {begun.passing for begun in passes}
+    begun = facts.passes[max(0, place - 1)]
+    at = begun.passing, (item - begun.item) * ratio
+    shards = [shard for shard in facts.shards if shard.passing in known]
+    place = bisect_right(shards, at, key=lambda shard: shard[:2])
+    kept = _thinned(shards[: place + 2], place, room)
+    return (
+        [tuple(begun) for begun in passes],
+        b"".join(_SHARD.pack(*shard[:4]) for shard in kept),
+        {number: length for number, length in facts.lengths.items() if number in known},
+        sorted(facts.skipping),
+        facts.shards_cut or len(shards) > place + 2,
+        facts.passes_cut or passes[-1] != facts.passes[-1],
+        [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
+        {key: tuple(facts.versions[key]) for key in _keys_before(shards[:place], workers) if key in facts.versions},
+    )
+
+
+def _keys_before(shards: Sequence[ShardBegun], workers: int) -> list[tuple[int, int]]:
+    """The passes and ordinals of the shards with which a stream may go on: the last ones before a place."""
+    return [(shard.passing, shard.ordinal) for shard in shards[-max(1, _MOST_VERSIONS // workers) :]]
+
+
+def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
+    """Keeps the first item, those right before a place and all behind it, and of the others the fewer the farther."""
+    place = max(0, here - max(1, most * 3 // 4))
+    kept = list(items[place:])
+    gap = 2
+    while place > 0 and len(kept) < most:
+        place = max(0, place - gap)
+        kept.insert(0, items[place])
+        gap *= 2
+    return kept if place == 0 else [items[0], *kept]
+
+
+def unpack_facts(packed: Sequence[Any]) -> Facts:
+    """Undoes `pack_facts`."""
+    passes, shards, lengths, skipping, shards_cut, passes_cut, places, *more = packed
+    facts = Facts()
+    facts.passes = [PassBegun(*begun) for begun in passes]
+    facts.shards = [ShardBegun(*shard) for shard in _SHARD.iter_unpack(shards)]
+    if places:
+        found = [tuple(_PLACE.iter_unpack(packed)) for packed in places]
+        facts.shards = [shard._replace(places=rows) for shard, rows in zip(facts.shards, found, strict=True)]
+    facts.lengths = dict(lengths)
+    facts.skipping = set(skipping)
+    facts.versions = {key: StoredVersion(*version) for key, version in dict(*more).items()}
+    facts.shards_cut, facts.passes_cut = shards_cut, passes_cut
+    return facts

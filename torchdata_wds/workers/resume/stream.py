@@ -1,0 +1,295 @@
+"""One stream of a graph in the process that runs it: begun anew each epoch, or in the middle of one.
+
+The global random generators that augmentations draw from: seeded by an item's place, and kept apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import DataPipe
+
+from torchdata_wds.consumers import upstream
+from torchdata_wds.errors import ShardListError
+from torchdata_wds.handlers import reraise_exception
+from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.division import check_division
+from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Watch
+from torchdata_wds.workers.resume.planner import Chain, find_chain
+from torchdata_wds.workers.skips import SkipWatch
+
+__all__ = ["OwnGenerators", "seed_generators", "Point", "SeedGraph", "Seeds", "Stream"]
+
+
+def seed_generators(*place: int | str) -> None:
+    """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) with what depends on every argument.
+
+    It costs some 15 us; ``torch.manual_seed`` alone costs twenty times as much, since it looks for other devices.
+    """
+    digest = hashlib.blake2b(repr(place).encode(), digest_size=20).digest()
+    random.seed(int.from_bytes(digest[:8], "little"))
+    np.random.seed(int.from_bytes(digest[8:12], "little"))
+    torch.default_generator.manual_seed(int.from_bytes(digest[12:], "little"))
+
+
+class OwnGenerators:
+    """States of the global generators for one stream: what it draws moves nobody else's, nor the other way round."""
+
+    def __init__(self) -> None:
+        self._own = random.getstate()
+        self._torch = torch.default_generator.get_state()
+        self._numpy = _NumpyState(np.random.MT19937(0), b"", None)
+        self._numpy_outside: _NumpyState | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Puts the stream's states in the place of those that are there, and takes them away again."""
+        own, torchs = random.getstate(), torch.default_generator.get_state()
+        numpy = self._numpy_outside = _get_numpy(self._numpy_outside)
+        random.setstate(self._own)
+        torch.default_generator.set_state(self._torch)
+        _set_numpy(self._numpy)
+        try:
+            yield
+        finally:
+            self._own, self._torch = random.getstate(), torch.default_generator.get_state()
+            self._numpy = _get_numpy(self._numpy)
+            random.setstate(own)
+            torch.default_generator.set_state(torchs)
+            _set_numpy(numpy)
+
+
+class _NumpyState(NamedTuple):
+    """numpy's global generator at a time.
+
+    Attributes:
+        bits: Its bit generator, which holds all of its state but a half pair of Gaussian numbers.
+        memory: What the bit generator's memory held.
+        full: The whole state where such a half waits; None where none does.
+    """
+
+    bits: Any
+    memory: bytes
+    full: Any
+
+
+#: Bytes of an MT19937: 624 words and a position.
+_MEMORY = 4 * 625
+
+
+def _get_numpy(known: _NumpyState | None) -> _NumpyState:
+    """Gives the state; if nothing was drawn since it was known, that one, for numpy takes 100 us to tell."""
+    bits = mtrand.get_bit_generator()
+    memory = ctypes.string_at(bits.ctypes.state_address, _MEMORY) if type(bits) is np.random.MT19937 else b""
+    if known is not None and known.full is None and bits is known.bits and memory and memory == known.memory:
+        return known
+    full = np.random.get_state(legacy=False)
+    return _NumpyState(bits, memory, full if full["has_gauss"] else None)
+
+
+def _set_numpy(state: _NumpyState) -> None:
+    mtrand.set_bit_generator(state.bits)
+    if state.full is not None:
+        np.random.set_state(state.full)
+
+
+logger = logging.getLogger(__name__)
+
+Seeds = tuple[int, int]
+
+SeedGraph = Callable[[DataPipe, Seeds, int], object]
+
+_END: Final = object()
+
+#: Before each so many-th item the global generators are seeded, where nothing asks for each item.
+_SEEDED_ITEMS = 64
+
+
+class Point(NamedTuple):
+    """Where a stream goes on.
+
+    Attributes:
+        item: How many items of the epoch have been delivered.
+        stream_seeds: The seeds of the epoch that the stream began with: passes of ``wds_epoch`` follow from them.
+        facts: What was known of the stream.
+        skips: Whether items are skipped without making them; else they are made again.
+    """
+
+    item: int
+    stream_seeds: Seeds
+    facts: Facts
+    skips: bool
+
+
+class Stream:
+    """Runs a graph for one consumer.
+
+    Before an item is made, the global generators of ``random``, ``numpy`` and ``torch`` are seeded by the epoch's seed
+    and the item's number, so that a random augmentation comes out the same wherever the stream was begun.
+
+    Args:
+        datapipe: The last pipe of the graph.
+        seed_graph: Seeds a graph for a worker's number.
+        keeps_apart: Whether what the graph draws from the global generators is kept from the rest of the process.
+        reset: Called at each epoch's start when the graph is seeded; returns the graph of the epoch.
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        seed_graph: SeedGraph,
+        *,
+        keeps_apart: bool = False,
+        reset: Callable[[DataPipe, Seeds, int], DataPipe] | None = None,
+    ) -> None:
+        self._datapipe: Any = datapipe
+        self._seed_graph = seed_graph
+        self._keeps_apart = keeps_apart
+        self._reset = reset
+        self._watch = Watch()
+        self._chain: Chain | None = None
+        self._stream_seeds: Seeds | None = None
+        self._skipped: dict[int, int] = {}
+        self._skips: SkipWatch | None = None
+        self._worker = 0
+        self._is_checked = False  # whether its work is divided
+
+    @property
+    def chain(self) -> Chain:
+        """What the graph is made of."""
+        if self._chain is None:
+            self._chain = find_chain(self._datapipe)
+            self._skipped = {id(stage): stage.skipped.total() for stage in self._chain.counted}
+            self._skips = SkipWatch(self._datapipe)
+            for pipe in (*self._chain.epochs, self._chain.grouper):
+                if pipe is not None:
+                    pipe._watch = self._watch
+        return self._chain
+
+    def facts(self) -> list[Fact]:
+        """Gives what the pipes have told since this was asked last."""
+        for stage in self.chain.counted:
+            skipped = stage.skipped.total()
+            if skipped != self._skipped[id(stage)]:
+                self._skipped[id(stage)] = skipped
+                self._watch.facts.append(SkipNotice(short_name(stage)))
+        if self._skips is not None:
+            self._watch.facts.extend(self._skips.news(is_first=self._worker == 0))
+        return self._watch.take()
+
+    def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
+        """Yields the items of an epoch.
+
+        Args:
+            seeds: The epoch's seed that all consumers share, and the one that this one's own follow from.
+            worker: Its number.
+            point: Where the epoch goes on; None begins it.
+            epoch: Its number, counted from 0.
+
+        Raises:
+            Exception: whatever the graph raises.
+        """
+        chain = self.chain
+        if not self._is_checked:
+            self._is_checked = True
+            check_division(self._datapipe)
+        self._watch.epoch = epoch
+        self._worker = worker
+        if not chain.epochs:
+            self.facts()  # of another epoch
+        own = OwnGenerators() if self._keeps_apart and chain.draws else None
+        with own.in_use() if own else nullcontext():
+            number = self._begin(seeds, worker, point, epoch)
+            iterator = iter(self._datapipe)
+        every = self._seeded_items()
+        if not every and own is None and point is None:
+            yield from iterator
+            return
+        left = 0 if point is None else point.item - number
+        with ExitStack() as stack:
+            stack.callback(getattr(iterator, "close", list))  # a generator's files are closed now
+            with own.in_use() if own and left else nullcontext():
+                for passed in range(number, number + left):
+                    if every and passed % every == 0:
+                        seed_generators(seeds[1], worker, "item", passed)
+                    if next(iterator, _END) is _END:
+                        self._tell_of_fewer(passed, number + left)
+                        break
+            number += left
+            while True:
+                with own.in_use() if own else nullcontext():
+                    if every and number % every == 0:
+                        seed_generators(seeds[1], worker, "item", number)
+                    found = list(islice(iterator, 1))
+                number += 1
+                if not found:
+                    return
+                yield found.pop()
+
+    def _tell_of_fewer(self, made: int, taken: int) -> None:
+        """Refuses to end an epoch that has fewer items than had been taken of it; warns where that may be by chance."""
+        message = (
+            f"only {made:,} items came of the {taken:,} that had been taken when the state was made: the data or the "
+            "functions are not those of that run"
+        )
+        handlers = [getattr(pipe, "handler", reraise_exception) for pipe in upstream(self._datapipe)]
+        if not self.chain.private and all(handler is reraise_exception for handler in handlers):
+            raise ShardListError(f"{message}. Resume with those, or begin a new epoch")
+        logger.warning("%s", message)
+
+    def _begin(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> int:
+        """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""
+        chain = self.chain
+        self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
+        self._watch.agreed_seed = self._stream_seeds[0]
+        shards = [] if point is None else point.facts.shards
+        self._watch.known = {(shard.passing, shard.ordinal): shard for shard in shards}
+        self._watch.known_versions = {} if point is None else dict(point.facts.versions)
+        self._watch.reached = None if point is None else chain.reached(point.item, point.facts)
+        if point is not None and chain.epochs:
+            self._seed_graph(self._datapipe, point.stream_seeds, worker)
+            for counter in chain.epochs:
+                counter.begin_stream()
+        self._seed_graph(self._datapipe, seeds, worker)
+        chain = self._reset_graph(seeds, worker)
+        if chain.draws and chain.epochs:
+            stream_seed = self._stream_seeds[1]
+            self._watch.reseed = lambda passing, item: seed_generators(stream_seed, worker, "pass", passing, item)
+        if point is None:
+            return 0
+        if point.skips and chain.obstacle is None:  # a user's function may have changed the graph here
+            first = point.item - point.item % (self._seeded_items() or 1)
+            share = chain.epochs[0].share(epoch) if chain.epochs else 0
+            if chain.restart(Wanted((), first), point.facts, share):
+                return first
+            logger.warning("worker %d makes its %d items once more: where their pass began is not known", worker, first)
+            self._seed_graph(self._datapipe, seeds, worker)
+        for counter in chain.epochs:
+            counter.restart(point.facts.passes[0], None)
+        return 0
+
+    def _reset_graph(self, seeds: Seeds, worker: int) -> Chain:
+        """Lets the user's function for each epoch see the graph; returns what it is made of then."""
+        if self._reset is not None:
+            found = self._reset(self._datapipe, seeds, worker)
+            if found is not self._datapipe:
+                self._datapipe, self._chain = found, None
+        return self.chain
+
+    def _seeded_items(self) -> int:
+        """Says before each how many-th item the generators are seeded; 0 for never."""
+        chain = self.chain
+        if not chain.draws or chain.follows_epoch:
+            return 0
+        return 1 if chain.epochs or chain.has_ratio else _SEEDED_ITEMS

@@ -1,0 +1,270 @@
+"""Samples into numbered shards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
+from types import TracebackType
+from typing import Any, BinaryIO, Self, Unpack
+
+from torchdata_wds.checks import check_flags
+from torchdata_wds.consumers import process_place, rank_place
+from torchdata_wds.format.index import index_url
+from torchdata_wds.format.shard_file import ShardFile, ShardInfo, archive_size
+from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.format.tar.packing import PackedSample
+from torchdata_wds.option_types import StartShard
+from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_url, open_compressor
+from torchdata_wds.writers.tar_writer import TarOptions, check_options, sample_packer
+
+__all__ = ["ShardWriter"]
+
+
+logger = logging.getLogger(__name__)
+
+_FILE_OPTIONS = ("compress", "index", "storage_options")
+
+
+class ShardWriter(Unique):
+    """Writes samples into numbered shards, each no larger than asked for.
+
+    A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
+    finished shards and one ``.partial``, and no hook is called for that. Nothing is created before the first sample.
+
+    Args:
+        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
+            among the ranks, ``{worker}`` that among all workers of all ranks.
+        max_count: The most samples in a shard.
+        max_bytes: The most bytes of a shard before compression, with headers and end marker, which fill it up to a
+            multiple of 10,240. A sample that is larger gets a shard of its own, and a warning.
+        start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
+        max_shards: The most shards: `write` takes no sample more once they are full. None writes as many as it takes.
+        post: Called with the `ShardInfo` of each shard as soon as it has its name.
+        overwrite: Whether shards that exist are replaced; otherwise they are an error.
+        opener: ``callable(name)`` that opens a binary file for each shard. It is closed when the shard is whole, and
+            after an exception without an end marker.
+        **options: Those of `TarWriter`: ``encoder``, ``compress``, ``mtime``, ``user``, ``group``, ``mode``,
+            ``lowercase``, ``index``, ``jpeg_quality``, ``png_compression`` and ``storage_options``.
+
+    Attributes:
+        shards: The `ShardInfo` of each finished shard.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is none of those that are valid.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> with ShardWriter(f"{folder}/x-%06d.tar", max_count=2) as writer:
+        ...     for number in range(5):
+        ...         _ = writer.write({"__key__": f"{number:06d}", "cls": number})
+        >>> [(pathlib.Path(shard.path).name, shard.count) for shard in writer.shards]
+        [('x-000000.tar', 2), ('x-000001.tar', 2), ('x-000002.tar', 1)]
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str] | ShardNames,
+        *,
+        max_count: int = 100_000,
+        max_bytes: float = 3e9,
+        start_shard: StartShard = 0,
+        max_shards: int | None = None,
+        post: Callable[[ShardInfo], Any] | None = None,
+        overwrite: bool = False,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **options: Unpack[TarOptions],
+    ) -> None:
+        check_options(options, "max_count", "max_bytes", "start_shard", "max_shards", "post", "overwrite", "opener")
+        check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
+        _check_functions(post=post, opener=opener)
+        if not isinstance(pattern, ShardNames):
+            pattern = ShardNames(pattern, rank=rank_place().number, worker=process_place().number)
+        self.max_count = _checked_limit("max_count", max_count, Integral)
+        self.max_bytes = _checked_limit("max_bytes", max_bytes, Real)
+        self.start_shard = _checked_start(start_shard, pattern)
+        self.max_shards = None if max_shards is None else _checked_limit("max_shards", max_shards, Integral)
+        self.post = post
+        self.opener = opener
+        self.shards: list[ShardInfo] = []
+        packing: dict[str, Any] = dict(options)
+        self._options = {name: packing.pop(name) for name in _FILE_OPTIONS if name in packing}
+        self._options["overwrite"] = overwrite
+        self._options["storage_options"] = StorageOptions(options.get("storage_options"))
+        self.pack = sample_packer(**packing)
+        self._names = pattern
+        _check_destination(pattern.name(0), opener, options)
+        self._numbers: Iterator[int] | None = None
+        self._number = 0
+        self._shard: ShardFile | None = None
+        self._file: BinaryIO | None = None
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Adds a sample: whole, or not at all.
+
+        Args:
+            sample: ``__key__`` and values by field; names like ``__url__`` are not written.
+
+        Returns:
+            The bytes that it takes in the archive, before compression; 0 if it is not written, because `max_shards`
+            shards are full without it.
+
+        Raises:
+            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
+            ShardOpenError: if a shard cannot be written, or exists.
+            ValueError: if the writer is closed.
+        """
+        self._check_open()
+        packed = self.pack(sample)
+        with self._lock:
+            if self._is_last and not (self._shard is not None and self._has_room(self._shard, packed)):
+                self._finish()
+                return 0
+            self.shard_for(packed).append(packed)
+        return packed.size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all of `max_shards` are known to be full, so that no sample need be made for them."""
+        return self._is_last and (self._shard is None or self._shard.count >= self.max_count)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no other shard may follow that which is open, or was closed last."""
+        return self.max_shards is not None and len(self.shards) + (self._shard is not None) >= self.max_shards
+
+    def shard_for(self, packed: PackedSample) -> ShardFile:
+        """Gives the shard that a packed sample goes into: the open one, or if that is full a new one."""
+        self._check_open()
+        if self._shard is not None and not self._has_room(self._shard, packed):
+            self._finish()
+        if self._shard is None:
+            self._shard = self._open(packed)
+        return self._shard
+
+    def close(self) -> None:
+        """Finishes the last shard. A second time does nothing.
+
+        Raises:
+            ShardOpenError: if the destination fails, or a sample before was interrupted half-way.
+        """
+        self._closed = True
+        with self._lock:
+            self._finish()
+
+    def abort(self) -> None:
+        """Gives the open shard up: finished ones stay, the open one is left as ``.partial``."""
+        self._closed = True
+        if self._shard is not None:
+            self._shard.abort()
+            self._shard = None
+        with contextlib.suppress(Exception):
+            self._close_file()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the writer is closed; open another one")
+
+    def _has_room(self, shard: ShardFile, packed: PackedSample) -> bool:
+        return bool(shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes)
+
+    def _open(self, packed: PackedSample) -> ShardFile:
+        if archive_size(packed.size) > self.max_bytes:
+            logger.warning(
+                "sample %r alone makes a shard of %s bytes, more than max_bytes=%s",
+                packed.key,
+                f"{archive_size(packed.size):,}",
+                f"{self.max_bytes:,.0f}",
+            )
+        if self._numbers is None:
+            self._numbers = self._names.numbers(self.start_shard, self._options.get("storage_options"))
+            self._number = next(self._numbers)
+        name = self._names.name(self._number)
+        shard = ShardFile(name, **self._options) if self.opener is None else self._open_file(name, self.opener)
+        # only now: a shard that cannot be written must not be passed over
+        self._number = next(self._numbers)
+        logger.info("writing shard %s", mask_url(name))
+        return shard
+
+    def _open_file(self, name: str, opener: Callable[[str], BinaryIO]) -> ShardFile:
+        file = opener(name)
+        if not callable(getattr(file, "write", None)):
+            raise TypeError(f"opener must return a binary file, not {file!r}")
+        self._file = file
+        try:
+            return ShardFile(file, name=name, **self._options)
+        except BaseException:
+            self._close_file()
+            raise
+
+    def _finish(self) -> None:
+        if self._shard is None:
+            return
+        # it stays until it is whole: whoever goes on after an error is told again
+        info = self._shard.close()
+        self._shard = None
+        self.shards.append(info)
+        self._close_file()
+        if self.post is not None:
+            self.post(info)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _checked_limit(name: str, limit: Any, kind: type[Any]) -> Any:
+    if isinstance(limit, bool) or not isinstance(limit, kind):
+        raise TypeError(f"{name} must be {'a whole number' if kind is Integral else 'a number'}, not {limit!r}")
+    if not limit >= 1:
+        raise ValueError(f"{name} must be at least 1, not {limit!r}")
+    return limit
+
+
+def _checked_start(start: Any, names: ShardNames) -> Any:
+    if isinstance(start, str):
+        if start != "next":
+            raise ValueError(f"start_shard must be a number or 'next', not {start!r}")
+        names.check_listable()
+        return start
+    if isinstance(start, bool) or not isinstance(start, Integral):
+        raise TypeError(f"start_shard must be a number or 'next', not {start!r}")
+    if start < 0:
+        raise ValueError(f"start_shard must not be negative, found {start}")
+    return int(start)
+
+
+def _check_destination(name: str, opener: object, options: TarOptions) -> None:
+    """Finds out what is wrong about all shards before the first one is opened."""
+    kind = compression_for(name, options.get("compress"))
+    if kind is not None:
+        open_compressor(kind)
+    if options.get("index"):
+        if opener is not None:
+            raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
+        index_url(name)
+
+
+def _check_functions(**functions: object) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, not {function!r}")

@@ -1,0 +1,205 @@
+"""One tar archive of samples."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Never, Self, TypedDict
+
+from torchdata_wds.checks import check_flags
+from torchdata_wds.codecs import Encoder, EncoderLike
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.shard_file import Destination, ShardFile
+from torchdata_wds.format.tar.packing import PackedSample, SamplePacker
+from torchdata_wds.storage import Unique
+
+__all__ = ["TarOptions", "TarWriter", "check_options", "sample_packer"]
+
+
+class TarOptions(TypedDict, total=False):
+    """The options that `TarWriter` describes, for those who pass them on."""
+
+    encoder: EncoderLike
+    compress: str | bool | None
+    mtime: float
+    user: str
+    group: str
+    mode: int
+    lowercase: bool
+    index: bool
+    jpeg_quality: int
+    png_compression: int
+    storage_options: Mapping[str, Mapping[str, Any]] | None
+
+
+#: Options of webdataset's writers, and what other programs call them.
+_ELSEWHERE = {
+    "compression": "write compress='gz', or let the shard's name end in .gz.",
+    "format": "headers are USTAR, and PAX where a name or size needs it.",
+    "keep_meta": "names like __x__ are the library's own and are not written.",
+    "max_samples": "did you mean 'max_count'?",
+    "max_size": "did you mean 'max_bytes'?",
+    "maxbytes": "did you mean 'max_bytes'?",
+    "maxcount": "did you mean 'max_count'?",
+    "maxsize": "did you mean 'max_bytes'?",
+    "maxshards": "did you mean 'max_shards'?",
+    "verbose": "each shard is logged at the level INFO by the logger torchdata_wds.",
+}
+
+
+def check_options(options: Mapping[str, Any], *others: str) -> None:
+    """Checks that options are those of `TarWriter`, or others that are known.
+
+    Raises:
+        TypeError: names the one that is not, and the nearest that is.
+    """
+    known = [*TarOptions.__annotations__, *others]
+    for name in options:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = _ELSEWHERE.get(name, f"did you mean {nearest[0]!r}?" if nearest else "")
+            if "'max_" in hint and "max_bytes" not in known:
+                hint = "ShardWriter has limits, one archive has none."
+            raise TypeError(f"unknown option {name!r}: {hint}{' ' if hint else ''}The options are {', '.join(known)}")
+
+
+def sample_packer(
+    *, encoder: EncoderLike = True, jpeg_quality: int = 95, png_compression: int = 6, **headers: Any
+) -> Callable[[Mapping[str, Any]], PackedSample]:
+    """Makes the function that turns a sample into what stands in an archive, from options of `TarWriter`."""
+    encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
+    pack = SamplePacker(**headers).pack
+
+    def prepare(sample: Mapping[str, Any]) -> PackedSample:
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
+        # the packer takes bytes only, and says so
+        return pack(sample if encoder is False else encode(sample))
+
+    return prepare
+
+
+class TarWriter(Unique):
+    """Writes samples into one tar archive.
+
+    The same samples give the same bytes. A path (or a URL of a store) gets its new content on `close`, all at once:
+    an exception inside ``with``, or a process that is killed, leaves what was there before, and beside a local path
+    the unfinished ``.partial``. An open file is written as it comes, without an end marker after an exception. A
+    symbolic link is replaced, not followed.
+
+    Args:
+        file: A local path, ``-`` (standard output), ``pipe:command``, a URL that fsspec can write, or an open binary
+            file, which is not closed.
+        encoder: True encodes each field by its extension. False takes bytes only. A str is an image spec: behind
+            ``"torchrgb8"`` and its kin tensors of images are CHW. A dict has functions for fields or extensions, before
+            the table. A callable gets the sample and returns a dict of bytes.
+        compress: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, False for none; None goes by the suffix of the path.
+        mtime: Time of modification that all members get, in seconds since 1970.
+        user: Name of their owner.
+        group: Name of their group.
+        mode: Their permissions.
+        lowercase: Whether fields must be in lower case, as they are read by default.
+        index: Whether an index is written beside the shard, as ``<shard>.index``.
+        jpeg_quality: Quality of JPEG fields that are encoded here, 1 to 100.
+        png_compression: Effort for PNG fields, 0 to 9.
+        storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
+        overwrite: Whether what exists is replaced; otherwise it is an error.
+        **unknown: Nothing: another name is an error that says which was meant.
+
+    Raises:
+        TypeError: if an argument has the wrong type, or an unknown name.
+        ValueError: if an argument is none of those that are valid.
+        ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
+        >>> with TarWriter(path) as writer:
+        ...     writer.write({"__key__": "a", "txt": "one", "cls": 1})
+        2048
+        >>> import torchdata_wds
+        >>> [sample["txt"] for sample in torchdata_wds.WebDataset(path, decoder=[])]
+        ['one']
+    """
+
+    def __init__(
+        self,
+        file: Destination,
+        *,
+        encoder: EncoderLike = True,
+        compress: str | bool | None = None,
+        mtime: float = 0,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        lowercase: bool = True,
+        index: bool = False,
+        jpeg_quality: int = 95,
+        png_compression: int = 6,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        overwrite: bool = True,
+        **unknown: Never,
+    ) -> None:
+        check_options(unknown, "overwrite")
+        check_flags(lowercase=lowercase, index=index, overwrite=overwrite)
+        self._pack = sample_packer(
+            encoder=encoder,
+            jpeg_quality=jpeg_quality,
+            png_compression=png_compression,
+            mtime=mtime,
+            user=user,
+            group=group,
+            mode=mode,
+            lowercase=lowercase,
+        )
+        self._shard = ShardFile(
+            file, compress=compress, overwrite=overwrite, index=index, digest=False, storage_options=storage_options
+        )
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Adds a sample: whole, or not at all.
+
+        Args:
+            sample: ``__key__`` and values by field; names like ``__url__`` are not written.
+
+        Returns:
+            The bytes that it takes in the archive, before compression.
+
+        Raises:
+            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
+            ShardOpenError: if the file fails.
+            ValueError: if the writer is closed.
+        """
+        if self._closed:
+            raise ValueError("the writer is closed; open another one")
+        packed = self._pack(sample)
+        with self._lock:
+            self._shard.append(packed)
+        return packed.size
+
+    def close(self) -> None:
+        """Ends the archive, and lets a path have its new content. A second time does nothing.
+
+        Raises:
+            ShardOpenError: if the file fails, or a sample before was interrupted half-way: then nothing appears.
+        """
+        if not self._closed:
+            with self._lock:
+                self._shard.close()
+            self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            self._closed = True
+            self._shard.abort()

@@ -13,7 +13,23 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from torchdata_wds import __version__
-from torchdata_wds.cli import cache, cat, create, demo, first, index, ls, map, proc, show, sort, split, tables, validate
+from torchdata_wds.cli import (
+    cache,
+    cat,
+    create,
+    demo,
+    first,
+    help,
+    index,
+    ls,
+    map,
+    proc,
+    show,
+    sort,
+    split,
+    tables,
+    validate,
+)
 from torchdata_wds.cli.command import PROGRAM, Command, UsageError, let_go_of_output, logged, message_of, say
 from torchdata_wds.cli.foreign_options import hints
 from torchdata_wds.errors import WdsError
@@ -44,6 +60,7 @@ COMMANDS: dict[str, Command] = {
     "validate": validate.COMMAND,
     "cache": cache.COMMAND,
     "demo": demo.COMMAND,
+    "help": help.COMMAND,
 }
 
 

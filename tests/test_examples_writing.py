@@ -1,4 +1,4 @@
-"""What WebDataset users do when they make shards, as it is done here; and the README's conversion, in parallel."""
+"""What WebDataset users do when they make shards, as it is done here; and the manual's conversion, in parallel."""
 
 from __future__ import annotations
 

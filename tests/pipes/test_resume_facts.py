@@ -220,11 +220,11 @@ def stopped_shuffle() -> tuple[Only, Any, list[int]]:
 
 
 def test_wds_shuffle_begins_at_the_beginning_when_a_restart_is_taken_back_or_it_is_copied() -> None:
-    """`begin_anew` undoes it, after a new seed; and a copy belongs to no stopped stream."""
+    """`undo` takes it back, after a new seed; and a copy belongs to no stopped stream."""
     source, pipe, whole = stopped_shuffle()
     list(source)  # it gives all of its items now
     copy = pickle.loads(pickle.dumps(pipe))
-    pipe.begin_anew()
+    pipe.undo()
     for begun in (pipe, copy):
         assert list(begun.set_seed(3)) == whole
 

@@ -57,6 +57,8 @@ class SpecShardsIterDataPipe(WdsPipe[str]):
         UnsafeDataError: at a URL that the file may not use.
     """
 
+    repeats_shards = True
+
     def __init__(
         self, entries: Held[Entries], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:

@@ -234,7 +234,7 @@ def test_chain_tells_when_a_function_has_a_generator_of_its_own(generator: Any) 
 def test_chain_tells_what_makes_an_item(build: Callable[[], Any], follows: bool, ratio: bool) -> None:
     """Whether each item begins with wds_epoch, which seeds the generators for each of its own; and batches."""
     chain = find_chain(build())
-    assert (chain.follows_epoch, chain.has_ratio) == (follows, ratio)
+    assert (chain.follows_epoch, chain.ratios != (1, 1)) == (follows, ratio)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torchdata_wds.format.tar.members import FailedMember, Mark, ShardMember, Un
 from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, keep_going, reraise_exception
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
 from torchdata_wds.pipes.base import WdsPipe, in_order, register
+from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import ShardBegun, Wanted, Watch
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
@@ -79,6 +80,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         >>> list(members.group_by_key())
         [{'__key__': 'a', '__url__': 'x.tar', 'txt': b'A', 'cls': b'1'}]
     """
+
+    makes_samples = True
 
     def __init__(
         self,
@@ -150,6 +153,13 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
     def _shards_read(self) -> int | None:
         """How many shards have been read, where this reads them."""
         return self.source_datapipe._shards_read if type(self.source_datapipe) is ShardLoaderIterDataPipe else None
+
+    def obstacle(self) -> str | None:
+        """Says why the loader cannot be told which samples to give."""
+        source = self.source_datapipe
+        if type(source) is ShardLoaderIterDataPipe:
+            return None
+        return f"{short_name(source)} stands between load_wds_shards and group_by_key"
 
     def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
         """Lets the next iteration give only some of the samples, from the shards that they are in.

@@ -91,6 +91,8 @@ class ItemMapper(WdsPipe[Any]):
         handler: Asked about each item that fails.
     """
 
+    one_to_one = True
+
     #: What items are counted by in `skipped` for which `apply` gives None.
     dropped = "None"
 

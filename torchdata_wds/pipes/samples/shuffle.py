@@ -14,6 +14,7 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import place_of
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.resume_facts import Wanted
+from torchdata_wds.pipes.resuming import Step, Way
 from torchdata_wds.pipes.seeds import Seed
 
 __all__ = ["SampleShufflerIterDataPipe", "size_in_bytes"]
@@ -41,7 +42,7 @@ class _Restart(NamedTuple):
 
 
 @register("wds_shuffle")
-class SampleShufflerIterDataPipe(WdsPipe[T]):
+class SampleShufflerIterDataPipe(WdsPipe[T], Step):
     """Shuffles items through a buffer (functional name: ``wds_shuffle``).
 
     The first item comes once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
@@ -67,6 +68,9 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
         >>> sorted(IterableWrapper(range(5)).wds_shuffle(3))
         [0, 1, 2, 3, 4]
     """
+
+    repeats_shards = True
+    reorders = True
 
     def __init__(
         self,
@@ -115,10 +119,14 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
         state = {**vars(self), "_restart": None}
         return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
 
-    @property
-    def can_restart(self) -> bool:
-        """Whether the order does not depend on the items, so that it can be reckoned without them."""
-        return self._enabled is False or self.max_bytes is None
+    def obstacle(self) -> str | None:
+        """Says why the order cannot be computed without the items."""
+        depends = self._enabled and self.max_bytes is not None
+        return "SampleShuffler has max_bytes=, so that its order depends on the items" if depends else None
+
+    def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way]:
+        """Lets the next iteration begin in the middle; see `Step`."""
+        return self.restart(wanted, way.length), way
 
     def restart(self, wanted: Wanted, length: int | None) -> Wanted:
         """Lets the next iteration begin in the middle, as after the same items as before.
@@ -149,8 +157,8 @@ class SampleShufflerIterDataPipe(WdsPipe[T]):
         assert first is not None
         return Wanted(needed, first)
 
-    def begin_anew(self) -> None:
-        """Takes back a `restart`."""
+    def undo(self) -> None:
+        """Takes back a `resume`."""
         self._restart = None
 
     def _begin_epoch(self) -> random.Random:

@@ -149,6 +149,9 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         y.tar
     """
 
+    repeats_shards = True
+    state_arguments = ()  # wherever copies are, they are of the same shards
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],

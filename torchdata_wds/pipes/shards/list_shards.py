@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
 from torchdata_wds.pipes.base import WdsPipe, register
@@ -46,6 +47,8 @@ class ShardListerIterDataPipe(WdsPipe[str]):
         ['train-08.tar', 'train-09.tar', 'train-10.tar']
     """
 
+    repeats_shards = True
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -60,3 +63,8 @@ class ShardListerIterDataPipe(WdsPipe[str]):
     def __iter__(self) -> Iterator[str]:
         for pattern in self.source_datapipe:
             yield from storage.list_urls(pattern, storage_options=self.storage_options, variables=True)
+
+    def list_again(self, patterns: Iterable[Any]) -> list[str]:
+        """Returns the shards that patterns stand for now, with the options of this pipe."""
+        source = IterableWrapper(patterns, deepcopy=False)
+        return list(ShardListerIterDataPipe(source, storage_options=self.storage_options))

@@ -36,6 +36,8 @@ class RecordLoader(WdsPipe[Any]):
         handler: Asked about each shard that cannot be opened or read to its end.
     """
 
+    reads_shards = True
+
     #: What the shards are.
     record_format: RecordFormat
 

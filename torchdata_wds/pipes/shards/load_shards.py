@@ -125,6 +125,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
 
     reads_shards = True  # in the eyes of `check_division`
 
+    reads_shards = True
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],

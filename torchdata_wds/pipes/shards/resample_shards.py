@@ -58,6 +58,8 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
         ['a.tar', 'a.tar', 'b.tar', 'b.tar', 'c.tar', 'c.tar']
     """
 
+    repeats_shards = True
+
     def __init__(self, source_datapipe: IterDataPipe[T], n: int | None = None, *, replacement: bool = True) -> None:
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise ValueError(f"n must be a whole number of shards from 1, or None for an endless stream, not {n!r}")

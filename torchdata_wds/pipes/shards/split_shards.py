@@ -22,7 +22,7 @@ from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlic
 from torchdata_wds.option_types import Even, Index
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Seed
-from torchdata_wds.pipes.shards.shard_counts import shard_counts
+from torchdata_wds.pipes.shards.shard_counts import known_counts, shard_counts
 from torchdata_wds.storage.urls import check_letter, local_path, scheme_of
 
 __all__ = ["ShardSplitterIterDataPipe"]
@@ -73,6 +73,8 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         [('b.tar', 1, 5, 1)]
     """
 
+    repeats_shards = True
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -116,6 +118,10 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         total = sum(self.index.of(urls, self.storage_options))
         return sum(piece.stop - piece.start for piece in share_of(total, self._place(), self.even))
 
+    def known_counts(self, urls: Sequence[str]) -> list[int] | None:
+        """Returns how many samples shards have, where that is known without asking a server."""
+        return known_counts(self.index, urls, self.storage_options)
+
     def _place(self) -> Place:
         return Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
 
@@ -153,6 +159,8 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
 class _AgreedIterDataPipe(WdsPipe[Any]):
     """Passes items on, and holds the seed that all consumers have: services give equal seeds upstream of a filter."""
+
+    repeats_shards = True
 
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
         self.source_datapipe = source_datapipe

@@ -14,6 +14,7 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import Grid, grid_of, place_of, rank_place, upstream, warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.resume_facts import PassBegun, Wanted, Watch
+from torchdata_wds.pipes.resuming import Step, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
 
@@ -98,7 +99,7 @@ class _Stream:
 
 
 @register("wds_epoch")
-class EpochCounterIterDataPipe(WdsPipe[T]):
+class EpochCounterIterDataPipe(WdsPipe[T], Step):
     """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
 
     An item is whatever stands before it: a sample, or a batch. Each rank yields n // ranks items an epoch, so n should
@@ -128,6 +129,8 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         >>> list(pipe), list(pipe), list(pipe)
         (['a', 'b', 'c'], ['d', 'e', 'a'], ['b', 'c', 'd'])
     """
+
+    cuts_epochs = True
 
     def __init__(self, source_datapipe: IterDataPipe[T], n: int) -> None:
         check_count("n", n, 1)
@@ -219,6 +222,20 @@ class EpochCounterIterDataPipe(WdsPipe[T]):
         stream.first = wanted.first - len(wanted.early)
         stream.taken, stream.skipped, stream.early = stream.first - begun.item, 0, len(wanted.early)
         return Wanted([item - begun.item for item in wanted.early], wanted.first - begun.item)
+
+    def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way] | None:
+        """Lets the next iteration begin in the middle; see `Step`."""
+        # The epoch's last batch may be smaller: what a whole one would have more belongs to the next epoch.
+        wanted = Wanted([item for item in wanted.early if item < way.share], min(wanted.first, way.share))
+        begun = way.facts.pass_of(wanted)
+        if begun is None:
+            return None
+        return self.restart(begun, wanted) or wanted, way._replace(passing=begun.passing)
+
+    def taken(self, item: int, way: Way) -> tuple[int, Way] | None:
+        """Returns how many items of a pass had been taken, and the pass; see `Step`."""
+        begun = way.facts.pass_of(Wanted((), item))
+        return None if begun is None else (item - begun.item, way._replace(passing=begun.passing))
 
     def _check(self, grid: Grid) -> None:
         each, left = divmod(self.n, grid.ranks)

@@ -35,6 +35,8 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
     torch's own workers, and everything that runs in one process, end their streams properly and get no marks.
     """
 
+    one_to_one = True
+
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
         self.source_datapipe = source_datapipe
 
@@ -79,6 +81,8 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         >>> list(IterableWrapper(range(5)).sharding_filter().batch(2).join_workers().unbatch())
         [0, 1, 2, 3, 4]
     """
+
+    one_to_one = True
 
     def __init__(self, source_datapipe: IterDataPipe[T]) -> None:
         self.source_datapipe: IterDataPipe[Any] = _MarkedEndIterDataPipe(source_datapipe)

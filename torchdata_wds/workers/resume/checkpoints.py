@@ -14,9 +14,7 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 
 from torchdata_wds.consumers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.samples.map import ItemMapper
-from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe
-from torchdata_wds.workers.resume.planner import Chain, find_chain, has_functions, is_one_to_one, is_torchdata
+from torchdata_wds.workers.resume.planner import find_chain, has_functions, is_one_to_one, is_torchdata
 from torchdata_wds.workers.resume.signatures import Signature
 from torchdata_wds.workers.resume.states import Streams, pack_facts, unpack_facts
 from torchdata_wds.workers.resume.stream import Seeds
@@ -134,25 +132,12 @@ def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any
             "and how many it took is not known. Put .wds_epoch() behind it"
         )
     counts, order = streams.turns.at(taken)
-    before, behind = _ratios(chain)
+    before, behind = chain.ratios
     facts = [
         pack_facts(facts, count * behind, before, len(counts))
         for facts, count in zip(streams.facts, counts, strict=True)
     ]
     return counts, order, facts
-
-
-def _ratios(chain: Chain) -> tuple[int, int]:
-    """How many samples make an item of the graph's end or, with a ``wds_epoch``, of that, and how many of its items."""
-    before = behind = 1
-    seen = not chain.epochs
-    for stage in chain.stages:
-        seen = seen or isinstance(stage, EpochCounterIterDataPipe)
-        if isinstance(stage, Batcher) and seen:
-            before *= stage.batch_size
-        elif isinstance(stage, Batcher):
-            behind *= stage.batch_size
-    return before, behind
 
 
 def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, epoch: int) -> Streams:
@@ -220,16 +205,14 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
 
 
 def _holds_nothing(pipe: DataPipe) -> bool:
-    if isinstance(pipe, ItemMapper) and pipe.skipped:
-        return False
-    return is_one_to_one(pipe) or is_torchdata(pipe, "FullSync")
+    return not vars(pipe).get("skipped") and (is_one_to_one(pipe) or is_torchdata(pipe, "FullSync"))
 
 
 def has_epoch(pipe: DataPipe, front: DataPipe) -> bool:
     """Tells whether a ``wds_epoch`` stands behind the workers, in the main process."""
     ((found, sources),) = traverse_dps(pipe).values()
     while found is not front and sources:
-        if isinstance(found, EpochCounterIterDataPipe):
+        if getattr(type(found), "cuts_epochs", False):
             return True
         if len(sources) > 1:
             return any(has_epoch(source, front) for source, _ in sources.values())

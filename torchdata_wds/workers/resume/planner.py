@@ -1,10 +1,10 @@
 """What stands between the shards and the end of a stream, and so whether items can be skipped without making them.
 
-A listed stage gives one item for each that it takes, or so many for so many, or an order that can be reckoned without
-the items. Where only such stages stand behind the grouping, the samples that are needed to go on in the middle of a
-stream are known by their numbers, and no other is decoded. Whatever else stands there sees all items again.
+Each pipe answers for itself (see `torchdata_wds.pipes.resuming`); this module asks them in turn, from the end of the
+graph to the grouping. There, the samples that are still needed are known by their numbers, and no other is decoded.
 
-The stages that resuming knows, by their classes: others of the same name, and subclasses, may do anything.
+For example, a stream `group_by_key().wds_decode().batch(4)` that goes on at item 10 needs the samples from 40 on:
+``batch`` takes 4 items for one, ``wds_decode`` one for one.
 """
 
 from __future__ import annotations
@@ -31,32 +31,16 @@ from torch.utils.data.datapipes.iter import (
 )
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 
-from torchdata_wds.datasets.entries import SpecShardsIterDataPipe
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.resume_facts import Facts, Reached, Wanted
-from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
-from torchdata_wds.pipes.samples.map import ItemMapper
-from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe
-from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
-from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
-from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
-from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
-from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe, _AgreedIterDataPipe
-from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe
+from torchdata_wds.pipes.resuming import Step, Way, said_by
 
 __all__ = ["gives_shards_again", "is_one_to_one", "is_torchdata", "Chain", "find_chain", "has_functions"]
 
-
-#: The stages of the border between processes; their module imports those that import this one.
-_BORDER = ("JoinWorkersIterDataPipe", "_MarkedEndIterDataPipe")
-
-#: Sources and stages that may stand before the loader: they give URLs, and cost nothing when they give them again.
-_CHEAP = {
-    *(IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper, SampleShufflerIterDataPipe),
-    *(ShardListerIterDataPipe, SpecShardsIterDataPipe, ShardCacherIterDataPipe, ShardResamplerIterDataPipe),
-    *(ShardSplitterIterDataPipe, _AgreedIterDataPipe),
-}
+#: Native pipes that give one item for each, and those that may stand before the loader.
+_ONE_TO_ONE = (Mapper, Collator)
+_BEFORE_LOADER = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper)
 
 
 def is_torchdata(pipe: DataPipe, *names: str) -> bool:
@@ -73,21 +57,39 @@ def is_torchdata(pipe: DataPipe, *names: str) -> bool:
 
 def is_one_to_one(pipe: DataPipe) -> bool:
     """Returns whether a pipe gives one item for each that it takes, unless it counts what it leaves out."""
-    if isinstance(pipe, ItemMapper):
-        return _is_own(type(pipe))
-    if type(pipe).__name__ in _BORDER:
-        return _is_own(type(pipe))
-    return type(pipe) in (Mapper, Collator) or is_torchdata(pipe, "LengthSetter")
+    return bool(said_by(pipe, "one_to_one")) or type(pipe) in _ONE_TO_ONE or is_torchdata(pipe, "LengthSetter")
 
 
 def gives_shards_again(pipe: DataPipe) -> bool:
     """Returns whether a pipe that stands before the loader gives the same shards once more at no cost."""
-    return type(pipe) in _CHEAP or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
+    return (
+        bool(said_by(pipe, "repeats_shards"))
+        or type(pipe) in _BEFORE_LOADER
+        or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
+    )
 
 
-def _is_own(kind: type[Any]) -> bool:
-    module = sys.modules.get(kind.__module__) if kind.__module__.startswith("torchdata_wds.") else None
-    return getattr(module, kind.__qualname__, None) is kind
+class _Batches(Step):
+    """The native ``batch``: item i is made of the items from i * size on; the last one may be smaller."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.ratio = pipe.batch_size
+        self._drop_last = pipe.drop_last
+
+    def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way]:
+        early = [item * self.ratio + place for item in wanted.early for place in range(self.ratio)]
+        return Wanted(early, wanted.first * self.ratio), way
+
+    def taken(self, item: int, way: Way) -> tuple[int, Way]:
+        return max(0, item - 1) * self.ratio + min(item, 1), way
+
+    def length_of(self, source: int) -> int:
+        return source // self.ratio if self._drop_last else -(-source // self.ratio)
+
+
+def _step_of(pipe: Any) -> Any:
+    """Returns a pipe as a `Step`, or None if it is not one."""
+    return _Batches(pipe) if type(pipe) is Batcher else pipe if said_by(pipe, "resume") else None
 
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -99,7 +101,8 @@ class Chain(NamedTuple):
     """The stages of a stream from its end up to the grouping of samples.
 
     Attributes:
-        stages: The stages behind the grouping, last one first; as far as they could be followed.
+        counted: The stages that count in ``skipped`` what they leave out: they give one item for each other.
+        steps: The stages that do not give one item for each, last one first.
         grouper: Where samples are made; None where the stages do not lead to one.
         epochs: All ``wds_epoch`` of the graph.
         obstacle: Why items cannot be skipped, for people; None where they can.
@@ -107,32 +110,28 @@ class Chain(NamedTuple):
         private: The stages with a function that has a random generator of its own, whose state nobody keeps.
     """
 
-    stages: list[Any]
-    grouper: KeyGrouperIterDataPipe | None
-    epochs: list[EpochCounterIterDataPipe[Any]]
+    counted: list[Any]
+    steps: list[Step]
+    grouper: Any
+    epochs: list[Any]
     obstacle: str | None
     draws: bool
     private: list[str]
 
     @property
-    def counted(self) -> list[ItemMapper]:
-        """The stages that give one item for each, as long as they leave none out."""
-        return [stage for stage in self.stages if isinstance(stage, ItemMapper)]
-
-    @property
-    def has_ratio(self) -> bool:
-        """Whether a stage makes batches."""
-        return any(isinstance(stage, Batcher) for stage in self.stages)
+    def ratios(self) -> tuple[int, int]:
+        """How many samples make an item of ``wds_epoch``, or of the end without one; and how many of those an item."""
+        before = after = 1
+        seen = not self.epochs
+        for step in self.steps:
+            seen = seen or step.cuts_epochs
+            before, after = (before * step.ratio, after) if seen else (before, after * step.ratio)
+        return before, after
 
     @property
     def follows_epoch(self) -> bool:
         """Whether each item is made when ``wds_epoch``, which seeds the generators too, gives one or more for it."""
-        for stage in self.stages:
-            if isinstance(stage, EpochCounterIterDataPipe):
-                return True
-            if isinstance(stage, SampleShufflerIterDataPipe):
-                return False
-        return False
+        return next((step.cuts_epochs for step in self.steps if step.cuts_epochs or step.reorders), False)
 
     def restart(self, wanted: Wanted, facts: Facts, share: int) -> bool:
         """Lets all stages begin where only some items are still to come.
@@ -145,107 +144,81 @@ class Chain(NamedTuple):
         Returns:
             Whether enough is known for that; if not, the stages must be seeded again and begin at their beginning.
         """
-        passing = facts.passes[0].passing
-        for number, stage in enumerate(self.stages):
-            if isinstance(stage, Batcher):
-                size = stage.batch_size
-                wanted = Wanted(
-                    [item * size + place for item in wanted.early for place in range(size)], wanted.first * size
-                )
-            elif isinstance(stage, SampleShufflerIterDataPipe):
-                wanted = stage.restart(wanted, _length(self.stages[number + 1 :], facts.lengths.get(passing), share))
-            elif isinstance(stage, EpochCounterIterDataPipe):
-                # The epoch's last batch may be smaller: what a whole one would have more is of the next epoch.
-                wanted = Wanted([item for item in wanted.early if item < share], min(wanted.first, share))
-                begun = facts.pass_of(wanted)
-                if begun is None:
-                    for done in self.stages[:number]:
-                        if isinstance(done, SampleShufflerIterDataPipe):
-                            done.begin_anew()
-                    return False
-                passing = begun.passing
-                wanted = stage.restart(begun, wanted) or wanted
-        assert self.grouper is not None
-        is_over = wanted.least >= facts.lengths.get(passing, wanted.least + 1)
-        self.grouper.restart(wanted, *facts.shard_of(passing, wanted.least), is_over=is_over)
+        way = Way(facts, facts.passes[0].passing, share)
+        for number, step in enumerate(self.steps):
+            length = facts.lengths.get(way.passing)
+            for before in reversed(self.steps[number + 1 :]):
+                length = share if before.cuts_epochs else None if length is None else before.length_of(length)
+            found = step.resume(wanted, way._replace(length=length))
+            if found is None:
+                for done in self.steps[:number]:
+                    done.undo()
+                return False
+            wanted, way = found
+        is_over = wanted.least >= facts.lengths.get(way.passing, wanted.least + 1)
+        self.grouper.restart(wanted, *facts.shard_of(way.passing, wanted.least), is_over=is_over)
         return True
 
     def reached(self, item: int, facts: Facts) -> Reached | None:
-        """Says how far the samples had come, at least, when so many items of an epoch had been taken."""
-        if self.grouper is None or self.grouper.source_datapipe.interleave > 1 or self.obstacle is not None:
+        """Returns how far the samples had come, at least, when `item` items of an epoch had been taken."""
+        if self.obstacle is not None or self.grouper.source_datapipe.interleave > 1:
             return None
-        passing = facts.passes[0].passing
-        for stage in self.stages:
-            if isinstance(stage, Batcher):
-                item = max(0, item - 1) * stage.batch_size + min(item, 1)  # the last one may be smaller
-            elif isinstance(stage, EpochCounterIterDataPipe):
-                begun = facts.pass_of(Wanted((), item))
-                if begun is None:
-                    return None
-                passing, item = begun.passing, item - begun.item
-        shard, is_last = facts.shard_of(passing, item)
-        return Reached(passing, shard.ordinal, item) if shard is not None and is_last else None
-
-
-def _length(stages: list[Any], samples: int | None, share: int) -> int | None:
-    """How many items stages give of so many samples, as far as that is known."""
-    length = samples
-    for stage in reversed(stages):
-        if isinstance(stage, EpochCounterIterDataPipe):
-            length = share
-        elif isinstance(stage, Batcher) and length is not None:
-            length = length // stage.batch_size if stage.drop_last else -(-length // stage.batch_size)
-    return length
+        way = Way(facts, facts.passes[0].passing, 0)
+        for step in self.steps:
+            found = step.taken(item, way)
+            if found is None:
+                return None
+            item, way = found
+        shard, is_last = facts.shard_of(way.passing, item)
+        return Reached(way.passing, shard.ordinal, item) if shard is not None and is_last else None
 
 
 def find_chain(end: IterDataPipe[Any]) -> Chain:
-    """Follows the stages of a graph from its end to where samples are made.
-
-    Args:
-        end: The last pipe of the graph.
-    """
+    """Follows the stages of a graph from its end to where samples are made."""
     graph = traverse_dps(end)
     pipes = list(_all_pipes(graph))
-    epochs = [pipe for pipe in pipes if isinstance(pipe, EpochCounterIterDataPipe)]
+    epochs = [pipe for pipe in pipes if getattr(type(pipe), "cuts_epochs", False)]
     # In later passes of a native cycle, nobody has seeded the native shuffle: it draws from torch's global generator.
     draws = any(_is_foreign(pipe) or has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
     private = [short_name(pipe) for pipe in pipes if _has_generator(pipe)]
-    stages: list[Any] = []
-    shuffle: Any = None
+    counted: list[Any] = []
+    steps: list[Step] = []
+    reorders: Any = None
     ((pipe, sources),) = graph.values()
-    while type(pipe) is not KeyGrouperIterDataPipe:
-        obstacle = _obstacle(pipe, sources, shuffle)
+    while not said_by(pipe, "makes_samples"):
+        step = _step_of(pipe)
+        obstacle = _obstacle(pipe, step, sources, reorders)
         if obstacle is not None:
-            return Chain(stages, None, epochs, obstacle, draws, private)
-        stages.append(pipe)
-        if isinstance(pipe, SampleShufflerIterDataPipe):
-            shuffle = pipe
+            return Chain(counted, steps, None, epochs, obstacle, draws, private)
+        if step is not None:
+            steps.append(step)
+            reorders = pipe if step.reorders else reorders
+        elif "skipped" in vars(pipe):
+            counted.append(pipe)
         ((pipe, sources),) = sources.values()
-    return Chain(stages, pipe, epochs, _obstacle_above(pipe, sources), draws, private)
+    return Chain(counted, steps, pipe, epochs, _obstacle_above(pipe, sources), draws, private)
 
 
-def _obstacle(pipe: DataPipe, sources: DataPipeGraph, shuffle: DataPipe | None) -> str | None:
+def _obstacle(pipe: DataPipe, step: Step | None, sources: DataPipeGraph, reorders: DataPipe | None) -> str | None:
     name = short_name(pipe)
     if len(sources) > 1:
         return f"{name} joins several streams"
     if not sources:
         return f"the stream begins with {name}, which has no shards that could be left out"
-    if type(pipe) is SampleShufflerIterDataPipe:
-        return None if pipe.can_restart else f"{name} has max_bytes=, so that its order depends on the items"
-    if type(pipe) in (EpochCounterIterDataPipe, Batcher):
-        return None
+    if step is not None:
+        return step.obstacle()
     if not is_one_to_one(pipe):
         return f"{name} may give more or fewer items than it takes, or others"
-    if shuffle is not None and has_functions(pipe):
-        return f"a function in {name}, which may draw random numbers, stands before {short_name(shuffle)}"
+    if reorders is not None and has_functions(pipe):
+        return f"a function in {name}, which may draw random numbers, stands before {short_name(reorders)}"
     return None
 
 
-def _obstacle_above(grouper: KeyGrouperIterDataPipe, sources: DataPipeGraph) -> str | None:
+def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
     """Says what stands above the grouping that does not give the same shards again at no cost."""
+    if (obstacle := grouper.obstacle()) is not None:
+        return str(obstacle)
     ((loader, above),) = sources.values()
-    if type(loader) is not ShardLoaderIterDataPipe:
-        return f"{short_name(loader)} stands between load_wds_shards and group_by_key"
     for stage in (grouper, loader):
         if has_functions(stage):
             return f"a function in {short_name(stage)} may draw random numbers"

@@ -29,12 +29,7 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import INDEX_SUFFIX, _parse_header
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
-from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
-from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
-from torchdata_wds.pipes.shards.load_records import RecordLoader
-from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
-from torchdata_wds.pipes.shards.shard_counts import known_counts
-from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
+from torchdata_wds.pipes.resuming import said_by
 from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
 
 __all__ = [
@@ -146,9 +141,6 @@ _MOST_CHANGES = 3
 #: Stages that change nothing but the order and the number of the patterns.
 _ORDER_ONLY = (Shuffler, ShardingFilter)
 
-#: What reads shards, whose files are looked at then.
-_LOADERS = (ShardLoaderIterDataPipe, RecordLoader)
-
 #: The lists of shards themselves, which are no part of a state.
 _LISTS = "lists"
 
@@ -177,8 +169,8 @@ def _in_order(graph: Any) -> Iterator[Any]:
 
 
 def _arguments(pipe: Any) -> dict[str, Any]:
-    if type(pipe) is ShardCacherIterDataPipe:
-        return {}  # wherever copies are, they are of the same shards
+    if (names := said_by(pipe, "state_arguments")) is not None:
+        return {name: vars(pipe)[name] for name in names}
     return {name: value for name, value in vars(pipe).items() if name[0] != "_" and name not in _NO_ARGUMENTS}
 
 
@@ -231,7 +223,7 @@ def describe_shards(*datapipes: Any) -> Signature:
         ShardListError: if a pattern matches nothing any more.
     """
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
-    reads = any(isinstance(pipe, _LOADERS) for datapipe in datapipes for pipe in upstream(datapipe))
+    reads = any(getattr(type(pipe), "reads_shards", False) for datapipe in datapipes for pipe in upstream(datapipe))
     contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
     described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
     counts = _counts_of([pipe for datapipe in datapipes for pipe in upstream(datapipe)], lists)
@@ -243,8 +235,7 @@ def describe_shards(*datapipes: Any) -> Signature:
 def _counts_of(pipes: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[int]:
     """The numbers of samples that the splitters among pipes go by, where no server must be asked."""
     urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
-    splitters = [pipe for pipe in pipes if type(pipe) is ShardSplitterIterDataPipe]
-    found = [known_counts(pipe.index, shards, pipe.storage_options) for pipe in splitters for shards in urls]
+    found = [pipe.known_counts(shards) for pipe in pipes if said_by(pipe, "known_counts") for shards in urls]
     return [count for counts in found for count in counts or ()]
 
 
@@ -252,12 +243,11 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
     lists: list[Sequence[Any]] = []
     listed: set[int] = set()
     for pipe in {id(found): found for found in upstream(datapipe)}.values():
-        if type(pipe) is ShardListerIterDataPipe:
+        if said_by(pipe, "list_again"):
             above = [found for found in upstream(pipe.source_datapipe) if type(found) not in _ORDER_ONLY]
             if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
                 listed.update(map(id, above))
-                patterns = IterableWrapper([item for found in above for item in found.iterable], deepcopy=False)
-                lists.append(list(ShardListerIterDataPipe(patterns, storage_options=pipe.storage_options)))
+                lists.append(pipe.list_again([item for found in above for item in found.iterable]))
         elif type(pipe) is FileLister:
             listed.update(map(id, upstream(pipe)))
             lists.append(list(copy.deepcopy(pipe)))

@@ -292,4 +292,4 @@ class Stream:
         chain = self.chain
         if not chain.draws or chain.follows_epoch:
             return 0
-        return 1 if chain.epochs or chain.has_ratio else _SEEDED_ITEMS
+        return 1 if chain.epochs or chain.ratios != (1, 1) else _SEEDED_ITEMS

@@ -308,11 +308,7 @@ def test_wds_interleaved_goes_on_when_missing_says_how(missing: Any, expected: A
         ({"max_images": 0}, TEXTS, {"image above max_images": 4}),
         ({"max_images": 4, "min_images": 4}, ORDER, {}),
         ({"min_images": 5}, None, {"document with too few images": 1}),
-        (
-            {"min_similarity": 0.15},
-            ["One.", "i3.png", "Two.", "Three.", "i2.png"],
-            {"image below min_similarity": 2},
-        ),
+        ({"min_similarity": 0.15}, ["One.", "i3.png", "Two.", "Three.", "i2.png"], {"image below min_similarity": 2}),
         ({"min_similarity": 0.3}, ["One.", "i3.png", "Two.", "Three."], {"image below min_similarity": 3}),
         (
             {"min_similarity": 0.25, "min_images": 2},

@@ -23,10 +23,7 @@ from torchdata_wds.pipes.samples.shuffle import shuffled, size_in_bytes
 NUMBERS = list(range(300))
 
 #: What seed 7 makes of twelve numbers, in any process of any machine: one order per epoch.
-SEVEN = [
-    [0, 4, 1, 3, 5, 8, 10, 11, 2, 6, 7, 9],
-    [2, 1, 3, 0, 7, 10, 9, 11, 8, 5, 6, 4],
-]
+SEVEN = [[0, 4, 1, 3, 5, 8, 10, 11, 2, 6, 7, 9], [2, 1, 3, 0, 7, 10, 9, 11, 8, 5, 6, 4]]
 
 
 class Watched:

@@ -75,12 +75,7 @@ def test_samples_are_the_same_when_shards_are_read_ahead(options: dict[str, int]
     for url in urls[::2]:
         index_shard(url)
     with serve_folder(tmp_path) as address:
-        mixed = [
-            *urls[:2],
-            f"{address}/{Path(urls[2]).name}",
-            f"pipe:cat {urls[3]}",
-            *urls[4:],
-        ]
+        mixed = [*urls[:2], f"{address}/{Path(urls[2]).name}", f"pipe:cat {urls[3]}", *urls[4:]]
         pipe = IterableWrapper(mixed).load_wds_shards(**options)
         assert keys_of(pipe.group_by_key()) == text_keys(sizes)
         plain = [member[:3] for member in IterableWrapper(mixed).load_wds_shards()]

@@ -143,11 +143,7 @@ class WdsMapperIterDataPipe(ItemMapper):
     """
 
     def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        fn: Callable[[Any], Any],
-        *,
-        handler: Handler = reraise_exception,
+        self, source_datapipe: IterDataPipe[Any], fn: Callable[[Any], Any], *, handler: Handler = reraise_exception
     ) -> None:
         if not callable(fn):
             raise TypeError(f"wds_map takes a function, not {fn!r}")

@@ -76,7 +76,7 @@ def test_group_by_key_warns_after_many_samples_when_a_stream_has_no_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, shard: str
 ) -> None:
     """Shards that are drawn again and again never come to an end."""
-    monkeypatch.setattr(group, "_ENOUGH_SAMPLES", 25)
+    monkeypatch.setattr(group, "ENOUGH_SAMPLES", 25)
     pipe = IterableWrapper([shard]).resample_shards().load_wds_shards().group_by_key(fields="jpg cls")
     with caplog.at_level(logging.WARNING):
         assert len(list(islice(pipe, 30))) == 30

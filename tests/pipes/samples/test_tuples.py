@@ -73,7 +73,7 @@ def test_wds_to_tuple_warns_in_the_middle_when_a_pass_is_long(
 ) -> None:
     """Endless streams have no end to warn at."""
     monkeypatch.setattr(place, "_warned", set())
-    monkeypatch.setattr(field_specs, "_ENOUGH_SAMPLES", 2)
+    monkeypatch.setattr(field_specs, "ENOUGH_SAMPLES", 2)
     taken = iter(IterableWrapper(SAMPLES * 2).wds_to_tuple("jpgg", missing="none"))
     next(taken)
     assert not caplog.messages

@@ -28,7 +28,7 @@ from torchdata_wds import (
     index_shard,
 )
 from torchdata_wds.pipes.resume_facts import Facts, Wanted, Watch
-from torchdata_wds.pipes.shards import shard_sources as shard_readings
+from torchdata_wds.pipes.shards.shard_sources import ShardSource
 
 WAYS = [{"read_ahead": 1}, {"read_ahead": 4}, {"read_ahead": 99}, {"read_ahead": 3, "interleave": 3}, {"interleave": 1}]
 
@@ -117,15 +117,15 @@ def test_next_shards_are_opened_while_the_first_is_read(tmp_path: Path, monkeypa
     urls = write_text_shards(tmp_path, (2,) * 6)
     opened: set[str] = set()
     changed = threading.Condition()
-    inner = shard_readings.ShardOpener.open
+    inner = ShardSource.open
 
-    def noted(self: Any, source: Any, start: int, keys: Any) -> Any:
+    def noted(source: ShardSource, *rules: Any) -> Any:
         with changed:
             opened.add(source.part.url)
             changed.notify_all()
-        return inner(self, source, start, keys)
+        return inner(source, *rules)
 
-    monkeypatch.setattr(shard_readings.ShardOpener, "open", noted)
+    monkeypatch.setattr(ShardSource, "open", noted)
     samples = iter(IterableWrapper(urls).load_wds_shards(read_ahead=3).group_by_key())
     assert next(samples)["__key__"] == "s0-00000"
     with changed:
@@ -269,13 +269,13 @@ def test_grouping_begins_in_the_middle_when_shards_are_interleaved(
 ) -> None:
     """At any sample, from the last shard that began before it; shards that had ended are not opened again."""
     opened = []
-    inner = shard_readings.ShardOpener.open
+    inner = ShardSource.open
 
-    def noted(self: Any, source: Any, start: int, keys: Any) -> Any:
+    def noted(source: ShardSource, *rules: Any) -> Any:
         opened.append(source.part.url)
-        return inner(self, source, start, keys)
+        return inner(source, *rules)
 
-    monkeypatch.setattr(shard_readings.ShardOpener, "open", noted)
+    monkeypatch.setattr(ShardSource, "open", noted)
     urls = write_text_shards(tmp_path, (4, 0, 3, 6, 1, 0, 5, 2))
     for url in urls[::2]:
         index_shard(url)

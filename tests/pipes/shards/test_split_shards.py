@@ -675,7 +675,7 @@ def test_loader_reads_past_when_it_leaves_samples_out_and_the_index_is_stale(
 @pytest.mark.parametrize("part", [("x", -1), ("x", 0, -1), ("x", 0, None, 0), ("x", 0.5), ("x", None)])
 def test_loader_refuses_slices_that_are_none(part: Any) -> None:
     """Their numbers are checked."""
-    with pytest.raises(ShardListError, match="is no slice of a shard"):
+    with pytest.raises(ShardListError, match="is not a slice of a shard"):
         list(IterableWrapper([ShardSlice(*part)]).load_wds_shards())
 
 

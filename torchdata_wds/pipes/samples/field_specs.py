@@ -23,7 +23,7 @@ __all__ = [
 
 
 #: How many samples are enough to warn of a field that none of them has had, before the end of the pass.
-_ENOUGH_SAMPLES = 10_000
+ENOUGH_SAMPLES = 10_000
 
 Spec = str | Sequence[str]
 
@@ -118,8 +118,8 @@ def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bo
         for name in [*absent]:
             if (found := named[name](sample)) is not None:
                 absent[name] += 1
-                if absent[name] == _ENOUGH_SAMPLES and not found:
-                    _warn_of_absent(name, _ENOUGH_SAMPLES)
+                if absent[name] == ENOUGH_SAMPLES and not found:
+                    _warn_of_absent(name, ENOUGH_SAMPLES)
             if found:
                 del absent[name]
         yield sample

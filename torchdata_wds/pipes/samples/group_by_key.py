@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -22,15 +23,10 @@ from torchdata_wds.pipes.base import WdsPipe, in_order, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import ShardBegun, Wanted, Watch
+from torchdata_wds.pipes.samples.field_specs import ENOUGH_SAMPLES
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
-from torchdata_wds.pipes.shards.shard_sources import Interleaver, in_sequence
+from torchdata_wds.pipes.shards.shard_sources import in_sequence, interleave
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
-
-__all__ = ["KeyGrouperIterDataPipe"]
-
-
-#: After so many samples a field counts as absent in a stream that may have no end.
-_ENOUGH_SAMPLES = 10_000
 
 _ARCHIVE = re.compile(
     r"(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)", re.IGNORECASE | re.DOTALL
@@ -45,26 +41,29 @@ class _Restart(NamedTuple):
     in_shard: bool
     is_over: bool
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of a pipe begins at the beginning
+
 
 @register("group_by_key")
 class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
     """Groups members into samples by their key (functional name: ``group_by_key``).
 
     A sample is a run of consecutive members of one shard with the same key; a shard's end always ends a sample.
-    Order is kept, one sample is in memory. Directly behind ``load_wds_shards`` the two run as one loop: same
-    samples, without a step per member. An item, for the handler, is a sample.
+    Order is kept, one sample is in memory. Directly after ``load_wds_shards`` the two run as one loop: same samples,
+    without a step per member. The handler is called once per sample.
 
     Args:
         source_datapipe: Yields `ShardMember`, or ``(path, bytes or stream)`` pairs as of ``load_from_tar``.
         keys: ``"first_dot"`` (the key ends at the base name's first dot), ``"last_dot"``, or a ``callable(name)``
-            that gives (key, field), or None to skip the member.
+            that returns (key, field), or None to skip the member.
         lowercase: Whether fields are lower-cased.
         fields: Which fields to keep: a list, or one str of names separated by blanks; None keeps all. Samples with none
             of them are left out and counted; a field that no sample of the stream has is warned about.
         on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
         on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
-            give another sample of that key.
-        handler: Asked about each sample that is wrong.
+            yield another sample of that key.
+        handler: Called for each sample that is wrong.
 
     Yields:
         dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
@@ -114,7 +113,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         restart, self._restart = self._restart, None
         if type(source) is not ShardLoaderIterDataPipe:  # a subclass may read in another way
             self._compare_keys()
-            yield from self._noting_fields(self._group(self._members(), Asked(self.handler, self.skipped, self._note)))
+            yield from self._noting_fields(self._group(self._members(), self._asked()))
         elif restart is not None:
             yield from self._go_on(source, restart)
         elif watch is None:
@@ -131,9 +130,9 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         """
         loader = self.source_datapipe
         splitter = loader.source_datapipe if type(loader) is ShardLoaderIterDataPipe else None
-        if type(loader) is not ShardLoaderIterDataPipe or type(splitter) is not ShardSplitterIterDataPipe:
+        if type(splitter) is not ShardSplitterIterDataPipe:
             raise TypeError(
-                "group_by_key has a length only directly behind .split_shards(index).load_wds_shards(): nothing else "
+                "group_by_key has a length only directly after .split_shards(index).load_wds_shards(): nothing else "
                 "tells how many samples there will be"
             )
         raises = loader.handler is reraise_exception and self.handler is reraise_exception
@@ -143,11 +142,6 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
                 "out that the index counts"
             )
         return splitter.count_samples()
-
-    def __getstate__(self) -> Any:
-        # A copy begins at the beginning.
-        state = {**vars(self), "_restart": None}
-        return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
 
     @property
     def _shards_read(self) -> int | None:
@@ -162,17 +156,20 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         return f"{short_name(source)} stands between load_wds_shards and group_by_key"
 
     def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
-        """Lets the next iteration give only some of the samples, from the shards that they are in.
+        """Lets the next iteration yield only some of the samples, from the shards that they are in.
 
-        It must stand directly behind ``load_wds_shards``.
+        It must stand directly after ``load_wds_shards``.
 
         Args:
-            wanted: Which samples to give.
+            wanted: Which samples to yield.
             begun: An item of the loader's source that begins before them; None for the first one.
             in_shard: Whether the first of them is known to be in that item, or at its end.
             is_over: Whether there are no such samples.
         """
         self._restart = _Restart(wanted, begun, in_shard, is_over)
+
+    def _asked(self) -> Asked:
+        return Asked(self.handler, self.skipped, partial(note_source_failure, pipe=self))
 
     def _samples_of(
         self,
@@ -184,40 +181,30 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         """Groups what the loader reads: shard after shard, or several of them in turn."""
         if watch is not None:
             watch.counts = loader.handler is reraise_exception and self.handler is reraise_exception
-        loading = Asked(loader.handler, loader.skipped, loader._note)
-        grouping = Asked(self.handler, self.skipped, self._note)
+        loading, grouping = loader.asked(), self._asked()
         with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:
             if loader.interleave == 1:
-                yield from self._group_and_close(in_sequence(shards), grouping)
+                yield from self._group(in_sequence(shards), grouping)
                 return
-            turns = Interleaver(
-                (self._group_and_close(units, grouping) for units in shards),
-                loader.interleave,
-                lambda: loading.is_over or grouping.is_over,
-                () if begun is None else begun.places,
-            )
+            places = [] if begun is None else list(begun.places)
             if watch is not None:
-                watch.places = turns.places
-            yield from turns.take()
+                watch.places = places
+            samples = (self._group(units, grouping) for units in shards)
+            yield from interleave(samples, loader.interleave, lambda: loading.is_over or grouping.is_over, places)
 
-    def _group_and_close(
-        self, members: Generator[Unit, None, None], ask: Asked
-    ) -> Generator[dict[str, Any], None, None]:
+    def _group(self, members: Generator[Unit, None, None], ask: Asked) -> Generator[dict[str, Any], None, None]:
         with closing(members):
-            yield from self._group(members, ask)
-
-    def _group(self, members: Iterable[Unit], ask: Asked) -> Generator[dict[str, Any], None, None]:
-        return group_members(
-            members,
-            keys=self.keys,
-            lowercase=self.lowercase,
-            fields=self.fields,
-            on_duplicate=self.on_duplicate,
-            on_reappearing=self.on_reappearing,
-            on_error=ask,
-            skipped=self.skipped,
-            shown=storage.mask_url,
-        )
+            yield from group_members(
+                members,
+                keys=self.keys,
+                lowercase=self.lowercase,
+                fields=self.fields,
+                on_duplicate=self.on_duplicate,
+                on_reappearing=self.on_reappearing,
+                on_error=ask,
+                skipped=self.skipped,
+                shown=storage.mask_url,
+            )
 
     def _noting_fields(self, samples: Generator[dict[str, Any], None, None]) -> Iterator[dict[str, Any]]:
         """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""
@@ -230,7 +217,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             for count, sample in enumerate(samples, 1):
                 if absent:
                     absent -= sample.keys()
-                    if count == _ENOUGH_SAMPLES:
+                    if count == ENOUGH_SAMPLES:
                         _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
                 yield sample
         _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
@@ -246,7 +233,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         if is_over:
             return
         watch = self._watch or Watch()
-        # Where each sample of a shard comes out of here, they can be counted in the shard.
+        # Where no sample of a shard is left out, the loader can skip those before: if the shard began after 1,000
+        # samples and 1,070 is wanted, its first 70. Otherwise the shard is read whole, and they are dropped here.
         is_counted = self.fields is None and self.handler is reraise_exception and loader.select is None
         if loader.interleave > 1 and not is_counted:
             begun = None
@@ -263,11 +251,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             else:
                 self._passed_over += 1
 
-    def _note(self, error: Exception) -> None:
-        note_source_failure(error, self)
-
-    def _members(self) -> Iterator[Unit]:
-        """Takes the items of any source as members; one that is none goes to the handler."""
+    def _members(self) -> Generator[Unit, None, None]:
+        """Yields the items of any source as members; other items go to the handler."""
         for item in self.source_datapipe:
             try:
                 yield _as_member(item)
@@ -277,7 +262,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
                     return
 
     def _compare_keys(self) -> None:
-        """Warns where the loader above releases samples by another rule: damage may then cut one in half."""
+        """Warns if the loader above releases samples by another rule: damage may then cut one in half."""
         loader = next((found for found in upstream(self) if type(found) is ShardLoaderIterDataPipe), None)
         if loader is not None and loader.keys != self.keys:
             warn_once(
@@ -315,7 +300,7 @@ def _as_member(item: Any) -> ShardMember | FailedMember:
 
 
 def _read_all(value: Any) -> bytes:
-    """Gives bytes as they are; reads and closes a stream of a native loader."""
+    """Returns bytes as they are; reads and closes a stream of a native loader."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if not hasattr(value, "read"):

@@ -31,21 +31,16 @@ from torchdata_wds.pipes.resume_facts import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.pipes.shards.shard_sources import (
     Ahead,
-    Interleaver,
-    ShardOpener,
     ShardSource,
     as_source,
     in_sequence,
+    interleave,
     is_opened,
     read_ahead,
-    stale_index,
 )
 from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
 from torchdata_wds.storage.byte_streams import stored_version
 from torchdata_wds.storage.read_ahead import ReadAhead
-
-__all__ = ["ShardLoaderIterDataPipe"]
-
 
 #: Counts the openings of all loaders of this process: streams of several loaders may be joined.
 _visits = count(1)
@@ -57,8 +52,8 @@ class _Item(NamedTuple):
     Attributes:
         value: The item.
         skip: How many of its samples to leave out.
-        ordinal: Its number in the pass, if somebody watches.
-        digest: A CRC-32 over the items up to and with it, if somebody is to be told.
+        ordinal: Its number in the pass, where a `Watch` follows.
+        digest: A CRC-32 over the items up to and with it, where the `Watch` is to be told.
     """
 
     value: Any
@@ -74,14 +69,13 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     Shards are read front to back in the order they come, one open at a time, one sample in memory. With `read_ahead`,
     threads open the next shards and read them up to 16 MiB ahead, which hides the latency of servers; with
     `interleave`, several shards are open and give a sample each in turn, which mixes them. The members of a sample
-    come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a
-    sample. An item, for the handler, is a shard: one that fails is left at the damage, after the whole samples
-    before it.
+    come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a sample.
+    The handler is called once per shard: one that fails is left at the damage, after the whole samples before it.
 
-    Of a `ShardSlice` only its samples are read. Where an index lies beside the shard (``<shard>.index``), reading
-    begins at the slice's first sample, by seeking or a range request; without one, and with `rename`, the samples
-    before it are read past. What lies behind a slice is not looked at: neither the end marker, nor checksums of the
-    compression, nor the exit status of a command, except by the consumer that reads the shard's last samples.
+    Of a `ShardSlice` only its samples are read. With an index beside the shard (``<shard>.index``), reading begins at
+    the slice's first sample, by seeking or a range request; without one, and with `rename`, the samples before it are
+    read past. What follows a slice (end marker, checksums of the compression, exit status of a command) is checked
+    only by the consumer that reads the shard's last samples.
 
     Args:
         source_datapipe: Yields URLs (str or Path), `ShardSlice` of ``split_shards``, `CachedShard` of
@@ -89,20 +83,20 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         select: Which members to read: a glob, several separated by blanks, a list of globs, or a
             ``callable(name) -> bool``; None reads all.
         rename: ``callable(name) -> name``, applied before everything that looks at names.
-        keys: How names become keys, as in ``group_by_key``: it tells where samples end. Slices count samples by it:
-            behind ``split_shards`` give both the same, which must be that of the index.
+        keys: How names become keys, as in ``group_by_key``: it says where samples end. Slices count samples by it:
+            after ``split_shards`` both need the same, which must be that of the index.
         require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
-        concatenated: Whether to read on behind the end marker, for shards joined with ``cat``.
-        read_ahead: How many shards to open before their turn, each read by a thread of its own, as the current one is
-            then; the source is asked for so many items before they are needed. 0 starts no thread. Pairs
-            ``(url, stream)`` are read when their turn comes.
-        interleave: How many shards to keep open and to take samples from in turn. Where one ends, the next comes in
-            its place; the order depends on nothing else.
+        concatenated: Whether to read on after the end marker, for shards joined with ``cat``.
+        read_ahead: How many shards to open before their turn, each in a thread of its own, as is the current one then;
+            the source is read that many items ahead. 0 starts no thread. Pairs ``(url, stream)`` are read when their
+            turn comes.
+        interleave: How many shards to keep open and to take samples from in turn. When one ends, the next takes its
+            place; the order depends on nothing else.
         max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
             shard with an error, unless `select` leaves it out.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
         rewrite: Where shards are read instead, as in ``list_shards``.
-        handler: Asked about each shard that cannot be opened or read to its end.
+        handler: Called for each shard that cannot be opened or fully read.
 
     Yields:
         ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad. The
@@ -110,8 +104,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
 
     Raises:
         ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
-        ShardFormatError: through the handler, if a shard is cut or damaged, has a member that is too large, or is not
-            the one of its index.
+        ShardFormatError: through the handler, if a shard is cut or damaged, has a member that is too large, or does not
+            match its index.
         UnsafeDataError: through the handler, for ``pipe:`` under ``WDS_SECURE=1``.
 
     Example:
@@ -123,7 +117,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         [('one.tar', 'a.txt', b'')]
     """
 
-    reads_shards = True  # in the eyes of `check_division`
+    reads_shards = True  # for `check_division`
 
     reads_shards = True
 
@@ -171,7 +165,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self._cycled = CycledPasses()
 
     def __iter__(self) -> Iterator[ShardMember]:
-        ask = Asked(self.handler, self.skipped, self._note)
+        ask = self.asked()
         split = key_splitter(self.keys)
         with closing(self.shards(ask)) as shards:
             if self.interleave == 1:
@@ -179,9 +173,13 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                     yield from release_whole_samples(units, split, ask)
                 return
             samples = (_whole_samples(units, split, ask) for units in shards)
-            with closing(Interleaver(samples, self.interleave, lambda: ask.is_over).take()) as turns:
+            with closing(interleave(samples, self.interleave, lambda: ask.is_over)) as turns:
                 for members in turns:
                     yield from members
+
+    def asked(self) -> Asked:
+        """Returns the handler for one iteration."""
+        return Asked(self.handler, self.skipped, partial(note_source_failure, pipe=self))
 
     def shards(
         self,
@@ -192,34 +190,32 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         *,
         keys: KeyRule | None = None,
     ) -> Generator[Generator[Unit, None, None], None, None]:
-        """Reads the members of each shard as they come, with a mark behind them, for a grouping that heeds the marks.
+        """Reads the members of each shard as they come, followed by a mark, for a grouping that heeds the marks.
 
-        Each shard's members must be asked for before the next shard is, and be closed if they are not read to their
-        end.
+        The units of a shard must be begun before the next shard is taken, and closed if they are not read to the end.
 
         Args:
-            ask: Asks this pipe's handler.
+            ask: The handler of this pipe.
             watch: Is told of each shard.
-            begun: The item of the source to begin with; those before it are passed over, but for those in `skips`.
-            skips: How many samples of items to leave out at their beginnings, by the items' numbers.
+            begun: The item of the source to begin with; those before it are left out, except those in `skips`.
+            skips: How many samples to leave out at the beginning of items, by the items' numbers.
             keys: The rule by which the grouping tells samples apart, if not that of this pipe.
 
         Yields:
             The units of one shard.
 
         Raises:
-            ShardListError: if the source does not give the items that `begun` tells of.
+            ShardListError: if the items of the source are not those of which `begun` is one.
         """
         warn_about_workers(self)
         self._cycled.begin(self)
         cycled = CycledShards(self)
-        opener = ShardOpener(self.storage_options, seeks=self.rename is None)
         keys = self.keys if keys is None else keys
         items = map(_Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
         got = False
-        with closing(read_ahead(items, self.read_ahead, partial(_start, opener, keys))) as started:
+        with closing(read_ahead(items, self.read_ahead, partial(self._start, keys))) as started:
             for item, ahead in started:
-                yield self._units(item, ahead, opener, keys, ask, watch)
+                yield self._units(item, ahead, keys, ask, watch)
                 got = True
                 self._shards_read += 1
                 if ask.is_over:
@@ -229,6 +225,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             warn_when_idle(self)
 
     def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
+        """Yields the items from that with the number of `begun` on, and those before it that `skips` names."""
         digest = 0
         ordinal = -1
         first = 0 if begun is None else begun.ordinal
@@ -244,8 +241,16 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                 return
         raise other_shards(ordinal)
 
+    def _start(self, keys: KeyRule, item: _Item) -> Ahead | None:
+        """Starts a thread that opens an item; one that is wrong, or is open already, waits for its turn."""
+        try:
+            source = as_source(item.value, self.storage_options, item.skip)
+        except ShardListError:
+            return None
+        return ReadAhead(partial(source.open, keys, self.rename is None)) if source.given is None else None
+
     def _units(
-        self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, ask: Asked, watch: Watch | None
+        self, item: _Item, ahead: Ahead | None, keys: KeyRule, ask: Asked, watch: Watch | None
     ) -> Generator[Unit, None, None]:
         with nullcontext() if ahead is None else closing(ahead):
             if watch is not None:
@@ -253,61 +258,53 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                     watch.begin_shard(item.ordinal, item.digest)
                 watch.reading = str(getattr(item.value, "url", _identity(item.value)))
             try:
-                yield from self._read(item, ahead, opener, keys, watch)
-            except ChangedShardError:  # of no handler: whatever follows is not what is left of the epoch
+                yield from self._read(item, ahead, keys, watch)
+            except ChangedShardError:  # not for the handler: what follows is not what is left of the epoch
                 raise
             except Exception as error:  # noqa: BLE001  (the handler decides)
-                yield Mark.BROKEN  # what is whole goes out before the handler may raise
+                yield Mark.BROKEN  # whole samples go out before the handler may raise
                 ask(error)
 
-    def _note(self, error: Exception) -> None:
-        note_source_failure(error, self)
-
-    def _read(
-        self, item: _Item, ahead: Ahead | None, opener: ShardOpener, keys: KeyRule, watch: Watch | None
-    ) -> Iterator[Unit]:
-        """Reads what an item asks for, without so many of its samples at its beginning."""
-        source = as_source(item.value)
+    def _read(self, item: _Item, ahead: Ahead | None, keys: KeyRule, watch: Watch | None) -> Iterator[Unit]:
+        """Reads the samples of an item, without its first `item.skip` ones."""
+        source = as_source(item.value, self.storage_options, item.skip)
         part = source.part
-        start = _start_of(source, item.skip)
-        if item.skip and part.stop is not None and start >= part.stop:
+        if item.skip and part.stop is not None and part.start >= part.stop:
             return
         visit = -next(_visits) if isinstance(part, PaddingSlice) else next(_visits)
         with ExitStack() as stack:
-            stream, begin = opener.open(source, start, keys) if ahead is None else ahead.opened()
+            stream, begin = source.open(keys, self.rename is None) if ahead is None else ahead.opened()
             stack.enter_context(closing(stream))
             version = None if watch is None else stored_version(stream)
             if watch is not None and version is not None:
                 watch.open_shard(item.ordinal, version)
-            units = self._members_of(source, stream, visit, opener, 0 if begin is None else begin.start)
+            units = self._members_of(source, stream, visit, 0 if begin is None else begin.start)
             if begin is not None:
                 try:
                     units = _beginning_with(units, begin)
                 except ShardFormatError as error:
-                    stale_index(source, start, begin, error)
+                    source.report_stale_index(begin, error)
                     begin = None
-                    stream = stack.enter_context(closing(opener.open_at(source)))
-                    units = self._members_of(source, stream, visit, opener)
-            if start or part.stop is not None or part.step > 1:
-                part = part._replace(start=start)
-                first = 0 if begin is None else start
-                least = start - part.step + 1 if item.skip else 0
+                    stream = stack.enter_context(closing(source.open_at()))
+                    units = self._members_of(source, stream, visit)
+            if part.start or part.stop is not None or part.step > 1:
+                first = 0 if begin is None else part.start
+                # Samples 0, 4 and 8 of a slice with start=0 and step=4 were given when skip is 3: then start is 12, and
+                # the shard is known to have had 9 samples at least.
+                least = part.start - part.step + 1 if item.skip else 0
                 shown = storage.mask_url(part.url)
                 units = slice_members(units, key_splitter(keys), part, first=first, least=least, shard=shown)
             yield from units
 
     def _members_of(
-        self, source: ShardSource, stream: storage.ByteStream, visit: int, opener: ShardOpener, offset: int = 0
+        self, source: ShardSource, stream: storage.ByteStream, visit: int, offset: int = 0
     ) -> Iterator[Unit]:
-        can_reopen = source.cached is not None or (
-            source.given is None and storage.can_reopen(source.part.url, storage_options=self.storage_options)
-        )
         options = ReadOptions(
             self.select,
             self.rename,
             visit=visit,
             shard=storage.mask_url(source.part.url),
-            reopen=partial(opener.open_at, source) if can_reopen else None,
+            reopen=source.open_at if source.can_reopen else None,
             require_end_marker=self.require_end_marker,
             concatenated=self.concatenated,
             offset=offset,
@@ -317,26 +314,11 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         return units if self.select is None else _noting_selection(units, options.shard, self.select)
 
 
-def _start(opener: ShardOpener, keys: KeyRule, item: _Item) -> Ahead | None:
-    """Lets a thread open what an item asks for, if it is sound."""
-    try:
-        source = as_source(item.value)
-    except ShardListError:
-        return None
-    if source.given is not None:
-        return None
-    return ReadAhead(partial(opener.open, source, _start_of(source, item.skip), keys))
-
-
 def _identity(item: Any) -> Any:
-    """What stays the same of an item in another run, wherever its shard is opened or kept."""
+    """Returns what stays the same of an item in another run, wherever its shard is opened or kept."""
     if isinstance(item, CachedShard):
         return item.url if item.part is None else item.part
     return item[0] if is_opened(item) else item
-
-
-def _start_of(source: ShardSource, skip: int) -> int:
-    return source.part.start + skip * source.part.step
 
 
 def _noting_selection(units: Iterator[Unit], shard: str | None, select: Select) -> Iterator[Unit]:
@@ -350,17 +332,13 @@ def _noting_selection(units: Iterator[Unit], shard: str | None, select: Select) 
     if passed and not is_taken:
         warn_once(
             "select",
-            f"load_wds_shards(select={select!r}) takes none of the members of shard {shard}, the first of which is "
-            f"{passed!r}. Globs go over whole names: '*.jpg' takes the fields jpg",
+            f"load_wds_shards(select={select!r}) takes none of the members of shard {shard}; the first is {passed!r}. "
+            "Globs match whole names: '*.jpg' takes the fields jpg",
         )
 
 
 def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Unit]:
-    """Makes sure that members begin with those of a sample.
-
-    Raises:
-        ShardFormatError: if they do not.
-    """
+    """Makes sure that members begin with those of a sample; raises ShardFormatError if they do not."""
     head = next(units)
     name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
     if name != begin.members[0].name:
@@ -371,7 +349,7 @@ def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Uni
 def _whole_samples(
     units: Generator[Unit, None, None], split: SplitName, ask: Asked
 ) -> Generator[list[ShardMember], None, None]:
-    """Gives the members of one sample at a time."""
+    """Yields the members of one sample at a time."""
     held: list[ShardMember] = []
     current: str | None = None
     with closing(units):

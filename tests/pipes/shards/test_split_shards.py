@@ -723,9 +723,9 @@ def test_group_by_key_has_no_length_when_samples_may_be_left_out(tmp_path: Path)
     urls = write_indexed(tmp_path, [5])
     split = IterableWrapper(urls).split_shards(True)
     for pipe, says in (
-        (IterableWrapper(urls).load_wds_shards().group_by_key(), "only directly behind"),
-        (IterableWrapper(urls).group_by_key(), "only directly behind"),
-        (split.load_wds_shards().filter(bool).group_by_key(), "only directly behind"),
+        (IterableWrapper(urls).load_wds_shards().group_by_key(), "only directly after"),
+        (IterableWrapper(urls).group_by_key(), "only directly after"),
+        (split.load_wds_shards().filter(bool).group_by_key(), "only directly after"),
         (IterableWrapper(urls).split_shards().load_wds_shards().group_by_key(), "has no index"),
         (split.load_wds_shards(select="*.cls").group_by_key(), "no length with select="),
         (split.load_wds_shards(handler=ignore_and_continue).group_by_key(), "no length with select="),

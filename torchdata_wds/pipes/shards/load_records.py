@@ -41,8 +41,6 @@ class RecordLoader(WdsPipe[Any]):
     #: What the shards are.
     record_format: RecordFormat
 
-    reads_shards = True  # in the eyes of `check_division`
-
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],

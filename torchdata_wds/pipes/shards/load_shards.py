@@ -117,8 +117,6 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         [('one.tar', 'a.txt', b'')]
     """
 
-    reads_shards = True  # for `check_division`
-
     reads_shards = True
 
     def __init__(

@@ -10,11 +10,10 @@ Which worker of which rank runs a graph, as its sharding filters were told.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,14 +31,11 @@ __all__ = [
     "Place",
     "find_sharder",
     "graph_of",
-    "leave_unsaid",
     "place_among_ranks",
     "place_of",
     "process_place",
     "rank_place",
-    "said",
     "upstream",
-    "warn_once",
     "Grid",
     "grid_of",
     "ranks_of_filter",
@@ -81,10 +77,6 @@ def is_joined() -> bool:
     """Tells whether a ``.join_workers()`` takes the stream of this stock worker."""
     return _joined
 
-
-logger = logging.getLogger(__name__)
-
-_warned: set[str] = set()
 
 #: torch's traversal changes how all pipes are pickled while it lasts: one thread at a time may be at it.
 _traversing = threading.RLock()
@@ -168,23 +160,6 @@ def place_among_ranks(place: Place) -> Place:
 def find_sharder(pipe: IterDataPipe[Any]) -> str | None:
     """Names a pipe, from this one up, that divides the work among consumers."""
     return next((type(found).__name__ for found in upstream(pipe) if hasattr(type(found), "apply_sharding")), None)
-
-
-def said() -> frozenset[str]:
-    """Returns the kinds of warnings that this process has logged, for one that is spawned to keep silent about them."""
-    return frozenset(_warned)
-
-
-def leave_unsaid(kinds: Iterable[str]) -> None:
-    """Keeps this process from logging kinds of warnings that the process which spawned it has logged."""
-    _warned.update(kinds)
-
-
-def warn_once(kind: str, message: str) -> None:
-    """Logs a warning, the first time in this process."""
-    if kind not in _warned:
-        _warned.add(kind)
-        logger.warning("%s", message)
 
 
 class Grid(NamedTuple):

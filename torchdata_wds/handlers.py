@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = [
@@ -35,6 +35,9 @@ _NEVER_SKIPPED = (ImportError, MemoryError)
 _WARNED_IN_FULL = 10
 
 _warned: Counter[tuple[str, str]] = Counter()
+
+#: The kinds of warnings that this process has logged once, or leaves to the process that spawned it.
+_said: set[str] = set()
 
 
 def reraise_exception(exception: Exception) -> bool:
@@ -189,6 +192,23 @@ def warn_seldom(kind: str, message: str) -> None:
     if count is not None:
         number = f" (number {count:,} of its kind; not all are shown)" if count >= _WARNED_IN_FULL else ""
         logger.warning("%s%s", message, number)
+
+
+def warn_once(kind: str, message: str) -> None:
+    """Logs a warning, the first time in this process that one of its kind comes."""
+    if kind not in _said:
+        _said.add(kind)
+        logger.warning("%s", message)
+
+
+def said() -> frozenset[str]:
+    """Returns the kinds of `warn_once` that this process has logged, which a process that it spawns need not repeat."""
+    return frozenset(_said)
+
+
+def leave_unsaid(kinds: Iterable[str]) -> None:
+    """Keeps this process from logging kinds of warnings that the process which spawned it has logged."""
+    _said.update(kinds)
 
 
 def _warn_count(outcome: str, kind: str) -> int | None:

@@ -31,10 +31,11 @@ import torch
 import webdataset.tenbin
 import zstandard
 
+from torchdata_wds import handlers
 from torchdata_wds.codecs import CODECS, IMAGE_SPECS, Decoder, Encoder, decode_sample, encode_sample
 from torchdata_wds.codecs import suffixes as suffix_module
 from torchdata_wds.codecs.failures import describe_value
-from torchdata_wds.codecs.options import MissingPackageError, note_once
+from torchdata_wds.codecs.options import MissingPackageError
 from torchdata_wds.errors import EncodingError, SampleError
 from torchdata_wds.storage import open_compressor
 
@@ -415,7 +416,7 @@ def test_json_warns_once_when_others_would_read_something_else(
     value: Any, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tuple reads back as a list, and NaN is not JSON: both are written, and one line says so."""
-    note_once.cache_clear()
+    handlers._said.clear()
     encode("json", value)
     encode("json", value)
     assert [word in record.message for record in caplog.records] == [True]
@@ -423,7 +424,7 @@ def test_json_warns_once_when_others_would_read_something_else(
 
 def test_json_is_silent_when_everything_reads_back_equal(caplog: pytest.LogCaptureFixture) -> None:
     """A str that says NaN is a str."""
-    note_once.cache_clear()
+    handlers._said.clear()
     encode("json", {"a": ["NaN", "Infinity", 1.5, None], "NaN": np.arange(3)})
     assert not caplog.records
 

@@ -29,12 +29,12 @@ from torchdata_wds import (
     ShardListError,
     ShardOpenError,
     SpecError,
+    handlers,
     ignore_and_continue,
     index_shard,
     load_dataset,
     wids_index,
 )
-from torchdata_wds import consumers as place
 from torchdata_wds.consumers import upstream
 
 SAMPLES = 3
@@ -217,7 +217,7 @@ def test_load_dataset_warns_when_no_sample_has_an_optional_field(
     mixed_fields: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once for each such field; fields that some have, and entries without samples, are silent."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     entries = [{"shards": mixed_fields, "extensions": text, "missing": missing} for text in ("jpg cls", "jpgg cls")]
     for _ in range(2):
         list(load_dataset({"dataset": entries}))

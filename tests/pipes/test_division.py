@@ -23,8 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.workers_kit import run_script
-from torchdata_wds import StatefulPipeline, WebDataset
-from torchdata_wds import consumers as place
+from torchdata_wds import StatefulPipeline, WebDataset, handlers
 from torchdata_wds.pipes import division
 from torchdata_wds.workers.service import WorkersReadingService
 
@@ -44,7 +43,7 @@ Graph = Callable[[list[str]], Any]
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     monkeypatch.setattr(division, "_checked", None)
 
 
@@ -64,7 +63,7 @@ def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
     def take() -> list[str]:
         lines = file.read_text().splitlines()
         file.write_text("")
-        place._warned.clear()
+        handlers._said.clear()
         return lines
 
     yield take
@@ -560,7 +559,7 @@ def test_division_warns_when_only_workers_are_told(
     """Two ranks of two workers each, of which the filter knows one number."""
     as_rank(monkeypatch)
     for group in (SHARDING_PRIORITIES.DEFAULT, SHARDING_PRIORITIES.MULTIPROCESSING):
-        place._warned.clear()
+        handlers._said.clear()
         pipe = samples(urls)
         as_worker(monkeypatch, pipe)
         apply_sharding(pipe, 2, 0, group)
@@ -728,7 +727,7 @@ def test_division_says_where_the_filter_belongs_when_it_follows_the_reader(
         return IterableWrapper(found).wds_compose(read_inside).sharding_filter()
 
     for graph in (late, inside):
-        place._warned.clear()
+        handlers._said.clear()
         caplog.clear()
         pipe = graph(urls)
         for _ in range(2):

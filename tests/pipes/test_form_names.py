@@ -19,8 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
 import torchdata_wds
-from torchdata_wds import WebDataset, ignore_and_continue, wds_collate
-from torchdata_wds import consumers as place
+from torchdata_wds import WebDataset, handlers, ignore_and_continue, wds_collate
 from torchdata_wds.pipes import form_names
 from torchdata_wds.pipes.base import functional_forms
 from torchdata_wds.pipes.form_names import ARGUMENTS, EXPORTS, METHODS, TORCHDATA_FORMS, argument_hint
@@ -45,7 +44,7 @@ def webdatasets_methods() -> list[str]:
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was warned about yet."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.workers_kit import loader_of
-from torchdata_wds import consumers as place
+from torchdata_wds import handlers
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
 
 
 def batches(samples: int) -> Any:

@@ -1,15 +1,11 @@
 """What the codecs are told besides the bytes or the value.
 
 Packages that are imported when the first field needs them.
-
-Warnings about data that is legal and probably a mistake: each is logged once in a process.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +17,6 @@ __all__ = [
     "check_text_errors",
     "MissingPackageError",
     "import_optional",
-    "note_once",
 ]
 
 
@@ -128,12 +123,3 @@ def import_optional(module: str, *, extra: str, fields: str) -> Any:
             f"{fields} need the {module} package, which is not installed: pip install 'torchdata_wds[{extra}]'",
             name=module,
         ) from cause
-
-
-logger = logging.getLogger(__name__)
-
-
-@functools.cache
-def note_once(message: str) -> None:
-    """Logs a warning, the first time that this message comes in this process."""
-    logger.warning("%s", message)

@@ -23,7 +23,8 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, Shardi
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds import consumers as stock_workers
-from torchdata_wds.consumers import Place, find_sharder, graph_of, upstream, warn_once
+from torchdata_wds.consumers import Place, find_sharder, graph_of, upstream
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.shares import is_known, reads_shards, share_of
 

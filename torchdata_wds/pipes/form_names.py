@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.consumers import warn_once
+from torchdata_wds.handlers import warn_once
 
 __all__ = [
     "ARGUMENTS",

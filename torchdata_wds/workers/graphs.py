@@ -14,7 +14,8 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, warn_once
+from torchdata_wds.consumers import Place
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.workers.resume.planner import is_torchdata
 
 __all__ = ["current_ranks", "ranks_of", "shard_by_rank", "find_branches", "runs_once"]

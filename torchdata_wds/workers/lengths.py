@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.consumers import upstream, warn_once
+from torchdata_wds.consumers import upstream
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.workers.resume.planner import is_torchdata
 
 __all__ = ["promised_length", "warn_of_more"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from torchdata_wds import handlers
 from torchdata_wds.codecs import Decoder, decode_sample
-from torchdata_wds.codecs.options import note_once
 from torchdata_wds.errors import DecodingError
 
 
@@ -101,7 +101,7 @@ def test_decode_int_reads_when_a_byte_order_mark_is_anywhere_around(data: bytes)
 @pytest.mark.parametrize("field", ["class", "count", "left.class"])
 def test_class_stays_bytes_with_one_warning_when_it_is_a_word(field: str, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers are numbers, words stay as they are, as webdataset leaves both."""
-    note_once.cache_clear()
+    handlers._said.clear()
     decoder = Decoder()
     assert [decoder({field: data})[field] for data in (b"7", b"dog", b" 8\n", b"1.5")] == [7, b"dog", 8, b"1.5"]
     assert ["handle_extension" in record.message for record in caplog.records] == [True]

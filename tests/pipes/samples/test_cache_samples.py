@@ -36,11 +36,11 @@ from torchdata_wds import (
     DecodingError,
     EncodingError,
     UnsafeDataError,
+    handlers,
     ignore_and_continue,
     ignore_and_stop,
     warn_and_continue,
 )
-from torchdata_wds import consumers as place
 from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.samples.cache_samples import part_name
 from torchdata_wds.storage.cache.sample_writer import begin_samples
@@ -89,7 +89,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
-    place._warned.clear()
+    handlers._said.clear()
 
 
 def names_in(folder: Path) -> list[str]:

@@ -23,11 +23,11 @@ from torchdata_wds import (
     DecodingError,
     UnsafeDataError,
     handle_extension,
+    handlers,
     ignore_and_continue,
     ignore_and_stop,
     image_decoder,
 )
-from torchdata_wds.codecs.options import note_once
 
 
 def sample(key: str, **fields: bytes) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_wds_decode_pickles_before_and_after_it_has_decoded() -> None:
 
 def test_wds_decode_warns_once_when_only_names_no_field(caplog: pytest.LogCaptureFixture) -> None:
     """A misspelled name leaves everything bytes, and one line says which fields there are."""
-    note_once.cache_clear()
+    handlers._said.clear()
     assert decoded(only="jpgg") == GOOD
     assert decoded(only="jpgg") == GOOD
     (record,) = caplog.records
@@ -205,7 +205,7 @@ def test_wds_decode_warns_once_when_only_names_no_field(caplog: pytest.LogCaptur
 
 def test_wds_decode_is_silent_when_only_names_a_field_by_a_glob(caplog: pytest.LogCaptureFixture) -> None:
     """Globs name fields too, and an empty list names none on purpose."""
-    note_once.cache_clear()
+    handlers._said.clear()
     assert decoded(only="c*")["cls"] == 7
     assert decoded(only=[]) == GOOD
     assert not caplog.records

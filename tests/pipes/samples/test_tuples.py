@@ -12,8 +12,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
-from torchdata_wds import DuplicateFieldError, MissingFieldError, ignore_and_continue, ignore_and_stop
-from torchdata_wds import consumers as place
+from torchdata_wds import DuplicateFieldError, MissingFieldError, handlers, ignore_and_continue, ignore_and_stop
 from torchdata_wds.pipes.samples import field_specs
 
 SAMPLES = [
@@ -60,7 +59,7 @@ def test_wds_to_tuple_warns_when_no_sample_has_an_optional_field(
     missing: Literal["skip", "none"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, at the end of a pass; a field that some samples have is silent."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     for _ in range(2):
         list(samples().wds_to_tuple("jpg", "jpgg;pngg", missing=missing))
     (message,) = caplog.messages
@@ -72,7 +71,7 @@ def test_wds_to_tuple_warns_in_the_middle_when_a_pass_is_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Endless streams have no end to warn at."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     monkeypatch.setattr(field_specs, "ENOUGH_SAMPLES", 2)
     taken = iter(IterableWrapper(SAMPLES * 2).wds_to_tuple("jpgg", missing="none"))
     next(taken)

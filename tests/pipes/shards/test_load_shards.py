@@ -22,8 +22,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds
 from tests.kits.damage import DAMAGES, GOOD, KEYS, MEMBERS
 from tests.kits.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
-from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError
-from torchdata_wds import consumers as place
+from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError, handlers
 from torchdata_wds.format.tar import special as links
 from torchdata_wds.pipes import division
 
@@ -383,7 +382,7 @@ def test_group_by_key_warns_when_the_loader_has_other_keys(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With stages between, the loader must know where samples end: one warning says so, and the same keys= mend it."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     members = [(f"{folder}/{name}", b"x") for folder in ("d1", "d2") for name in ("meta", "img.jpg", "seg.png")]
     cut = tmp_path / "1.tar"
     cut.write_bytes(tar_bytes(members)[:-1400])
@@ -421,7 +420,7 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several consumers without a sharding filter: one warning that says what to add."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     monkeypatch.setattr(division, "_speaks", lambda: True)
     urls = write_text_shards(tmp_path, [1])
     with caplog.at_level(logging.WARNING):
@@ -429,7 +428,7 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
         list(fused(urls))
         assert caplog.text.count("sharding_filter") == 1
         caplog.clear()
-        place._warned.clear()
+        handlers._said.clear()
         list(IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key())
         assert not caplog.records
 

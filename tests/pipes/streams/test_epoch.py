@@ -24,7 +24,7 @@ from tests.kits.processes import open_files
 from tests.kits.ranks import ranks_of
 from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.workers_kit import SIZES, expand, items_of, loader_of, time_limit
-from torchdata_wds import consumers as place
+from torchdata_wds import handlers
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -329,7 +329,7 @@ def test_wds_epoch_warns_once_when_n_is_not_a_multiple_of_the_ranks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is left over is given to no rank; two graphs with other numbers have a warning each."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     for n in (11, 12, 14):
         grid = divided(uneven().wds_epoch(n), 3, 2)
         for _ in range(2):
@@ -648,7 +648,7 @@ def test_wds_epoch_warns_when_workers_end_with_the_epoch(
     persists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such workers give the first items in every epoch, which is never what is wanted."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     handler = log_to(tmp_path / "log")
     try:
         loader = dataloader(IterableWrapper(range(9)).sharding_filter().wds_epoch(4), 1, persistent_workers=persists)
@@ -667,7 +667,7 @@ def test_wds_epoch_warns_of_nothing_when_there_are_no_workers_or_they_live_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Neither in plain iteration nor in the service, in the main process or in workers."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     handler = log_to(tmp_path / "log")
     try:
         for workers in (0, 2):

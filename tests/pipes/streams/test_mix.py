@@ -24,8 +24,7 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding, g
 from tests.kits.processes import open_files
 from tests.kits.shards import text_keys, write_text_shards
 from tests.kits.workers_kit import loader_of, time_limit
-from torchdata_wds import ShardListError
-from torchdata_wds import consumers as place
+from torchdata_wds import ShardListError, handlers
 
 STOPS = ("first", "all", "cycle")
 
@@ -308,7 +307,7 @@ def test_wds_mix_goes_on_when_a_share_is_empty_and_all_are_wanted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer shards than consumers some have none: every item comes once, and a warning says so once."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     with caplog.at_level(logging.WARNING):
         found = [list(divided("all", number)) for number in (0, 1, 2, 2)]
     assert sorted(item for items in found[:3] for item in items) == sorted([*numbers(12, "a"), *numbers(2, "b")])

@@ -44,8 +44,7 @@ from tests.kits.resume_kit import (
 )
 from tests.kits.shards import write_text_shards
 from tests.kits.workers_kit import time_limit
-from torchdata_wds import consumers as place
-from torchdata_wds import index_shard, storage
+from torchdata_wds import handlers, index_shard, storage
 from torchdata_wds.handlers import ignore_and_continue
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
 from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
@@ -667,7 +666,7 @@ def test_log_warns_when_a_function_runs_in_the_main_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, urls: list[str]
 ) -> None:
     """What it draws is not made again: the warning says where it should run."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     with loader_of(joined(urls), 1) as loader:
         next(iter(loader))
         loader.state_dict()

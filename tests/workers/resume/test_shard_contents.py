@@ -18,8 +18,7 @@ from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.resume_kit import keys_of, left_of, loader_of, resumed, row, run, stopped
 from tests.kits.shards import tar_bytes, text_samples, write_tar, write_text_shards
 from tests.kits.workers_kit import time_limit
-from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, ignore_and_continue, index_shard
-from torchdata_wds import consumers as place
+from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, handlers, ignore_and_continue, index_shard
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.signatures import ShardContent, contents_of, describe_changes
 
@@ -240,7 +239,7 @@ def test_resume_warns_when_handlers_may_have_skipped_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A shard that could not be read when the run began, and can now, moves all places that follow it."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     urls = write_text_shards(tmp_path, SIZES)
     whole = Path(urls[0]).read_bytes()
     Path(urls[0]).write_bytes(whole[:20_000])
@@ -288,7 +287,7 @@ def test_resume_warns_when_a_shard_on_a_server_has_another_tag(
     read_ahead: int, server: CacheServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, where sizes are equal; the same tags are silent, and so are those of a server that sends none."""
-    monkeypatch.setattr(place, "_warned", set())
+    monkeypatch.setattr(handlers, "_said", set())
     for server.tags in (False, True):
         urls = put_shards(server, SIZES * 2)
         state = stopped(divided(urls, read_ahead=read_ahead), 0, 0, 30)

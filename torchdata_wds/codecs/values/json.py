@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchdata_wds.codecs.failures import describe_value
-from torchdata_wds.codecs.options import note_once
+from torchdata_wds.handlers import warn_once
 
 __all__ = ["write_json"]
 
@@ -56,9 +56,10 @@ def _note_nan(value: Any) -> None:
     try:
         _write_strict(value)
     except ValueError:
-        note_once(
+        warn_once(
+            "json not a number",
             "a json field holds NaN or Infinity: Python reads them back, but they are not JSON, and other readers "
-            "(JavaScript, jq, orjson) refuse the field. Write None instead, or name the field msgpack or cbor"
+            "(JavaScript, jq, orjson) refuse the field. Write None instead, or name the field msgpack or cbor",
         )
 
 
@@ -73,9 +74,10 @@ def _check(container: Any, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep, or contains itself")
     if isinstance(container, tuple):
-        note_once(
+        warn_once(
+            "json tuple",
             "a json field holds a tuple, which JSON writes as a list: it reads back as a list. Name the field pyd to "
-            "keep tuples"
+            "keep tuples",
         )
     if isinstance(container, dict):
         if not _STR.issuperset(map(type, container)):

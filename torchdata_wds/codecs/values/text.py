@@ -6,7 +6,8 @@ import operator
 import re
 from typing import Any
 
-from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions, note_once
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.handlers import warn_once
 
 __all__ = ["decode_int", "decode_int_or_word", "decode_text", "encode_int", "encode_text", "without_bom"]
 
@@ -48,9 +49,10 @@ def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
     try:
         return decode_int(data, options)
     except ValueError:
-        note_once(
+        warn_once(
+            "class without a number",
             "a field class or count does not hold a number, and stays bytes. For str give "
-            ".wds_decode(handle_extension('class count', bytes.decode))"
+            ".wds_decode(handle_extension('class count', bytes.decode))",
         )
         return data
 

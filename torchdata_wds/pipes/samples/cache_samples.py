@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs.stored import StoredValue, decode_value, encode_value
-from torchdata_wds.consumers import Place, place_among_ranks, place_of, process_place, upstream, warn_once
+from torchdata_wds.consumers import Place, place_among_ranks, place_of, process_place, upstream
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
 from torchdata_wds.handlers import (
@@ -26,6 +26,7 @@ from torchdata_wds.handlers import (
     keep_going,
     reraise_exception,
     warn_and_continue,
+    warn_once,
 )
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import mix

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataChunk, IterDataPipe
 
-from torchdata_wds.codecs.options import note_once
 from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 
 __all__ = ["SampleUnbatcherIterDataPipe", "stack_in", "wds_collate"]
@@ -107,9 +107,10 @@ def _column(values: list[Any], field: str = "") -> Any:
         if first.startswith(_FILES) or first.isdigit() or _is_decoded(field):
             _note_bytes(field)
     elif type(first).__module__.partition(".")[0] == "PIL":
-        note_once(
+        warn_once(
+            "wds_collate images",
             "wds_collate got PIL images, which stay a list: for one tensor decode with .wds_decode('torchrgb8') and "
-            "make the images one size, or convert them with .wds_map_tuple(function, None) before .batch()"
+            "make the images one size, or convert them with .wds_map_tuple(function, None) before .batch()",
         )
     return values
 
@@ -121,9 +122,10 @@ def _is_decoded(field: str) -> bool:
 
 def _note_bytes(field: str) -> None:
     column = f"field {field!r}" if field else "a column"
-    note_once(
+    warn_once(
+        f"wds_collate bytes {field}",
         f"wds_collate got bytes that were not decoded in {column}, which stay a list: put .wds_decode() before "
-        ".batch(), unless the trainer decodes them"
+        ".batch(), unless the trainer decodes them",
     )
 
 

@@ -12,9 +12,9 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.codecs import Decoder, Encoder, EncoderLike
 from torchdata_wds.codecs.matching import is_named
-from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, note_once
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.format.samples.names import is_metadata
-from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.handlers import Handler, reraise_exception, warn_once
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
@@ -102,10 +102,11 @@ class SampleDecoderIterDataPipe(ItemMapper):
         fields = [field for field in sample if not is_metadata(field)]
         names = self._decode.only or ()
         if names and not any(is_named(field, names) for field in fields):
-            note_once(
+            warning = (
                 f"wds_decode(only={self.only!r}) names none of the fields of sample {sample.get('__key__')!r}, which "
                 f"has {', '.join(sorted(fields))}: they stay bytes. Names are whole fields, or globs such as '*.png'"
             )
+            warn_once(warning, warning)
 
 
 @register("wds_encode")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchdata_wds.consumers import warn_once
 from torchdata_wds.errors import MissingFieldError
 from torchdata_wds.format.samples.field_items import matches_glob
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage import mask_url
 
 __all__ = [

@@ -12,12 +12,12 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_flags
-from torchdata_wds.consumers import upstream, warn_once
+from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.grouping import WITHOUT_FIELDS, group_members
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.format.tar.members import FailedMember, Mark, ShardMember, Unit
-from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, keep_going, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
 from torchdata_wds.pipes.base import WdsPipe, in_order, register
 from torchdata_wds.pipes.chain_text import short_name

@@ -13,7 +13,6 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.checks import check_count, check_flags
-from torchdata_wds.consumers import warn_once
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.index import IndexedSample
 from torchdata_wds.format.index.slices import ChangedShardError, PaddingSlice, slice_members
@@ -22,7 +21,7 @@ from torchdata_wds.format.samples.names import key_splitter
 from torchdata_wds.format.tar import ReadOptions, name_filter, read_marked_members
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit
-from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, Select, SplitName
 from torchdata_wds.pipes.base import WdsPipe, in_order, register
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle

@@ -16,9 +16,10 @@ import torch
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
-from torchdata_wds.consumers import Place, find_sharder, ranks_of_filter, warn_once
+from torchdata_wds.consumers import Place, find_sharder, ranks_of_filter
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlice
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Even, Index
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Seed

@@ -11,7 +11,8 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.checks import check_count
-from torchdata_wds.consumers import Grid, grid_of, place_of, rank_place, upstream, warn_once
+from torchdata_wds.consumers import Grid, grid_of, place_of, rank_place, upstream
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.resume_facts import PassBegun, Wanted, Watch
 from torchdata_wds.pipes.resuming import Step, Way

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from torchdata_wds.consumers import in_stock_worker, note_join, warn_once
+from torchdata_wds.consumers import in_stock_worker, note_join
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import running_pipes

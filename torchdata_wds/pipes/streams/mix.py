@@ -13,8 +13,9 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.consumers import place_of, warn_once
+from torchdata_wds.consumers import place_of
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Passes, Seed
 

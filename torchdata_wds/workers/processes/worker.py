@@ -32,8 +32,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
-from torchdata_wds.consumers import leave_unsaid, said
-from torchdata_wds.handlers import with_notes
+from torchdata_wds.handlers import leave_unsaid, said, with_notes
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import Fact
 from torchdata_wds.pipes.samples.collate import stack_in

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.graph import DataPipe, traverse_dps
 
-from torchdata_wds.consumers import warn_once
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.workers.resume.planner import find_chain, has_functions, is_one_to_one, is_torchdata
 from torchdata_wds.workers.resume.signatures import Signature

@@ -344,7 +344,7 @@ def test_split_shards_looks_shards_up_by_url_before_base_name() -> None:
         ('{"a.tar": -5}', "a.tar -5 samples"),
         ('{"a.tar": "5"}', "a.tar '5' samples"),
         ("[5]", "is a JSON list"),
-        ("a.tar 5", "is no JSON"),
+        ("a.tar 5", "is not JSON"),
         ('{"shardlist": [{"url": "a.tar"}]}', "malformed: KeyError: 'nsamples'"),
         ('{"shardlist": 5}', "malformed"),
         ('{"shardlist": [{"url": "a.tar", "nsamples": 5}, {"url": "a.tar", "nsamples": 6}]}', "both 5 and 6"),

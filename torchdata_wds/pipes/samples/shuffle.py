@@ -17,14 +17,11 @@ from torchdata_wds.pipes.resume_facts import Wanted
 from torchdata_wds.pipes.resuming import Step, Way
 from torchdata_wds.pipes.seeds import Seed
 
-__all__ = ["SampleShufflerIterDataPipe", "size_in_bytes"]
-
-
 T = TypeVar("T")
 
 
 class _Buffer:
-    """The items of a shuffle that wait, with their sizes, and whether the last item that came let one go out."""
+    """The items that wait in a shuffle, with their sizes, and whether the last item that came in sent one out."""
 
     def __init__(self, items: Iterable[Any] = (), gave: bool = False) -> None:
         self.items = [(item, 0) for item in items]
@@ -40,28 +37,31 @@ class _Restart(NamedTuple):
     gave: bool
     rng: random.Random
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of a pipe begins at the beginning
+
 
 @register("wds_shuffle")
 class SampleShufflerIterDataPipe(WdsPipe[T], Step):
     """Shuffles items through a buffer (functional name: ``wds_shuffle``).
 
-    The first item comes once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
-    for two that come in. Each consumer of a ``sharding_filter`` shuffles differently, also under torch's DataLoader,
-    which gives all its workers the same seed; before the filter, or without one, all shuffle alike. A new order comes
-    each epoch. Nothing is lost at the end: the buffer is emptied.
+    The first item goes out once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
+    for two that come in, and is emptied at the end. Each consumer of a ``sharding_filter`` shuffles differently, also
+    under torch's DataLoader, which gives all its workers the same seed; before the filter, or without one, all shuffle
+    alike. Each epoch has a new order.
 
     Args:
         source_datapipe: Yields anything.
         buffer_size: How many items to keep; 0 or 1 passes items through in their order.
-        initial: How many items to wait for before the first is given out; at most `buffer_size`.
-        max_bytes: The most that the buffer holds in bytes, as `size_in_bytes` counts them, when it asks for the next
-            item. An item that is larger by itself goes straight through.
+        initial: How many items to wait for before the first goes out; at most `buffer_size`.
+        max_bytes: The most that the buffer holds, in bytes as `size_in_bytes` counts them, when it takes the next item.
+            An item that is larger by itself goes straight through.
 
     Yields:
         The same items.
 
     Raises:
-        ValueError: if a size is negative, or no number.
+        ValueError: if a size is negative, or not a number.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -114,11 +114,6 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Step):
     def __len__(self) -> int:
         return len(self.source_datapipe)
 
-    def __getstate__(self) -> Any:
-        # A copy begins at the beginning.
-        state = {**vars(self), "_restart": None}
-        return state if IterDataPipe.getstate_hook is None else IterDataPipe.getstate_hook(state)
-
     def obstacle(self) -> str | None:
         """Says why the order cannot be computed without the items."""
         depends = self._enabled and self.max_bytes is not None
@@ -126,22 +121,12 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Step):
 
     def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way]:
         """Lets the next iteration begin in the middle; see `Step`."""
-        return self.restart(wanted, way.length), way
-
-    def restart(self, wanted: Wanted, length: int | None) -> Wanted:
-        """Lets the next iteration begin in the middle, as after the same items as before.
-
-        Args:
-            wanted: Which of its items are still to come; the next iteration gives only those.
-            length: How many items the source has, where it is known to have ended.
-
-        Returns:
-            Which items of the source that takes; the source must give only those.
-        """
         if not self._enabled:
-            return wanted
+            return wanted, way
+        # The draws depend on how many items there are, not on which: a shuffle of their numbers, run on to the first
+        # wanted one, has in its buffer the numbers of those that must be read again.
         rng, buffer = self._begin_epoch(), _Buffer()
-        source = iter(count() if length is None else range(length))
+        source = iter(count() if way.length is None else range(way.length))
         order = shuffled(source, rng, self.buffer_size, self.initial, buffer=buffer)
         early: list[int] = []
         given = 0
@@ -153,9 +138,9 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Step):
         waiting = [number for number, _ in buffer.items]
         needed = sorted((*early, *waiting))
         self._restart = _Restart(needed, early, waiting, buffer.gave, rng)
-        first = next(source, length)
+        first = next(source, way.length)
         assert first is not None
-        return Wanted(needed, first)
+        return Wanted(needed, first), way
 
     def undo(self) -> None:
         """Takes back a `resume`."""
@@ -221,7 +206,7 @@ def _pass_over(
     buffer_size: int,
     rng: random.Random,
 ) -> int:
-    """Moves a shuffle of numbers on until it has given so many, by the shortest loop where the buffer stays full."""
+    """Runs a shuffle of numbers on until it has given `until`, by the shortest loop where the buffer stays full."""
     waiting, draw = buffer.items, rng.random
     while given < until:
         if buffer.gave and len(waiting) >= buffer_size - 1:

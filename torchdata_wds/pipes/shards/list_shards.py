@@ -11,35 +11,33 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata_wds import storage
 from torchdata_wds.pipes.base import WdsPipe, register
 
-__all__ = ["ShardListerIterDataPipe"]
-
 
 @register("list_shards")
 class ShardListerIterDataPipe(WdsPipe[str]):
     """Expands shard patterns into URLs (functional name: ``list_shards``).
 
-    Patterns are expanded in their order, the matches of a glob or folder sorted; nothing is kept in memory but the
-    matches of one pattern. The list is made anew each epoch.
+    Patterns are expanded in their order, the matches of a glob or folder sorted; only the matches of one pattern are
+    kept in memory. The list is made anew each epoch.
 
     Args:
         source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
             any fsspec file system; folders; several joined by ``::``; (nested) lists of those. A path that exists is
             taken verbatim. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
-            ``${name}`` stands for the environment variable ``WDS_name``; in ``pipe:`` only where that is set.
+            ``${name}`` stands for the environment variable ``WDS_name``; in ``pipe:`` only if that is set.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for listing.
         rewrite: Where URLs are looked for instead: ``"regex=replacement;..."``, or a mapping from regex to replacement.
-            The first rule that matches the beginning of a URL replaces what it matches; then come those in the
-            environment variables ``WDS_REWRITE`` and ``GOPEN_REWRITE``. The URLs that are yielded are named as they
-            were asked for: give the loader the same rules, as with `storage_options`.
+            The first rule that matches the beginning of a URL replaces what it matches; those in the environment
+            variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` come after. The yielded URLs are the original ones: give the
+            loader the same rules, and the same `storage_options`.
 
     Yields:
         str: One URL each.
 
     Raises:
-        ShardListError: if a pattern matches nothing, is a single character or no pattern at all, or if a variable in it
-            is not set.
+        ShardListError: if a pattern matches nothing, is a single character or not a pattern, or has a variable that is
+            not set.
         UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
-        ValueError: if a rule is malformed; or TypeError.
+        ValueError, TypeError: if a rule is malformed.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

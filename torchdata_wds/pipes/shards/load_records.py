@@ -22,23 +22,12 @@ from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import check_letter
 
-__all__ = ["CborShardLoaderIterDataPipe", "MsgpackShardLoaderIterDataPipe"]
-
 
 class RecordLoader(WdsPipe[Any]):
-    """Base of the pipes that load record shards: a subclass says of which format.
-
-    Args:
-        source_datapipe: Yields URLs, `CachedShard`, or ``(url, stream)`` pairs.
-        max_bytes: The most that a record may have.
-        storage_options: fsspec options by protocol.
-        rewrite: Where shards are read instead, as in ``list_shards``.
-        handler: Asked about each shard that cannot be opened or read to its end.
-    """
+    """Base of the pipes that load record shards: a subclass says of which format."""
 
     reads_shards = True
 
-    #: What the shards are.
     record_format: RecordFormat
 
     def __init__(
@@ -76,10 +65,11 @@ class RecordLoader(WdsPipe[Any]):
             warn_when_idle(self)
 
     def _open(self, item: Any) -> tuple[str, storage.ByteStream]:
+        form = f"load_{self.record_format}_shards"
         if isinstance(item, CachedShard) and item.part is None:
             return item.url, item.open()
         if isinstance(item, str):
-            check_letter(item, f"load_{self.record_format}_shards got the shard")
+            check_letter(item, f"{form} got the shard")
         if isinstance(item, (str, os.PathLike)):
             url = os.fspath(item)
             return url, storage.open_shard(url, storage_options=self.storage_options)
@@ -87,15 +77,15 @@ class RecordLoader(WdsPipe[Any]):
             url = os.fspath(item[0])
             return url, storage.wrap_stream(item[1], url)
         if isinstance(item, (ShardSlice, CachedShard)):
+            shard = storage.mask_url(item.url)
             raise ShardListError(
-                f"load_{self.record_format}_shards got a slice of shard {storage.mask_url(item.url)}, and reads whole "
-                "shards only: .split_shards() counts the samples of tar shards; divide others by .sharding_filter()",
-                shard=storage.mask_url(item.url),
+                f"{form} got a slice of shard {shard}, and reads whole shards only: .split_shards() counts the samples "
+                "of tar shards; divide others by .sharding_filter()",
+                shard=shard,
             )
         raise ShardListError(
-            f"load_{self.record_format}_shards got {type(item).__name__} {mask_text(str(item))[:80]!r}; it "
-            "takes URLs (str or Path), CachedShard or pairs (url, stream). Lists of patterns go through .list_shards() "
-            "first."
+            f"{form} got {type(item).__name__} {mask_text(str(item))[:80]!r}; it takes URLs (str or Path), CachedShard "
+            "or pairs (url, stream). Lists of patterns go through .list_shards() first."
         )
 
 
@@ -103,30 +93,30 @@ class RecordLoader(WdsPipe[Any]):
 class CborShardLoaderIterDataPipe(RecordLoader):
     """Loads shards of concatenated CBOR items into their records (functional name: ``load_cbor_shards``).
 
-    Shards come through the same storage as tar shards do, compressed or not, and are read front to back, one record in
-    memory. An item, for the handler, is a shard: one that fails is left at the damage, after the records before it.
-    The format has no end marker: a shard that is cut between two records looks whole, unless its server tells its
-    length or its compression ends with a checksum.
+    Shards come through the same storage as tar shards, compressed or not, and are read front to back, one record in
+    memory. The handler is called once per shard: one that fails is left at the damage, after the records before it. The
+    format has no end marker: a shard that is cut between two records looks whole, unless its server states its length
+    or its compression ends with a checksum.
 
-    A record is given as it is: nothing is added to it, and a dict is a sample for the stages behind if it has a
-    ``__key__``. Nothing in it runs code; dates, decimals, sets and other types that CBOR has tags for are Python's.
+    Nothing is added to a record; a dict is a sample for the stages that follow if it has a ``__key__``. Nothing in it
+    runs code; dates, decimals, sets and other types that CBOR has tags for are Python's.
 
     Args:
         source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs from
             torchdata's openers.
-        max_bytes: The most that a record may have, in bytes.
+        max_bytes: The size of the largest record that is read, in bytes.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
         rewrite: Where shards are read instead, as in ``list_shards``.
-        handler: Asked about each shard that cannot be opened or read to its end.
+        handler: Called for each shard that cannot be opened or fully read.
 
     Yields:
-        The records, dicts as a rule.
+        The records, usually dicts.
 
     Raises:
         ShardOpenError: through the handler, if a shard cannot be opened or its source fails; past it, if the package
             cbor2 is not installed.
-        ShardFormatError: through the handler, where a record is cut off, damaged or too large.
-        ShardListError: through the handler, for an item that is no whole shard.
+        ShardFormatError: through the handler, if a record is cut off, damaged or too large.
+        ShardListError: through the handler, for an item that is not a whole shard.
 
     Example:
         >>> import cbor2, io
@@ -143,25 +133,18 @@ class CborShardLoaderIterDataPipe(RecordLoader):
 class MsgpackShardLoaderIterDataPipe(RecordLoader):
     """Loads shards of concatenated MessagePack values into their records (functional name: ``load_msgpack_shards``).
 
-    All is as in ``load_cbor_shards``. Strings are str, maps may have keys of any type, and extension types stay
-    ``msgpack.ExtType``.
+    It works like ``load_cbor_shards``, and raises the same. Strings are str, maps may have keys of any type, and
+    extension types stay ``msgpack.ExtType``.
 
     Args:
-        source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs from
-            torchdata's openers.
-        max_bytes: The most that a record may have, in bytes.
+        source_datapipe: Yields URLs (str or Path), `CachedShard`, or ``(url, stream)`` pairs.
+        max_bytes: The size of the largest record that is read, in bytes.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
         rewrite: Where shards are read instead, as in ``list_shards``.
-        handler: Asked about each shard that cannot be opened or read to its end.
+        handler: Called for each shard that cannot be opened or fully read.
 
     Yields:
-        The records, dicts as a rule.
-
-    Raises:
-        ShardOpenError: through the handler, if a shard cannot be opened or its source fails; past it, if the package
-            msgpack is not installed.
-        ShardFormatError: through the handler, where a record is cut off, damaged or too large.
-        ShardListError: through the handler, for an item that is no whole shard.
+        The records, usually dicts.
 
     Example:
         >>> import io, msgpack

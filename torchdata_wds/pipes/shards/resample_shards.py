@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -18,9 +18,6 @@ from torchdata_wds.pipes.samples.shuffle import shuffled
 from torchdata_wds.pipes.seeds import Seed
 from torchdata_wds.pipes.starvation import DrawnShards
 
-__all__ = ["ShardResamplerIterDataPipe"]
-
-
 T = TypeVar("T")
 
 
@@ -28,16 +25,14 @@ T = TypeVar("T")
 class ShardResamplerIterDataPipe(WdsPipe[T]):
     """Draws shards at random, endlessly or n of them (functional name: ``resample_shards``).
 
-    It stands in place of ``sharding_filter``: shards are not divided, every consumer (worker of a rank) draws from the
-    whole list, each differently, and differently each epoch. After ``set_seed`` the draws follow from the seed, the
-    epoch and the consumer's place. The list is read once an epoch and kept; it must end.
-
-    An endless stream has no epochs of its own: a stage further down sets them, such as ``wds_epoch``.
+    It replaces ``sharding_filter``: shards are not divided, every consumer (worker of a rank) draws from the whole
+    list, each differently, and differently each epoch. After ``set_seed`` the draws follow from the seed, the epoch and
+    the consumer's place. The list, which must end, is read once an epoch and kept. An endless stream has no epochs of
+    its own: a later stage such as ``wds_epoch`` sets them.
 
     Args:
         source_datapipe: Yields URLs.
-        n: How many shards each consumer draws per epoch: with 4 consumers, 4 * n shards are read; None draws without
-            end.
+        n: How many shards each consumer draws per epoch: with 4 consumers, 4 * n shards are read; None draws endlessly.
         replacement: Whether each draw is from all shards. False passes over the list again and again, each pass a new
             shuffle: no shard comes twice before all others of its pass have come. n may end within a pass.
 
@@ -45,10 +40,10 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
         str: One URL each.
 
     Raises:
-        ValueError: if `n` is no number of shards, or if there is a ``sharding_filter`` or the like upstream, which
-            would leave each consumer only its part of the list.
+        ValueError: if `n` is not a number of shards, or if a ``sharding_filter`` or the like stands upstream and leaves
+            each consumer only a part of the list.
         ShardListError: if there is no shard to draw from; if the stream is endless, also once each shard has been
-            drawn and nothing has come of them.
+            drawn without yielding anything.
         RuntimeError: "Sharding twice", from torch, if a ``sharding_filter`` follows.
 
     Example:
@@ -70,7 +65,7 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
                 f"resample_shards draws from the whole list of shards, but {sharder} upstream leaves each consumer a "
                 "part of it: remove that stage, resample_shards stands in its place"
             )
-        # Knows the consumer's place, and divides nothing: a sharder of our own would upset the seeds upstream.
+        # It learns the consumer's place and divides nothing: another class of sharder would upset the seeds upstream.
         self.source_datapipe = ShardingFilterIterDataPipe(source_datapipe)
         self.n = n
         self.replacement = replacement
@@ -89,19 +84,15 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
                 f"resample_shards got no shard to draw from: {type(source).__name__} gave nothing. Check the patterns "
                 "and filters before it"
             )
-        rng = self._seed.begin_epoch("resample_shards", self._place())
-        places = range(len(shards))
-        draws = drawn(places, rng) if self.replacement else passed(places, rng)
-        watched = DrawnShards(len(shards)) if self.n is None else None
-        for place in islice(draws, self.n):
-            yield shards[place]
-            if watched is not None:
-                watched.note(place)
-
-    def _place(self) -> Place:
-        """This consumer's place among all: as the graph was divided, or where nobody did as processes are."""
+        # The consumer's place is that by which the graph was divided, or if it was not, that of the process.
         place = Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
-        return process_place() if place.consumers == 1 else place_among_ranks(place)
+        place = process_place() if place.consumers == 1 else place_among_ranks(place)
+        draws = _numbers(len(shards), self._seed.begin_epoch("resample_shards", place), self.replacement)
+        watched = DrawnShards(len(shards)) if self.n is None else None
+        for number in islice(draws, self.n):
+            yield shards[number]
+            if watched is not None:
+                watched.note(number)
 
     def __len__(self) -> int:
         if self.n is None:
@@ -109,14 +100,11 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
         return self.n
 
 
-def drawn(items: Sequence[T], rng: random.Random) -> Iterator[T]:
-    """Draws items without end, each from all of them."""
+def _numbers(count: int, rng: random.Random, replacement: bool) -> Iterator[int]:
+    """Yields numbers of shards endlessly: each from all of them, or in passes that have a new order each."""
     draw = rng.random
     while True:
-        yield items[int(draw() * len(items))]
-
-
-def passed(items: Sequence[T], rng: random.Random) -> Iterator[T]:
-    """Passes over items without end, each pass in a new order."""
-    while True:
-        yield from shuffled(items, rng, len(items), len(items))
+        if replacement:
+            yield int(draw() * count)
+        else:
+            yield from shuffled(range(count), rng, count, count)

@@ -30,17 +30,15 @@ from torchdata_wds.storage import StorageOptions
 from torchdata_wds.writers.shard_writer import ShardWriter
 from torchdata_wds.writers.tar_writer import TarOptions, check_options
 
-__all__ = ["ShardSaverIterDataPipe"]
-
 
 @register("save_wds_shards")
 class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
     """Saves samples into numbered shards (functional name: ``save_wds_shards``).
 
     Nothing happens before it is iterated, and an epoch writes all that flows in. A shard appears under its name when it
-    is whole; a break or an exception leaves the open one as ``.partial``. In several workers or ranks each writes
-    shards of its own: they take turns with the numbers, or ``{worker}`` in the pattern tells them apart. An item, for
-    the handler, is a sample; errors of the destination are always raised.
+    is whole; a break or an exception leaves the open one as ``.partial``. Each worker of each rank writes shards of its
+    own: they take turns with the numbers, or ``{worker}`` in the pattern tells them apart. The handler is called once
+    per sample; errors of the destination are always raised.
 
     Args:
         source_datapipe: Yields samples.
@@ -48,10 +46,10 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
             among the ranks, ``{worker}`` that among all workers of all ranks.
         max_count: The most samples in a shard.
         max_bytes: The most bytes of a shard before compression, with headers and end marker.
-        start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
+        start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
         post: Called, in the process that wrote it, with the `ShardInfo` of each shard as soon as it has its name.
         overwrite: Whether shards that exist are replaced; otherwise they are an error.
-        handler: Asked about each sample that cannot be written.
+        handler: Called for each sample that cannot be written.
         **options: Those of `TarWriter`: ``encoder``, ``compress``, ``index``, ``storage_options`` and so on.
 
     Yields:
@@ -59,7 +57,7 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
 
     Raises:
         TypeError: if an option has the wrong type.
-        ValueError: if an option is none of those that are valid.
+        ValueError: if an option is not valid.
         SampleError: through the handler: MissingFieldError, ReappearingKeyError, EncodingError.
         ShardOpenError: if a shard cannot be written, or exists.
 
@@ -102,23 +100,23 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
 
     def __iter__(self) -> Iterator[ShardInfo]:
         with self._writer(self._place()) as writer:
-            told = 0
+            reported = 0
             for sample in self.source_datapipe:
                 if not self._save(sample, writer):
                     break
-                while told < len(writer.shards):
-                    told += 1
-                    yield writer.shards[told - 1]
-        yield from writer.shards[told:]
+                while reported < len(writer.shards):
+                    reported += 1
+                    yield writer.shards[reported - 1]
+        yield from writer.shards[reported:]
 
     def _save(self, sample: Any, writer: ShardWriter) -> bool:
-        """Writes one sample or asks the handler; tells whether to go on. What the destination raises is not asked."""
+        """Writes one sample or calls the handler, but not for errors of the destination; returns whether to go on."""
         try:
             packed = writer.pack(expect_sample(sample, "save_wds_shards"))
         except Exception as error:  # noqa: BLE001  (the handler decides)
             note_failure(error, self, sample)
             return keep_going(self.handler, error, self.skipped)
-        # finishes the shard before, if it is full, and calls post: what that raises is no fault of the sample
+        # finishes the shard before, if it is full, and calls post: what that raises is not the sample's fault
         shard = writer.shard_for(packed)
         try:
             shard.append(packed)
@@ -127,12 +125,11 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         return True
 
     def _writer(self, place: Place) -> ShardWriter:
+        own: dict[str, int] = {"writers": place.consumers, "turn": place.number}
         if isinstance(self.pattern, str) and "{worker" in self.pattern:
-            names = ShardNames(self.pattern, rank=rank_place().number, worker=place.number)
-        else:
-            names = ShardNames(self.pattern, rank=rank_place().number, writers=place.consumers, turn=place.number)
+            own = {"worker": place.number}
         return ShardWriter(
-            names,
+            ShardNames(self.pattern, rank=rank_place().number, **own),
             max_count=self.max_count,
             max_bytes=self.max_bytes,
             start_shard=self.start_shard,
@@ -142,12 +139,12 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         )
 
     def _place(self) -> Place:
-        """Which of how many writers this is: as the work is divided, or else as processes are."""
+        """Returns which of how many writers this is: as the work is divided, or else as processes are."""
         if not any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(self)):
             if in_stock_worker():
                 raise ValueError(
                     "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart "
-                    "without .sharding_filter() before it, and each would write the same shards; put one behind the "
+                    "without .sharding_filter() before it, and each would write the same shards; put one after the "
                     "list of shards"
                 )
             return process_place()

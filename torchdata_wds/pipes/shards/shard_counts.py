@@ -6,8 +6,9 @@ import json
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, _parse_header, index_url, shard_name
@@ -15,11 +16,6 @@ from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
 from torchdata_wds.storage.urls import scheme_of
-
-__all__ = ["ShardCounts", "header_facts", "known_counts", "shard_counts"]
-
-
-T = TypeVar("T")
 
 _THREADS = 16
 
@@ -29,27 +25,34 @@ _LONGEST_HEADER = 1 << 20
 
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]")
 
+_KINDS = "It must be a wids shard list, or an object from URL or base name to the number of samples"
 
-class ShardCounts(Protocol):
+
+class ShardCounts:
     """Where the number of samples of each shard comes from."""
 
+    #: Whether `of` asks no server and reads at most one file.
+    is_local = False
+
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
-        """Gives the number of samples of each shard.
+        """Returns the number of samples of each shard.
 
         Raises:
             ShardListError: for a shard whose number is not known.
         """
+        raise NotImplementedError
 
-    def facts(self, url: str) -> ShardFacts | None:
-        """Gives size and digest of a shard whose samples were counted last, where they are known."""
+    def facts(self, url: str) -> ShardFacts | None:  # noqa: ARG002  (for those that know)
+        """Returns size and digest of a shard whose samples were counted last, where they are known."""
+        return None
 
 
 def shard_counts(index: Index) -> ShardCounts | None:
-    """Turns an ``index=`` argument into what gives the number of samples of each shard; None remains None.
+    """Turns an ``index=`` argument into the source of the numbers of samples; None remains None.
 
     Raises:
-        TypeError: if it is none of what `split_shards` takes.
-        ShardListError: if a count is no whole number from 0.
+        TypeError: if `split_shards` does not take such an argument.
+        ShardListError: if a count is not a whole number from 0.
 
     Example:
         >>> shard_counts({"x.tar": 5}).of(["data/x.tar"], StorageOptions())
@@ -62,8 +65,7 @@ def shard_counts(index: Index) -> ShardCounts | None:
     if isinstance(index, (str, os.PathLike)):
         return _CountFile(os.fspath(index))
     if isinstance(index, Mapping):
-        source = "the dict given as index="
-        return _CountTable(_checked(index.items(), source), source)
+        return _CountTable(index.items(), "the dict given as index=")
     raise TypeError(
         "index must be True (an index beside each shard), the path or URL of one JSON file, a dict from URL or base "
         f"name to the number of samples, or None, not {index!r}"
@@ -71,13 +73,13 @@ def shard_counts(index: Index) -> ShardCounts | None:
 
 
 def known_counts(counts: ShardCounts | None, urls: Sequence[str], storage_options: StorageOptions) -> list[int] | None:
-    """The numbers of samples that a dict or a local file gives shards; None where they are elsewhere, or not all there.
+    """Returns the numbers of samples that a dict or a local file has; None where they are elsewhere, or not complete.
 
     Example:
         >>> known_counts(shard_counts({"x.tar": 5}), ["x.tar"], StorageOptions())
         [5]
     """
-    if not isinstance(counts, (_CountTable, _CountFile)) or not counts.is_local:
+    if counts is None or not counts.is_local:
         return None
     try:
         return counts.of(urls, storage_options)
@@ -85,7 +87,7 @@ def known_counts(counts: ShardCounts | None, urls: Sequence[str], storage_option
         return None
 
 
-class _Sidecars:
+class _Sidecars(ShardCounts):
     """The index beside each shard. Those on servers are read once, local ones each time."""
 
     def __init__(self) -> None:
@@ -98,30 +100,36 @@ class _Sidecars:
         return "True"
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
-        """Reads the first line of each index."""
-
-        def read(url: str) -> IndexHeader:
-            return _read_header(url, storage_options)
-
-        distinct = dict.fromkeys(urls)
-        remote = [url for url in distinct if scheme_of(url) not in ("", "file")]
-        missing = [url for url in remote if url not in self._known]
-        self._known.update(zip(missing, _map_in_threads(read, missing), strict=True))
-        self._known.update((url, read(url)) for url in distinct if scheme_of(url) in ("", "file"))
+        """Reads the first line of each index, those on servers in threads."""
+        local, missing = [], []
+        for url in dict.fromkeys(urls):
+            if _is_local(url):
+                local.append(url)
+            elif url not in self._known:
+                missing.append(url)
+        if missing:
+            pool = ThreadPoolExecutor(min(_THREADS, len(missing)))
+            try:
+                headers = list(pool.map(_read_header, missing, [storage_options] * len(missing)))
+            finally:
+                pool.shutdown(cancel_futures=True)  # at the first failure nobody waits for thousands of others
+            self._known.update(zip(missing, headers, strict=True))
+        self._known.update((url, _read_header(url, storage_options)) for url in local)
         return [self._known[url].samples for url in urls]
 
     def facts(self, url: str) -> ShardFacts | None:
-        """What the index beside a shard states of it."""
+        """Returns what the index beside a shard states of it."""
         header = self._known.get(url)
         return None if header is None else header_facts(header)
 
 
-class _CountFile:
+class _CountFile(ShardCounts):
     """One JSON file for all shards. One on a server is read once, a local one each time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._table: _CountTable | None = None
+        self.is_local = _is_local(url)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _CountFile, (self._url,)
@@ -129,33 +137,42 @@ class _CountFile:
     def __repr__(self) -> str:
         return repr(mask_url(self._url))
 
-    @property
-    def is_local(self) -> bool:
-        """Whether reading it asks no server."""
-        return scheme_of(self._url) in ("", "file")
-
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
         """Reads the file and looks the shards up."""
         table = self._table or _read_table(self._url, storage_options)
-        if scheme_of(self._url) not in ("", "file"):
+        if not self.is_local:
             self._table = table
         return table.of(urls, storage_options)
 
-    def facts(self, url: str) -> ShardFacts | None:
-        """Nothing: such files count samples."""
 
+class _CountTable(ShardCounts):
+    """Counts by URL, or by base name where only one shard has it.
 
-class _CountTable:
-    """Counts by URL, or by base name where that names one shard only."""
+    Raises:
+        TypeError: if a key is not a URL.
+        ShardListError: if a count is not a whole number from 0, or a shard has two.
+    """
 
     is_local = True
 
-    def __init__(self, counts: dict[str, int], source: str) -> None:
-        self._counts = counts
+    def __init__(self, counts: Iterable[tuple[Any, Any]], source: str) -> None:
         self._source = source
+        self._counts: dict[str, int] = {}
         self._by_name: dict[str, list[str]] = {}
-        for url in counts:
-            self._by_name.setdefault(shard_name(url), []).append(url)
+        for key, count in counts:
+            url = os.fspath(key) if isinstance(key, (str, os.PathLike)) else None
+            if not isinstance(url, str):
+                raise TypeError(f"{source} has {key!r} for a shard, where a URL (str or Path) belongs")
+            shown = mask_url(url)
+            if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
+                raise ShardListError(
+                    f"{source} gives shard {shown} {count!r} samples; that must be a whole number from 0", shard=shown
+                )
+            if url not in self._counts:
+                self._counts[url] = int(count)
+                self._by_name.setdefault(shard_name(url), []).append(url)
+            elif (other := self._counts[url]) != count:
+                raise ShardListError(f"{source} gives shard {shown} both {other:,} and {count:,} samples", shard=shown)
 
     def __repr__(self) -> str:
         return f"<counts of {len(self._counts):,} shards>"
@@ -164,9 +181,6 @@ class _CountTable:
         """Looks the shards up."""
         taken: dict[str, str] = {}  # the entry for a base name -> the shard that it was taken for
         return [self._counts[url] if url in self._counts else self._by_base_name(url, taken) for url in urls]
-
-    def facts(self, url: str) -> ShardFacts | None:
-        """Nothing: such tables count samples."""
 
     def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
         entries = self._by_name.get(shard_name(url), [])
@@ -188,45 +202,13 @@ class _CountTable:
         return self._counts[entries[0]]
 
 
-def _checked(counts: Iterable[tuple[Any, Any]], source: str) -> dict[str, int]:
-    """Checks counts by URL.
-
-    Raises:
-        TypeError: if a key is no URL.
-        ShardListError: if a count is no whole number from 0, or a shard has two.
-    """
-    found: dict[str, int] = {}
-    for key, count in counts:
-        url = os.fspath(key) if isinstance(key, (str, os.PathLike)) else None
-        if not isinstance(url, str):
-            raise TypeError(f"{source} has {key!r} for a shard, where a URL (str or Path) belongs")
-        if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
-            raise ShardListError(
-                f"{source} gives shard {mask_url(url)} {count!r} samples; that must be a whole number from 0",
-                shard=mask_url(url),
-            )
-        if found.setdefault(url, int(count)) != count:
-            raise ShardListError(
-                f"{source} gives shard {mask_url(url)} both {found[url]:,} and {count:,} samples", shard=mask_url(url)
-            )
-    return found
-
-
 def header_facts(header: IndexHeader) -> ShardFacts | None:
-    """What an index states of its shard's bytes; None if nothing."""
+    """Returns what an index states of its shard's bytes; None if nothing."""
     return None if header.bytes is None and header.sha256 is None else ShardFacts(header.bytes, header.sha256)
 
 
-def _map_in_threads(function: Callable[[str], T], urls: list[str]) -> list[T]:
-    if len(urls) < 2:
-        return list(map(function, urls))
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(min(_THREADS, len(urls)))
-    try:
-        return list(pool.map(function, urls))
-    finally:
-        pool.shutdown(cancel_futures=True)  # at the first failure nobody waits for thousands of others
+def _is_local(url: str) -> bool:
+    return scheme_of(url) in ("", "file")
 
 
 def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
@@ -234,8 +216,14 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
     shown = mask_url(url)
     try:
         place = index_url(url)
-        line = _first_line(place, storage_options)
-        return _parse_header(line, mask_url(place))
+        line = b""
+        with open_shard(place, storage_options=storage_options) as stream:
+            while b"\n" not in line and len(line) < _LONGEST_HEADER:
+                piece = stream.read(_PIECE)
+                line += piece
+                if len(piece) < _PIECE:
+                    break
+        return _parse_header(line.partition(b"\n")[0], mask_url(place))
     except ShardFormatError as error:
         raise ShardListError(f"the index beside shard {shown} cannot be used: {error}", shard=shown) from error
     except (ShardOpenError, ValueError) as error:
@@ -246,55 +234,33 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
         ) from error
 
 
-def _first_line(url: str, storage_options: StorageOptions) -> bytes:
-    line = b""
-    with open_shard(url, storage_options=storage_options) as stream:
-        while b"\n" not in line and len(line) < _LONGEST_HEADER:
-            piece = stream.read(_PIECE)
-            line += piece
-            if len(piece) < _PIECE:
-                break
-    return line.partition(b"\n")[0]
-
-
 def _read_table(url: str, storage_options: StorageOptions) -> _CountTable:
-    shown = mask_url(url)
+    source = f"the index {mask_url(url)}"
     try:
         with open_shard(url, storage_options=storage_options) as stream:
             content = json.loads(stream.read())
     except ShardOpenError as error:
-        raise ShardListError(f"the index {shown} cannot be read: {error}") from error
+        raise ShardListError(f"{source} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ShardListError(f"the index {shown} is no JSON: {error}. {_KINDS}") from error
+        raise ShardListError(f"{source} is not JSON: {error}. {_KINDS}") from error
     if not isinstance(content, dict):
-        raise ShardListError(f"the index {shown} is a JSON {type(content).__name__}, not an object. {_KINDS}")
-    source = f"the index {shown}"
+        raise ShardListError(f"{source} is a JSON {type(content).__name__}, not an object. {_KINDS}")
     try:
-        pairs = _wids_pairs(content, url) if "shardlist" in content or "datasets" in content else content.items()
-        return _CountTable(_checked(pairs, source), source)
+        is_wids = "shardlist" in content or "datasets" in content
+        return _CountTable(_wids_pairs(content, url) if is_wids else content.items(), source)
     except (KeyError, TypeError, AttributeError) as error:
         raise ShardListError(f"{source} is malformed: {type(error).__name__}: {error}. {_KINDS}") from error
 
 
-_KINDS = "It must be a wids shard list, or an object from URL or base name to the number of samples"
-
-
 def _wids_pairs(content: dict[str, Any], url: str) -> list[tuple[str, Any]]:
-    """Gives URLs and counts of a wids shard list; those of relative URLs are joined to its base or place."""
+    """Returns URLs and counts of a wids shard list; relative URLs are joined to its base, or to its own folder."""
+    folder, slash, _ = (url if _is_local(url) else url.partition("?")[0]).rpartition("/")
     pairs = []
     for part in (content, *content.get("datasets", ())):
-        base = part.get("base") or content.get("base") or _folder_of(url)
-        pairs += [(_joined(base, shard["url"]), shard["nsamples"]) for shard in part.get("shardlist", ())]
+        base = part.get("base") or content.get("base") or folder + slash
+        for shard in part.get("shardlist", ()):
+            name = shard["url"]
+            if base and not scheme_of(name) and not _ABSOLUTE.match(name):
+                name = f"{base.rstrip('/')}/{name.removeprefix('./')}"
+            pairs.append((name, shard["nsamples"]))
     return pairs
-
-
-def _folder_of(url: str) -> str:
-    path, _, _ = url.partition("?") if scheme_of(url) not in ("", "file") else (url, "", "")
-    folder, slash, _ = path.rpartition("/")
-    return folder + slash
-
-
-def _joined(base: str, url: str) -> str:
-    if not base or scheme_of(url) or _ABSOLUTE.match(url):
-        return url
-    return f"{base.rstrip('/')}/{url.removeprefix('./')}"

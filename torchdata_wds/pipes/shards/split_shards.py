@@ -26,33 +26,31 @@ from torchdata_wds.pipes.seeds import Seed
 from torchdata_wds.pipes.shards.shard_counts import known_counts, shard_counts
 from torchdata_wds.storage.urls import check_letter, local_path, scheme_of
 
-__all__ = ["ShardSplitterIterDataPipe"]
-
 
 @register("split_shards")
 class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
     """Divides the samples of shards among workers and ranks (functional name: ``split_shards``).
 
-    It takes the place of ``sharding_filter``, behind the shuffle of the shards. With an index, consumer i of N reads
-    samples ``i*T//N`` to ``(i+1)*T//N`` of the T samples of the epoch's shards in their order: shares differ by one
-    sample at most, each shard is read once and few are opened by two consumers. Without an index whole shards go
-    around, as ``sharding_filter`` has them; where they are fewer than consumers, each consumer reads all of them and
-    keeps every N-th sample, and a warning says what an index would save.
+    It replaces ``sharding_filter``, after the shuffle of the shards. With an index, consumer i of N reads samples
+    ``i*T//N`` to ``(i+1)*T//N`` of the T samples of the epoch's shards in their order: shares differ by one sample at
+    most, each shard is read once and few are opened by two consumers. Without an index whole shards are dealt out, as
+    by ``sharding_filter``; where they are fewer than consumers, each consumer reads all of them and keeps every N-th
+    sample, and a warning says what an index would save.
 
-    Shares are equal as they are assigned: samples that handlers skip, or stages drop, make them unequal. Ranks that
-    must take the same number of steps over data that is not clean count with ``wds_epoch``.
+    Samples that handlers skip, or stages drop, make equal shares unequal. Ranks that must take the same number of steps
+    over data that is not clean count with ``wds_epoch``.
 
-    The list of shards is read whole at the beginning of each epoch, so it must end. The index is read then too; what
-    comes from a server is kept for later epochs.
+    The list of shards, which must end, and the index are read at the beginning of each epoch; what comes from a server
+    is kept for later epochs.
 
     Args:
         source_datapipe: Yields URLs (str or Path).
         index: How many samples the shards have: True for the index beside each shard (``<shard>.index``, of
             ``index_shard`` and writers with ``index=True``); the path or URL of one JSON file, a ``wids`` shard list or
             an object from URL to number (such as ``sizes.json``); or a dict from URL to number. A shard is looked up
-            by its whole URL, else by its base name where only one shard has it. None knows nothing.
+            by its whole URL, or else by its base name if only one shard has it. None divides whole shards.
         even: ``"drop"`` makes all shares exactly equal by leaving out at most N - 1 samples, drawn anew each
-            epoch. ``"pad"`` makes them equal by giving at most N - 1 samples a second time, marked
+            epoch. ``"pad"`` makes them equal by yielding at most N - 1 samples a second time, marked
             ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index. None does
             neither.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for reading the index.
@@ -64,7 +62,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
     Raises:
         ValueError: if a splitter or ``sharding_filter`` stands upstream, or `even` has no index or is unknown.
         TypeError: if `index` is of another type.
-        ShardListError: if there are no samples, a rank would get none, or the index misses a shard.
+        ShardListError: if there are no samples, a rank would get none, or the index lacks a shard.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -92,8 +90,13 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
                 f"even={even!r} must know how many samples the shards have: pass index=True for the indexes beside "
                 "them, or another index"
             )
-        _check_is_first(source_datapipe)
-        # The native filter is what services tell the place to, and where they stop giving all consumers equal seeds.
+        if (sharder := find_sharder(source_datapipe)) is not None:
+            raise ValueError(
+                f"split_shards divides the shards among workers and ranks, and a {sharder} before it has done that "
+                "already: each consumer would read a part of its part. Keep one of .split_shards(), .sharding_filter() "
+                "and .resample_shards()"
+            )
+        # The native filter learns the place from the services, which give all consumers equal seeds above it.
         self.source_datapipe: Any = _AgreedIterDataPipe(source_datapipe).sharding_filter()
         self.index = shard_counts(index)
         self.even = even
@@ -173,7 +176,7 @@ class _AgreedIterDataPipe(WdsPipe[Any]):
         return self
 
     def begin_epoch(self) -> random.Random:
-        """Gives the generator of the next epoch, the same for all consumers.
+        """Returns the generator of the next epoch, the same for all consumers.
 
         Never seeded, it follows from the number of the epoch alone: torch's global generator may differ among them.
         """
@@ -187,13 +190,7 @@ class _AgreedIterDataPipe(WdsPipe[Any]):
 
 
 class Piece(NamedTuple):
-    """Samples one behind the other, counted over all shards of an epoch.
-
-    Attributes:
-        start: The first.
-        stop: The one behind the last.
-        is_padding: Whether another consumer has them too.
-    """
+    """Samples from `start` to before `stop`, counted over all shards; padding is what another consumer has too."""
 
     start: int
     stop: int
@@ -201,13 +198,7 @@ class Piece(NamedTuple):
 
 
 def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> list[Piece]:
-    """Tells which of all samples a consumer reads.
-
-    Args:
-        total: How many there are.
-        place: Which of how many consumers.
-        even: As in ``split_shards``.
-        draw: From 0 to 1, the same for all consumers: where the samples lie that are left out.
+    """Returns which of `total` samples a consumer reads; `draw`, from 0 to 1, is where samples are left out.
 
     Example:
         >>> [share_of(8, Place(3, number), "drop", 0.5) for number in range(3)][1:]
@@ -218,31 +209,29 @@ def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> 
     if even is None:
         pieces = [Piece(number * total // consumers, (number + 1) * total // consumers)]
     elif even == "drop":
+        # 8 samples for 3 consumers: each has 2, and 2 are left out. With the gap before sample 3 these are 3 and 4, so
+        # that the second consumer, which would have 2 and 3, has 2 and 5, and the third has 6 and 7.
         each, left_out = divmod(total, consumers)
         start, stop = number * each, (number + 1) * each
         gap = int(draw * (each * consumers + 1)) if left_out else total
         pieces = [Piece(start, min(stop, gap)), Piece(max(start, gap) + left_out, stop + left_out)]
     else:
+        # 8 samples for 3 consumers: each has 3, and the last one, with 6 to 8, has sample 8 % 8 = 0 again.
+        pieces = []
         each = -(-total // consumers)
-        pieces = _wrapped(number * each, (number + 1) * each, total)
+        start, stop = number * each, (number + 1) * each
+        while start < stop:
+            first = start % total
+            length = min(stop - start, total - first)
+            pieces.append(Piece(first, first + length, start >= total))
+            start += length
     return [piece for piece in pieces if piece.start < piece.stop]
-
-
-def _wrapped(start: int, stop: int, total: int) -> list[Piece]:
-    """Cuts a range where it begins again at the first sample."""
-    pieces = []
-    while start < stop:
-        first = start % total
-        length = min(stop - start, total - first)
-        pieces.append(Piece(first, first + length, start >= total))
-        start += length
-    return pieces
 
 
 def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int]) -> list[ShardSlice]:
     """Turns samples counted over all shards into slices of the shards.
 
-    Shards without a sample are among them, once over all consumers: somebody must find out whether that is true.
+    Shards without a sample are among them, once over all consumers: their reader finds out whether that is true.
 
     Example:
         >>> slices_of([Piece(2, 5)], ["a.tar", "b.tar"], [3, 9])
@@ -258,11 +247,8 @@ def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int
         while shard < len(urls) and (bounds[shard] < stop or bounds[shard] == stop == total):
             begin, end = bounds[shard], bounds[shard + 1]
             first, last = max(start, begin) - begin, min(stop, end) - begin
-            if is_padding:
-                if first < last:
-                    slices.append(PaddingSlice(urls[shard], first, last))
-            else:
-                kind = TailSlice if last == counts[shard] else ShardSlice
+            kind = PaddingSlice if is_padding else TailSlice if last == counts[shard] else ShardSlice
+            if first < last or not is_padding:
                 slices.append(kind(urls[shard], first, last))
             shard += 1
     return slices
@@ -278,7 +264,7 @@ def whole_shards(urls: Sequence[str], place: Place) -> list[ShardSlice]:
     consumers, number = place
     if len(urls) >= consumers:
         return [ShardSlice(url) for url in urls[number::consumers]]
-    # Who begins changes from shard to shard: else the first consumers would have a sample more of each.
+    # Another consumer begins each shard: otherwise the first consumers would have a sample more of each.
     return [ShardSlice(url, (number + shard) % consumers, None, consumers) for shard, url in enumerate(urls)]
 
 
@@ -289,16 +275,6 @@ def _as_url(item: Any) -> str:
         f"split_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path). Lists of "
         "patterns go through .list_shards() first, streams can only be divided by .sharding_filter()"
     )
-
-
-def _check_is_first(source: IterDataPipe[Any]) -> None:
-    sharder = find_sharder(source)
-    if sharder is not None:
-        raise ValueError(
-            f"split_shards divides the shards among workers and ranks, and a {sharder} before it has done that "
-            "already: each consumer would read a part of its part. Keep one of .split_shards(), .sharding_filter() and "
-            ".resample_shards()"
-        )
 
 
 def _warn_about_strides(urls: Sequence[str], consumers: int) -> None:

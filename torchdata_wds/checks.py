@@ -1,60 +1,77 @@
-"""Checks of the options of ``WorkersReadingService``."""
+"""Checks of options, each with its message: whole numbers, numbers, True or False, one of several words."""
 
 from __future__ import annotations
 
 import multiprocessing
 import operator
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["checked_context", "checked_int", "checked_timeout", "check_count", "check_flags"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_flags",
+    "checked_context",
+    "checked_int",
+    "checked_timeout",
+    "is_number",
+]
 
 
-def checked_int(name: str, value: Any, least: int, limit: int | None = None) -> int:
-    """Returns a whole number as an int, if it is in its range."""
+def check_count(name: str, value: object, least: int) -> None:
+    """Raises a ValueError unless an option is an int of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
+
+
+def checked_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Returns an option as an int.
+
+    Raises:
+        TypeError: if it is not a whole number; those of numpy are.
+        ValueError: if it is not in its range.
+    """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     number = operator.index(value)
-    if number < least or (limit is not None and number >= limit):
-        upper = "" if limit is None else f" and less than {limit}"
-        raise ValueError(f"{name} must be at least {least}{upper}, not {value!r}")
+    if number < least or (most is not None and number > most):
+        valid = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name} must be {valid}, not {value!r}")
     return number
 
 
+def is_number(value: object) -> bool:
+    """Returns whether an option is an int or a float, and not a flag."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_flags(**flags: object) -> None:
+    """Raises a TypeError for the first option that is not True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raises a ValueError unless an option is one of the choices."""
+    if value not in (known := tuple(choices)):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Returns a number of seconds, 0 for no limit."""
+    if not is_number(timeout):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be 0 (wait for ever) or a positive number of seconds, not {timeout!r}")
+    return timeout  # type: ignore[no-any-return]
+
+
 def checked_context(name: Any) -> str | None:
-    """Returns the name of a start method, if there is such."""
+    """Returns the name of a start method of processes, or None for the default."""
     known = multiprocessing.get_all_start_methods()
     if name is not None and not isinstance(name, str):
         raise TypeError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
     if name is not None and name not in known:
         raise ValueError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
     return name
-
-
-def checked_timeout(timeout: Any) -> float:
-    """Returns a number of seconds, if it is one."""
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
-    if not timeout >= 0:
-        raise ValueError(f"timeout must be 0 (wait for ever) or a positive number of seconds, not {timeout!r}")
-    return timeout
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """Checks that an option which is a number of things is one.
-
-    Raises:
-        ValueError: names it, if it is no whole number, or less than the least.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
-
-
-def check_flags(**flags: object) -> None:
-    """Checks that options which are yes or no are True or False.
-
-    Raises:
-        TypeError: names the one that is not.
-    """
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {value!r}")

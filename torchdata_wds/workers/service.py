@@ -150,7 +150,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         if not isinstance(distributed, bool):
             raise TypeError(f"distributed must be True or False, not {distributed!r}")
         self.distributed = distributed
-        self.seed = None if seed is None else checked_int("seed", seed, 0, _SEED_LIMIT)
+        self.seed = None if seed is None else checked_int("seed", seed, 0, _SEED_LIMIT - 1)
         self.worker_init_fn = checked_function("worker_init_fn", worker_init_fn)
         self.worker_reset_fn = checked_function("worker_reset_fn", worker_reset_fn)
         self._functions = WorkerFunctions(worker_init_fn, worker_reset_fn, WorkerInfo, _generator)

@@ -71,7 +71,7 @@ class EpochNumbers:
 
     def set(self, epoch: int) -> None:
         """Sets the number of the coming epoch."""
-        self._memory[_SET] = checked_int("epoch", epoch, 0, _EPOCH_LIMIT)
+        self._memory[_SET] = checked_int("epoch", epoch, 0, _EPOCH_LIMIT - 1)
         self._memory[_TIMES] += 1
 
     @property

@@ -1,7 +1,4 @@
-"""The ranks of torch.distributed, and the work of a graph divided among them.
-
-Which parts of a graph the workers run.
-"""
+"""How a graph is divided: among the ranks of torch.distributed, and into the parts that workers run."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ __all__ = ["current_ranks", "ranks_of", "shard_by_rank", "find_branches", "runs_
 
 
 def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
-    """Divides the work of a graph among the ranks, if it is to be.
+    """Divides the work of a graph among the ranks, if `distributed`.
 
     Returns:
-        A group of the ranks to share seeds in, where the default one cannot; None otherwise.
+        A group of the ranks to share seeds in, where the default one cannot; else None.
 
     Raises:
-        ValueError: if the work is divided already.
-        RuntimeError: if the ranks do not know one another.
+        ValueError: if the work is already divided.
+        RuntimeError: if the process group is not initialized.
     """
     is_divided = _is_sharded_by_rank(datapipe)
     if not distributed:
@@ -58,14 +55,14 @@ def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
 
 
 def current_ranks() -> tuple[int, int]:
-    """Returns the number of ranks and this process's own."""
+    """Returns the number of ranks, and this process's own."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return 1, 0
 
 
 def ranks_of(datapipe: DataPipe) -> Place:
-    """Returns the place that a graph has among the ranks that its work was divided among."""
+    """Returns the place of a graph among the ranks that its work was divided among."""
     for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
         groups = vars(pipe).get("groups")
         if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
@@ -86,12 +83,9 @@ logger = logging.getLogger(__name__)
 def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
     """Returns the last pipe of each part of a graph that may run in several copies.
 
-    That is the whole graph or, if there are pipes that must stay in the main process (they have a method
-    ``is_replicable`` that returns False: ``join_workers``, ``fullsync``, ``pin_memory``), what stands directly before
-    them. What merely meets such a stream further down, as labels zipped to it, stays in the main process too.
-
-    Args:
-        datapipe: The last pipe of the graph.
+    That is the whole graph or, if some pipes must stay in the main process (``is_replicable()`` returns False:
+    ``join_workers``, ``fullsync``, ``pin_memory``), whatever stands directly before those. Pipes that only join such a
+    stream later, as labels zipped to it, stay in the main process too.
     """
     graph = traverse_dps(datapipe)
     if _is_replicable(datapipe, graph[id(datapipe)][1]):
@@ -118,14 +112,10 @@ def _may_run_in_workers(datapipe: DataPipe) -> bool:
 
 
 def runs_once(datapipe: IterDataPipe[Any], num_workers: int) -> bool:
-    """Whether a graph cannot run in several workers, and a warning where there were to be some.
+    """Returns whether a graph cannot run in several workers; warns if it was to run in some.
 
     What stands before ``sharding_round_robin_dispatch`` must not be repeated. torchdata's own service runs it in one
-    more process, from which it deals the items out to the workers.
-
-    Args:
-        datapipe: The last pipe of the graph.
-        num_workers: How many workers it was to run in.
+    more process, which deals the items out to the workers.
     """
     pipes = get_all_graph_pipes(traverse_dps(datapipe))
     found = any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in pipes)

@@ -1,4 +1,4 @@
-"""Ctrl-C while worker processes are started and ended: it has to wait for the end of such steps."""
+"""Ctrl-C while worker processes start and end: it waits until such steps are complete."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["ignore_interrupts", "interrupts_held"]
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Lets Ctrl-C wait for the end of steps that belong together.
+    """Delays Ctrl-C until the end of steps that belong together.
 
-    A terminal and a notebook send SIGINT to all processes of a group. One that is started meanwhile by fork or spawn
-    begins with the signal blocked, until it calls `ignore_interrupts`.
+    A terminal and a notebook send SIGINT to all processes of a group. A process started meanwhile begins with the
+    signal blocked, until it calls `ignore_interrupts`.
     """
     # Python runs handlers in the main thread only, whichever thread the system has interrupted.
     is_main = threading.current_thread() is threading.main_thread()
@@ -36,6 +36,6 @@ def interrupts_held() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Leaves Ctrl-C to the main process from now on: it decides about its workers."""
+    """Leaves Ctrl-C to the main process from now on, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -14,7 +14,7 @@ __all__ = ["promised_length", "warn_of_more"]
 
 
 def promised_length(datapipe: IterDataPipe[Any]) -> int | None:
-    """Returns the length of a graph in which ``.set_length(n)`` stands, as it is before workers run it; else None."""
+    """Returns the length that ``.set_length(n)`` gives a graph, before workers run it; None without one."""
     if not any(is_torchdata(pipe, "LengthSetter") for pipe in upstream(datapipe)):
         return None
     try:
@@ -24,13 +24,7 @@ def promised_length(datapipe: IterDataPipe[Any]) -> int | None:
 
 
 def warn_of_more(count: int, promised: int | None, num_workers: int) -> None:
-    """Warns, once a process, where an epoch has given more items than were promised.
-
-    Args:
-        count: How many items it has given.
-        promised: How many were promised.
-        num_workers: How many workers made them.
-    """
+    """Warns, once per process, if an epoch gave more items than its length promised."""
     if promised is None or count <= promised:
         return
     cure = (

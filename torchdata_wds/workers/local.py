@@ -18,14 +18,7 @@ __all__ = ["LocalIterDataPipe"]
 
 
 class LocalIterDataPipe(WdsPipe[Any]):
-    """Runs the stages before it as the one stream that there is.
-
-    Args:
-        source_datapipe: The last of the stages.
-        seed_graph: Seeds them.
-        keeps_apart: Whether what they draw from the global generators is kept from the rest of the process.
-        reset: Returns the graph of an epoch, as in `Stream`.
-    """
+    """Runs the stages before it as the only stream; the arguments are those of `Stream`."""
 
     #: `.join_workers()` must not take this for a stage that follows it.
     runs_others = True
@@ -45,12 +38,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
         self._seeds: Seeds = (0, 0)
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
-        """Says where the next iteration begins.
-
-        Args:
-            seeds: The epoch's seeds.
-            streams: Where the stream begins.
-        """
+        """Sets the epoch's seeds, and where the next iteration begins."""
         self._seeds = seeds
         self.streams = streams
         self.was_interrupted = False
@@ -76,7 +64,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
         streams.turns.note_end(streams.taken, 0)
 
     def wait_for_facts(self) -> None:
-        """Takes note of what the stages have told."""
+        """Notes what the stages have reported."""
         self.streams.facts[0].add(self._stream.facts())
 
     def close(self) -> None:

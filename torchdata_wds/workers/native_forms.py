@@ -1,4 +1,4 @@
-"""torchdata's forms on all pipes, without importing torchdata before one of them is used."""
+"""Makes torchdata's functional forms available on all pipes; torchdata is imported when one is first used."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ __all__ = ["import_torchdata"]
 
 
 def import_torchdata() -> None:
-    """Imports torchdata, which registers its functional forms.
-
-    Raises:
-        ImportError: if it is not there, or cannot be loaded; it says why.
-    """
+    """Imports torchdata, which registers its functional forms; an ImportError says why it cannot be loaded."""
     importlib.import_module("torchdata_wds.workers.service")  # the one file that imports torchdata
 
 

@@ -11,21 +11,17 @@ __all__ = ["Pausable"]
 
 
 class Pausable:
-    """What a reading service does at ``limit(n)`` and ``resume()``, for which DataLoader2 looks at its private methods.
+    """What a reading service does at ``limit(n)`` and ``resume()``; DataLoader2 looks for its private methods.
 
-    DataLoader2 counts the items itself, and workers are never far ahead; only threads of the main process, as those of
-    ``prefetch``, are stopped.
+    DataLoader2 counts the items itself, and workers are never far ahead; only threads of the main process, such as
+    those of ``prefetch``, are stopped.
     """
 
     _end: Any  # the last pipe of the main process
     _is_paused = False
 
     def check_not_paused(self) -> None:
-        """Refuses to begin an epoch in a pause, where DataLoader2 would end it at once and without a word.
-
-        Raises:
-            RuntimeError: in a pause.
-        """
+        """Refuses to begin an epoch during a pause, where DataLoader2 would end it at once, silently."""
         if self._is_paused:
             raise RuntimeError(
                 "the loader is paused, because the limit(n) of its last iterator was reached: call resume() of that "

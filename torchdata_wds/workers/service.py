@@ -73,44 +73,43 @@ _SEED_LIMIT = 2**64
 class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """Runs a graph in worker processes, for DataLoader2.
 
-    Each worker runs a copy of the graph up to ``.join_workers()``, or all of it if there is none, over its part of
-    what passes ``.sharding_filter()``; the rest runs in the main process. Streams of different length are fine.
+    Each worker runs a copy of the graph up to ``.join_workers()``, or all of it without one, over its part of what
+    passes ``.sharding_filter()``; the rest runs in the main process. Streams may differ in length, and may be empty.
     Several branches, each with its own ``.join_workers()``, get ``num_workers`` processes each. Items come in turns
-    from worker 0, 1, ..., so their order depends on seeds and the number of workers only. The workers live until
-    ``DataLoader2.shutdown()``; torch has one thread in each.
+    from worker 0, 1, ..., so their order depends only on seeds and the number of workers. Workers live until
+    ``DataLoader2.shutdown()``; torch uses one thread in each.
 
-    Small items cross to the main process several at once, without waiting for one another for more than milliseconds.
-    Tensors and arrays of 64 KB and more cross in shared memory. It is theirs as long as anything in the main process
-    or in a process forked from it refers to it, and is then used for other items. What ``wds_collate`` stacks in a
-    worker is stacked there.
+    Small items are sent several at once, but wait for one another only milliseconds. Tensors and arrays of 64 KB and
+    more cross in shared memory, which is reused once nothing in the main process, or in a process forked from it,
+    refers to them. What ``wds_collate`` stacks in a worker is stacked there.
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
     DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
-    upstream of ``.sharding_filter()`` get a seed that is equal in all workers and ranks, others one of their own.
-    Where a stage may draw from the global generators of ``random``, ``numpy`` and ``torch``, these are seeded by the
-    epoch's seed, the worker and the number of the item; with ``num_workers=0`` apart from those of the program.
+    upstream of ``.sharding_filter()`` get one seed in all workers and ranks, others their own. Where a stage may draw
+    from the global generators of ``random``, ``numpy`` and ``torch``, these are seeded by the epoch's seed, the worker
+    and the number of the item; with ``num_workers=0`` they are kept apart from the program's.
 
-    ``DataLoader2.state_dict()`` and ``from_state`` go on in the middle of an epoch, with the items that are left and,
-    where there is a seed, the same epochs after it. Items before the place are skipped where only such stages follow
-    ``group_by_key`` as give one item for each, batches, ``wds_shuffle`` or ``wds_epoch``; else they are made once more
-    and dropped, and a warning says why.
+    ``DataLoader2.state_dict()`` and ``from_state`` resume in the middle of an epoch, with the remaining items and,
+    where there is a seed, the same later epochs. Earlier items are skipped if ``group_by_key`` is followed only by
+    stages that give one item for each, batches, ``wds_shuffle`` or ``wds_epoch``; otherwise they are made again and
+    dropped, and a warning says why.
 
-    An exception in a worker is raised in the main process with its type, its attributes and, as its cause, the text of
-    its traceback. A worker that dies is a RuntimeError that names it. If the main process dies, so do the workers.
-    Workers leave Ctrl-C to the main process, and after it the loader can be iterated again.
+    An exception in a worker is raised in the main process with its type and attributes, and the text of its traceback
+    as its cause. A worker that dies is a RuntimeError that names it. If the main process dies, so do the workers.
+    Workers leave Ctrl-C to the main process, and the loader can be iterated again after it.
 
     Args:
         num_workers: The number of worker processes; 0 runs everything in the main process, in the order of one worker.
-        prefetch_factor: How many batches each worker makes ahead. Small items count by groups of up to 256 items or
-            32 KB.
+        prefetch_factor: How many batches each worker makes ahead. Small items count in groups of up to 256 items or 32
+            KB.
         multiprocessing_context: How workers are started: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for
             Python's default.
         timeout: How many seconds to wait for an item before that is an error; 0 waits for ever.
-        distributed: Whether to divide the work among the ranks of ``torch.distributed`` as well, and to share the seed
-            among them. Nothing is cut off: ranks may get different numbers of items. All ranks must begin each
-            epoch. Leave it False behind a ``DistributedReadingService`` in a ``SequentialReadingService``: that divides
-            the work itself, and ends every rank's epoch with the shortest.
-        seed: Makes every order a function of this seed, the epoch's number and the place (rank and worker), whatever
+        distributed: Whether to divide the work among the ranks of ``torch.distributed`` too, and share the seed among
+            them. Nothing is cut off: ranks may get different numbers of items. All ranks must begin each epoch. Leave
+            it False after a ``DistributedReadingService`` in a ``SequentialReadingService``, which divides the work
+            itself and ends every rank's epoch with the shortest.
+        seed: Makes every order depend only on this seed, the epoch's number and the place (rank and worker), whatever
             seed DataLoader2 has.
         worker_init_fn: ``callable(datapipe, info) -> datapipe``, called once in each worker when its work is divided,
             with its graph and torchdata's ``WorkerInfo`` (``num_workers``, ``worker_id``).
@@ -119,7 +118,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if an argument is out of its range.
+        ValueError: if an argument is out of range.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -171,7 +170,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self._group: Any = None
 
     def __call__(self, *_: Any) -> NoReturn:
-        """Refuses to be used as an adapter, the second argument of DataLoader2 by position."""
+        """Refuses to be used as an adapter, the second positional argument of DataLoader2."""
         raise TypeError(
             "WorkersReadingService was given as the datapipe_adapter_fn of DataLoader2, its second argument; pass it "
             "by name: DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))"
@@ -199,7 +198,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         return end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
-        """Seeds the graph and starts the workers on their items; DataLoader2 calls it at each epoch's start.
+        """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start.
 
         Raises:
             RuntimeError: if the epoch before was paused by ``limit(n)``: the new one would give no items.
@@ -233,10 +232,10 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
-        """Notes the end of an epoch; DataLoader2 calls it there, and on other occasions.
+        """Notes the end of an epoch; DataLoader2 calls it then, and on other occasions.
 
         Raises:
-            RuntimeError: if it is not the end of the epoch, but of an iterator that Ctrl-C has ended before.
+            RuntimeError: if it is not the end of the epoch, but of an iterator that Ctrl-C ended earlier.
         """
         if self._in_epoch and isinstance(sys.exc_info()[1], StopIteration):
             if any(run.was_interrupted for run in self._runs):
@@ -262,13 +261,13 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
             dist.destroy_process_group(group)
 
     def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
-        """Counts what the stages have skipped in the running or the last epoch, in all workers of this rank.
+        """Counts what the stages skipped in the running or last epoch, in all workers of this rank.
 
         A warning at the end of the epoch says the same. DataLoader2 runs a copy of the service; each answers for both.
 
         Args:
-            by_rule: Whether to count also what is left out by a rule and not lost: hidden files and folders in shards,
-                samples for which a function returns None.
+            by_rule: Whether to include what a rule left out and is not lost: hidden files and folders in shards,
+                samples for which a function returned None.
 
         Returns:
             The counts by stage, written as in the chain, and exception type or reason.
@@ -288,7 +287,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         return self._skips.counts(by_rule=by_rule)
 
     def checkpoint(self) -> bytes:
-        """Gives the state for ``DataLoader2.state_dict()``, in the middle of an epoch or between two.
+        """Returns the state for ``DataLoader2.state_dict()``, in the middle of an epoch or between two.
 
         Raises:
             RuntimeError: if a stage of the main process may hold items in the middle of an epoch.
@@ -307,11 +306,11 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         ).dump()
 
     def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
-        """Divides the graph, and goes on from a state at the next epoch; DataLoader2 calls it in place of `initialize`.
+        """Divides the graph, and goes on from a state at the next epoch; DataLoader2 calls it instead of `initialize`.
 
         Raises:
-            ValueError: if the state is of another graph, other shards or another number of workers or ranks; it names
-                what differs.
+            ValueError: if the state has another graph, other shards or another number of workers or ranks; it names the
+                differences.
         """
         if serialized_state:
             restored = Checkpoint.load(serialized_state)
@@ -332,11 +331,11 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         }
 
     def _graph(self, number: int = 0) -> Any:
-        """The last pipe of what each stream of a run runs."""
+        """Returns the last pipe of what each stream of a run runs."""
         return self._branches[number] if self._workers else self._fronts[number].source_datapipe
 
     def _keep_here(self) -> None:
-        """Lets one stream in this process run all of the graph but a fullsync, which runs ahead."""
+        """Runs all of the graph as one stream in this process, except a fullsync at its end."""
         for number, branch in enumerate(self._branches):
             apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
             self._branches[number] = self._functions.initialized(branch, 1, 0)
@@ -386,7 +385,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self._runs.append(pool)
 
     def _draw(self, seed_generator: Any) -> tuple[int, int]:
-        """Returns the epoch's two seeds: one equal on all ranks, one of this rank."""
+        """Returns the epoch's two seeds: one shared by all ranks, and this rank's own."""
         rank = current_ranks()[1]
         if self.seed is not None:
             return mix(self.seed, self._epoch), mix(self.seed, self._epoch, "rank", rank)
@@ -401,17 +400,17 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
 
 
 def _seeds_of(number: int, seeds: Seeds) -> Seeds:
-    """The seeds of a branch; the first one has the epoch's as they are, as one branch is the normal case."""
+    """Returns the seeds of a branch; the first has the epoch's own, since one branch is the normal case."""
     shared, local = seeds
     return (mix(shared, number), mix(local, number)) if number else seeds
 
 
 def _seed_graph(datapipe: DataPipe, seeds: tuple[int, int], place: int) -> None:
-    """Seeds the pipes upstream of a native sharding filter alike in all places, the others apart."""
+    """Seeds the pipes upstream of a native sharding filter alike in all places, and the others apart."""
     set_graph_random_seed(datapipe, _generator(*seeds, place))
 
 
 def _generator(shared: int, local: int, place: int) -> Any:
-    """Returns a seed generator whose shared seeds are equal in all places, and whose others are this place's own."""
+    """Returns a seed generator whose shared seeds are the same in all places, and whose others belong to this place."""
     alike, own = SeedGenerator(shared), SeedGenerator(local).spawn(place)
     return SeedGenerator(_rngs=(alike._shared_rng, own._worker_rng))

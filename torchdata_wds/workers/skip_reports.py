@@ -1,4 +1,4 @@
-"""The counts of what an epoch skipped, summed up over all processes, and the line about losses."""
+"""What an epoch skipped, summed up over all processes, and the line that is logged about losses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ _MOST_SHOWN = 5
 class _Report:
     """The counts of the running or the last epoch of a loader.
 
-    DataLoader2 runs a copy of its reading service: copies of a report in one process are the same object, so that the
-    service that the user has answers for the one that runs.
-
-    Attributes:
-        running: What gives the counts of the running epoch; it returns None where none runs.
-        last: Those of the last epoch.
+    DataLoader2 runs a copy of its reading service. Copies of a report within one process are the same object, so that
+    the user's service answers for the one that runs. `running` returns the counts of the running epoch, or None.
     """
 
     def __init__(self) -> None:
@@ -67,12 +63,7 @@ class EpochSkips:
         self._is_running = False
 
     def watch(self, runs: Sequence[Run], end: DataPipe | None) -> None:
-        """Says what runs the graph.
-
-        Args:
-            runs: What runs its parts.
-            end: The last pipe of the main process, where that has stages that no run has.
-        """
+        """Sets what runs the parts of the graph, and the last pipe of any other stages in the main process."""
         self._runs = runs
         self._main = None if end is None else SkipWatch(end)
         reference = weakref.ref(self)  # the user's copy of the service must not keep the workers alive
@@ -91,7 +82,7 @@ class EpochSkips:
         self._is_running = True
 
     def end(self, epoch: int) -> None:
-        """Ends an epoch, which is counted from 1, and logs what was lost in it."""
+        """Ends an epoch, counted from 1, and logs what was lost in it."""
         self.stop()
         log_skips(self._report.last, epoch)
 
@@ -102,11 +93,7 @@ class EpochSkips:
             self._is_running = False
 
     def counts(self, *, by_rule: bool) -> dict[str, dict[str, int]]:
-        """Gives the counts of the running or the last epoch by stage and reason.
-
-        Args:
-            by_rule: Whether to count what is left out by a rule, too.
-        """
+        """Returns the counts of the running or last epoch, by stage and reason; `by_rule` adds what rules left out."""
         running = self._report.running()
         found: dict[str, dict[str, int]] = {}
         for skipped in self._report.last if running is None else running:
@@ -125,12 +112,7 @@ class EpochSkips:
 
 
 def log_skips(skips: Iterable[ItemsSkipped], epoch: int) -> None:
-    """Logs one line about an epoch in which something was lost.
-
-    Args:
-        skips: What was skipped.
-        epoch: The number of the epoch, counted from 1.
-    """
+    """Logs one line about an epoch, counted from 1, in which something was lost."""
     lost = sorted((skipped for skipped in merge_skips(skips) if skipped.is_loss), key=lambda skipped: -skipped.times)
     if not lost:
         return

@@ -1,4 +1,4 @@
-"""What the stages of a graph have skipped, in all its processes: counted where it happens, told, and summed up."""
+"""What the stages of a graph skip in one process, counted where it happens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _LONGEST_EXAMPLE = 500
 
 
 class SkipWatch:
-    """Sees what the stages of a graph skip in this process.
-
-    Args:
-        datapipe: The last pipe of the graph.
-    """
+    """Sees what the stages of a graph skip in this process."""
 
     def __init__(self, datapipe: DataPipe) -> None:
         pipes = get_all_graph_pipes(traverse_dps(datapipe))
@@ -40,11 +36,9 @@ class SkipWatch:
         self._seen: list[dict[str, int]] = [dict(counts) for _, counts, _ in self._watched]
 
     def news(self, *, is_first: bool = True) -> Iterator[ItemsSkipped]:
-        """Yields what was skipped since this was asked last.
+        """Yields what was skipped since the last call.
 
-        Args:
-            is_first: Whether this is the first of several consumers. Stages before a sharding filter skip the same in
-                all of them.
+        Stages before a sharding filter skip the same in all consumers: only the first (`is_first`) reports them.
         """
         for number, (pipe, counts, is_agreed) in enumerate(self._watched):
             seen = self._seen[number]

@@ -1,4 +1,4 @@
-"""The user's functions that set up the graph of each worker, with the meaning that torchdata gives them."""
+"""The user's functions that set up the graph of each worker, called as torchdata calls them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["WorkerFunctions", "checked_function"]
 
 
 class WorkerFunctions(NamedTuple):
-    """What is called in each worker, when it begins and before each epoch.
+    """What is called in each worker, when it starts and before each epoch.
 
     Attributes:
         init: ``callable(datapipe, info) -> datapipe``, or None.
         reset: ``callable(datapipe, info, seed_generator) -> datapipe``, or None.
-        info: Makes torchdata's ``WorkerInfo`` of the number of workers and the worker's own.
-        generator: Makes a seed generator of two seeds, one shared by all workers, and a worker's number.
+        info: Makes torchdata's ``WorkerInfo`` from the number of workers and the worker's own.
+        generator: Makes a seed generator from two seeds, one of them shared by all workers, and a worker's number.
     """
 
     init: Callable[..., Any] | None
@@ -36,7 +36,7 @@ class WorkerFunctions(NamedTuple):
         return _checked_graph("worker_init_fn", self.init(datapipe, self.info(workers, worker)))
 
     def reset_for(self, datapipe: DataPipe, workers: int, worker: int, seeds: Seeds) -> DataPipe:
-        """Returns the graph that a worker runs in an epoch, whose pipes have their seeds already."""
+        """Returns the graph that a worker runs in an epoch; its pipes already have their seeds."""
         if self.reset is None:
             return datapipe
         shared, local = seeds
@@ -45,11 +45,7 @@ class WorkerFunctions(NamedTuple):
 
 
 def checked_function(name: str, function: Any) -> Any:
-    """Returns an argument that is a function or None.
-
-    Raises:
-        TypeError: if it is neither.
-    """
+    """Returns an argument that is a function or None; else a TypeError."""
     if function is not None and not callable(function):
         raise TypeError(f"{name} must be a function or None, not {function!r}")
     return function

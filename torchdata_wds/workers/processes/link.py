@@ -1,4 +1,4 @@
-"""One worker process, seen from the main process: given orders, asked for items, and ended."""
+"""One worker process as the main process sees it: it gets orders, is asked for items, and is ended."""
 
 from __future__ import annotations
 
@@ -35,13 +35,7 @@ _PATIENCE = GRACE + CHECK_INTERVAL + 1
 class WorkerLink:
     """A worker process and the connection to it.
 
-    Args:
-        context: The multiprocessing context to start it in.
-        graph: The stages that it runs.
-        board: Says which order holds, and when to close.
-        number: The worker's number.
-        workers: How many there are.
-        ahead: How many messages it may be ahead.
+    `number` is the worker's, of `workers`; it may be `ahead` messages ahead of what was taken.
     """
 
     def __init__(
@@ -79,12 +73,9 @@ class WorkerLink:
         self._receiver = Receiver(self._connection, self._process.sentinel, self._credits, limits)
 
     def order(self, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
-        """Asks for a stream in place of any that was asked for before.
+        """Asks for a stream in place of any earlier one; `facts` collects what its graph reports.
 
-        Args:
-            order: What to ask for.
-            facts: Where to note what the graph tells of its way.
-            keeps_facts: Whether what it told of the stream before still counts.
+        With `keeps_facts`, what it reports of the earlier stream still counts.
 
         Raises:
             RuntimeError: if the worker has died.
@@ -111,7 +102,7 @@ class WorkerLink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether Ctrl-C came while a message was half taken in, or has ended the worker before it took up an order."""
+        """Whether Ctrl-C interrupted the reading of a message, or ended the worker before it took up an order."""
         return not self._receiver.is_settled or self._ended_at_once
 
     @property
@@ -120,12 +111,12 @@ class WorkerLink:
 
     @property
     def never_began(self) -> bool:
-        """Whether the worker has ended without taking up any of several orders: Ctrl-C came while it was started."""
+        """Whether the worker ended without taking up any of several orders: Ctrl-C came while it started."""
         return self._ended_at_once and 0 < self._first_turn < self._turn
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the worker has taken up an order before, and not the last one yet."""
+        """Whether the worker has taken up an earlier order, and not yet the last one."""
         return 0 < self._board.answered(self._number) < self._turn
 
     def kill(self) -> None:
@@ -135,7 +126,7 @@ class WorkerLink:
         self.close()
 
     def wait_for_facts(self, timeout: float | None) -> None:
-        """Waits until the graph has told where the epoch began, if it has not."""
+        """Waits until the graph has reported where the epoch began."""
         while not self.facts.passes:
             self._drop_message()
             self._message = self._receive(timeout)
@@ -143,11 +134,7 @@ class WorkerLink:
                 self.facts.passes.clear()  # of the epoch before
 
     def take(self, turn: int, timeout: float | None) -> Any:
-        """Returns the next item, or ``END``.
-
-        Args:
-            turn: The number of the order.
-            timeout: How many seconds to wait, or None for ever.
+        """Returns the next item of an order, or ``END``; waits `timeout` seconds, or for ever with None.
 
         Raises:
             RuntimeError: if the worker has died, or sends nothing in time.
@@ -161,7 +148,7 @@ class WorkerLink:
         return self._message.take()
 
     def _note(self, message: Message | None) -> None:
-        """Takes note of what the graph has told with a message, whether its items are wanted or not."""
+        """Notes what the graph reported with a message, whether its items are wanted or not."""
         if message is not None and message.facts and (self._keeps_facts or message.turn == self._turn):
             self.facts.add(message.facts)
         self._receiver.is_settled = True
@@ -172,7 +159,7 @@ class WorkerLink:
             message.discard()
 
     def hang_up(self) -> None:
-        """Ends the connection: the worker ends at its next word, and a thread that waits for it here waits no more."""
+        """Ends the connection: the worker ends when it next uses it, and a thread waiting for it here wakes up."""
         if not CAN_SHARE:
             self._connection.close()
         else:
@@ -181,14 +168,14 @@ class WorkerLink:
         self._credits.release()
 
     def join(self) -> None:
-        """Waits for the process to end, and makes it end if it is stuck."""
+        """Waits for the process to end, and kills it if it is stuck."""
         self._process.join(_PATIENCE)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
     def close(self) -> None:
-        """Lets go of what the system holds for the connection and the ended process."""
+        """Releases what the system holds for the connection and the ended process."""
         self._message = None
         self._connection.close()
         self._process.close()
@@ -234,7 +221,7 @@ class WorkerLink:
 
 
 def _start_helpers(context: Any) -> None:
-    """Starts the process that all workers are forked from, if there is one, where Ctrl-C is not blocked yet."""
+    """Starts the fork server, if workers need one, while Ctrl-C is not blocked yet."""
     if context.get_start_method() == "forkserver":
         from multiprocessing.forkserver import ensure_running
 

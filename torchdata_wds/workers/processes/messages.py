@@ -1,11 +1,10 @@
-"""What goes from a worker to the main process: small items several at once, large ones by shared memory.
+"""How items travel from a worker to the main process: small ones several at once, large ones in shared memory.
 
-A message holds the pickles of its items one behind the other, or says in which segment of shared memory they are, and
-where the large buffers of these items are; the descriptors of segments that are new to the main process follow it. For
-each message a worker needs a credit, which it gets before it makes the first item of that message, and the main process
-gives back when it takes the message in. So a worker is ahead by so many messages, and no more.
+A message holds the pickles of its items one after another, or says in which segment of shared memory they are, and
+where the large buffers of these items are; descriptors of segments that are new to the main process follow it.
 
-Items to bytes and back: pickles, with large buffers left outside so that they can go by shared memory.
+Each message costs the worker a credit. It gets one before it makes the message's first item, and the main process
+returns it when it receives the message; so a worker is never more than that many messages ahead.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Packer:
-    """Pickles items one after another, each for itself, as a worker sends them.
+    """Pickles items one after another, each by itself; buffers of 64 KB and more stay outside the pickle.
 
-    Plain tensors are packed by value, like everything else. Those that share their memory with other processes on
-    purpose, those of other devices, layouts and classes, and those that require gradients go as
-    ``torch.multiprocessing`` sends them.
+    Plain tensors are packed by value, like everything else. Tensors that share memory with other processes on purpose,
+    those of other devices, layouts and classes, and those that require gradients go as ``torch.multiprocessing`` sends
+    them.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class Packer:
         self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
 
     def pack(self, item: Any) -> int:
-        """Adds an item, and returns how many bytes all that was added takes, inside and outside.
+        """Adds an item; returns how many bytes all items take so far, inside and outside the pickle.
 
         Raises:
             Exception: whatever pickling the item raises; the item is left out then.
@@ -78,7 +77,7 @@ class Packer:
         return self._file.tell()
 
     def take(self) -> tuple[bytes, list[memoryview]]:
-        """Returns the pickles of all items and what was left outside of them, and begins anew."""
+        """Returns the pickles of all items and the buffers outside them, and starts afresh."""
         body, outside = self._file.getvalue(), [buffer.raw() for buffer in self._outside]
         self._file.seek(0)
         self._file.truncate()
@@ -93,7 +92,7 @@ class Packer:
 
 
 def unpack(data: Buffer, outside: Iterable[Buffer]) -> Any:
-    """Returns the item that was packed; what was left outside has to be writable, as it becomes part of it."""
+    """Returns an item that was packed; the buffers outside must be writable, as they become part of it."""
     return pickle.loads(data, buffers=outside)
 
 
@@ -119,7 +118,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_permuted(tensor: torch.Tensor) -> bool:
-    """Whether a tensor fills its memory without gaps and overlaps, in whatever order of its dimensions."""
+    """Returns whether a tensor fills its memory without gaps and overlaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -156,13 +155,13 @@ class Envelope(NamedTuple):
     """What is sent of a message.
 
     Attributes:
-        turn: The order of the main process that it answers.
+        turn: The order that it answers.
         is_last: Whether the stream ends with it.
         ends: Where the pickle of each item ends.
-        pieces: All the pickles, and then the large buffers of the items: bytes, or where they are in shared memory.
+        pieces: All pickles, then the large buffers of the items: bytes, or their places in shared memory.
         segments: The segments in which they are.
-        new: Those of the segments whose descriptors follow.
-        facts: What the graph has told of its way up to its items.
+        new: Those segments whose descriptors follow.
+        facts: What the graph has reported up to its items.
     """
 
     turn: int
@@ -177,11 +176,8 @@ class Envelope(NamedTuple):
 class Sender:
     """The worker's end of its connection to the main process.
 
-    Args:
-        connection: A duplex connection.
-        credits: A semaphore that counts the messages that may still be sent.
-        segments: Where large data goes.
-        facts: Gives what the graph has told of its way since it was called last.
+    `credits` is a semaphore that counts the messages that may still be sent; `facts` returns what the graph has
+    reported since the last call.
     """
 
     def __init__(
@@ -202,7 +198,7 @@ class Sender:
         threading.Thread(target=self._send_late, name="wds-send", daemon=True).start()
 
     def begin(self, turn: int) -> None:
-        """Begins the stream that answers an order, and drops what was left of the one before."""
+        """Begins the stream that answers an order, and drops the rest of the one before."""
         with self._lock:
             self._turn = turn
             self._packer.take()
@@ -217,7 +213,7 @@ class Sender:
             self._begun = time.perf_counter()
 
     def add(self, item: Any) -> None:
-        """Sends an item, now or together with some that follow soon.
+        """Sends an item, now or together with others that follow soon.
 
         Raises:
             OSError: if the main process has hung up.
@@ -234,7 +230,7 @@ class Sender:
                 self._has_items.set()
 
     def finish(self) -> None:
-        """Sends what is left, and word that this is the end."""
+        """Sends what is left, and that this is the end."""
         with self._lock:
             self._get_credit()
             self._send(is_last=True)
@@ -278,16 +274,7 @@ class Sender:
 
 
 class Message:
-    """Items that came together, each unpacked when it is taken.
-
-    Args:
-        turn: The order that it answers.
-        is_last: Whether the stream ends with it.
-        ends: Where the pickle of each item ends.
-        body: The pickles.
-        outside: The large buffers of the items.
-        facts: What the graph has told of its way.
-    """
+    """Items that came together, each unpacked when it is taken; see `Envelope`."""
 
     def __init__(
         self,
@@ -326,24 +313,18 @@ class Message:
         return unpack(data, outside)
 
     def discard(self) -> None:
-        """Drops the items that are left; torch's own way of sending tensors holds files open for those never taken."""
+        """Drops the items that are left; tensors sent in torch's own way hold files open until they are taken."""
         while not self.is_empty:
             with suppress(Exception):
                 self.take()
 
 
 class Receiver:
-    """The main process's end of its connection to a worker.
-
-    Args:
-        connection: A duplex connection.
-        sentinel: Of the worker's process.
-        credits: The semaphore that counts the messages that the worker may still send.
-        limits: How many segments of shared memory the worker may have.
+    """The main process's end of its connection to a worker, whose process has `sentinel`.
 
     Attributes:
-        is_settled: Whether all messages that have begun to come were taken in and noted. An exception in between, as at
-            Ctrl-C, leaves it False: what comes next cannot be understood any more.
+        is_settled: Whether every message that began to arrive has been read and noted. After an exception in between,
+            as at Ctrl-C, it is False: what comes next cannot be understood.
     """
 
     def __init__(self, connection: Connection, sentinel: int, credits: Any, limits: Limits) -> None:
@@ -355,7 +336,7 @@ class Receiver:
         self.is_settled = True
 
     def receive(self, timeout: float | None) -> Message | None:
-        """Waits for a message and returns it, or None if there is none in time (in seconds; None waits for ever).
+        """Waits up to `timeout` seconds (None: for ever) for a message; returns None if none comes.
 
         The caller sets `is_settled` once it has noted the message.
 

@@ -1,4 +1,4 @@
-"""A set of worker processes that run one part of a graph, seen from the main process."""
+"""The worker processes that run one part of a graph, as the main process sees them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,7 @@ __all__ = ["PooledIterDataPipe", "WorkerPool"]
 
 
 class PooledIterDataPipe(WdsPipe[Any]):
-    """Stands in the main process for the part of the graph that a pool's workers run.
-
-    Args:
-        pool: The workers.
-        place: The rank for which they work.
-    """
+    """Stands in the main process for the stages that a pool runs, for the rank `place`."""
 
     def __init__(self, pool: WorkerPool, place: Place) -> None:
         self.place = place
@@ -47,20 +42,11 @@ class PooledIterDataPipe(WdsPipe[Any]):
 
 
 class WorkerPool:
-    """A set of worker processes, which make items for epoch after epoch.
-
-    Args:
-        datapipe: The last pipe of the part of the graph that the workers run.
-        seed_graph: Seeds that part in a worker.
-        num_workers: The number of processes.
-        prefetch_factor: How many messages each worker makes ahead.
-        multiprocessing_context: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for Python's default.
-        timeout: How many seconds to wait for an item; 0 waits for ever.
-        functions: The user's functions that see the graph in each worker.
+    """Worker processes that make items, epoch after epoch; the arguments are those of `WorkersReadingService`.
 
     Attributes:
         streams: Where the workers' streams are.
-        was_interrupted: Whether Ctrl-C has ended this epoch while it waited for an item.
+        was_interrupted: Whether Ctrl-C ended this epoch while it waited for an item.
     """
 
     def __init__(
@@ -96,11 +82,9 @@ class WorkerPool:
         self.was_interrupted = False
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
-        """Starts an epoch: the workers begin to make its items at once.
+        """Starts an epoch; the workers begin to make its items at once.
 
-        Args:
-            seeds: The seed shared by all workers and ranks, and this rank's own.
-            streams: Where the workers' streams begin.
+        `seeds` are the seed that all workers and ranks share and this rank's own.
         """
         self._seeds = seeds
         self._pass = 0
@@ -109,7 +93,7 @@ class WorkerPool:
         self._is_fresh = True
 
     def items(self) -> Iterator[Any]:
-        """Returns the epoch's items; asked again in the same epoch (by ``cycle``), another pass in another order."""
+        """Returns the epoch's items; called again in the same epoch (by ``cycle``), a new pass in a new order."""
         if not self._is_fresh:
             self._pass += 1
             self._check_empty()
@@ -136,18 +120,18 @@ class WorkerPool:
         return self._pass > 0
 
     def close(self) -> None:
-        """Ends the workers; one that is stuck is made to end within seconds. May be called again."""
+        """Ends the workers, within seconds even where one is stuck; idempotent."""
         self._end()
 
     def wait_for_facts(self) -> None:
-        """Waits until all workers have told where their epoch began, if they have not."""
+        """Waits until every worker has reported where its epoch began."""
         self._check_owner()
         with self._lock:
             for link in self._links:
                 link.wait_for_facts(self._timeout or None)
 
     def _check_owner(self) -> None:
-        """Refuses to be used by a forked process, which would take items of the workers away from their owner."""
+        """Refuses to be used by a forked process, which would take items away from the pool's owner."""
         if os.getpid() != self._owner:
             raise RuntimeError(
                 f"this loader belongs to process {self._owner}, from which this process was forked: iterating it here "
@@ -191,7 +175,7 @@ class WorkerPool:
             self._order(number, seeds, self._replace(number, streams), streams)
 
     def _replace(self, number: int, streams: Streams) -> Point | None:
-        """Puts a new worker in the place of one that is of no use after Ctrl-C; returns where its stream begins."""
+        """Replaces a worker that is unusable after Ctrl-C; returns where the new one's stream begins."""
         with interrupts_held():
             self._links[number].kill()
             self._links[number] = self._make_link(number)
@@ -204,7 +188,7 @@ class WorkerPool:
         return point
 
     def _stuck(self) -> list[int]:
-        """The workers that do not take up an order within the time that they have for the item they are at."""
+        """Returns the workers that do not take up an order within the time that one item may take."""
         end = time.monotonic() + GRACE
         while stuck := [number for number, link in enumerate(self._links) if link.is_stuck]:
             if time.monotonic() > end:

@@ -1,15 +1,13 @@
 """Shared memory in which a worker's large data reaches the main process: filled there, read here, used again.
 
-New shared memory for every batch costs more than filling it: the system has to find and clear every page of it, in the
-worker, and to take it back, in the main process. So a worker keeps its segments, and fills one again once nothing in
-the main process refers to it any more. Each is a file without a name, whose descriptor the worker sends along the first
-time. The first byte of a segment says whether the main process may be reading it: the worker sets it, the main process
-clears it.
+New shared memory for every batch costs more than filling it: the system must find and clear each page in the worker,
+and take it back from the main process. So a worker keeps its segments, and fills one again once nothing in the main
+process refers to it. Each is a file without a name, whose descriptor the worker sends along the first time. The first
+byte of a segment says whether the main process may be reading it: the worker sets it, the main process clears it.
 
-A process that is forked meanwhile, from either side, sees the same memory and says nothing when it is done with it. So
-a segment whose data was in use at a fork is never filled again: the worker takes a new one in its place.
-
-Which memory a forked process may see: the forks of this process, counted around the time that each one takes.
+A process that is forked meanwhile, from either side, sees the same memory and does not say when it is done with it. So
+a segment whose data was in use at a fork is never filled again; the worker takes a new one instead. Forks are counted
+twice, before and after each, since a fork takes time.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def fork_mark() -> int:
 
 
 def has_forked_since(mark: int) -> bool:
-    """Whether a process may have been forked from this one since a moment, so that it sees what there was to see.
+    """Returns whether a process may have been forked since a mark was made, and sees the memory of that time.
 
     Example:
         >>> has_forked_since(fork_mark())
@@ -81,12 +79,7 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Limits(NamedTuple):
-    """How many segments a worker may have; beyond, data has to go another way.
-
-    Attributes:
-        most: How many at any time.
-        kept: How many of them outlive an epoch.
-    """
+    """How many segments a worker may have at `most`, and how many of them are `kept` when an epoch ends."""
 
     most: int
     kept: int
@@ -101,11 +94,7 @@ class Span(NamedTuple):
 
 
 class Segment:
-    """One piece of shared memory, seen from the worker.
-
-    Args:
-        number: Its place in the pool.
-        capacity: How many bytes of data it can hold; memory is taken only for what is written to.
+    """One piece of shared memory, as the worker sees it; memory is only taken for bytes that are written.
 
     Raises:
         OSError: if there can be no more.
@@ -133,7 +122,7 @@ class Segment:
 
     @property
     def is_spent(self) -> bool:
-        """Whether a process that was forked from the worker or the main process may still read it."""
+        """Whether a process forked from the worker or the main process may still read it."""
         return self.memory[0] == _SEEN_BY_FORK or (self._loan is not None and has_forked_since(self._loan_mark))
 
     @property
@@ -142,7 +131,7 @@ class Segment:
         return self._loan is not None and self._loan() is not None
 
     def lend(self, size: int) -> Array:
-        """Returns an array of its first bytes of data; the segment is lent while that, or a view of it, lives."""
+        """Returns an array of its first bytes; the segment is lent while that, or a view of it, lives."""
         array: Array = np.frombuffer(self.memory, np.uint8, size, _HEADER)
         self._loan = weakref.ref(array)
         self._loan_mark = fork_mark()
@@ -153,7 +142,7 @@ class Segment:
         self.memory[0] = _IN_USE
 
     def close_descriptor(self) -> None:
-        """Closes the file, once the main process has got it: the memory stays."""
+        """Closes the file once the main process has it; the memory stays."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -163,11 +152,7 @@ class Segment:
 
 
 class SegmentPool:
-    """The segments of a worker.
-
-    Args:
-        limits: How many there may be.
-    """
+    """The segments of a worker."""
 
     def __init__(self, limits: Limits) -> None:
         self._most = limits.most if CAN_SHARE else 0
@@ -178,9 +163,9 @@ class SegmentPool:
         self._owner = os.getpid()
 
     def lend(self, size: int) -> Array | None:
-        """Returns an array of so many bytes that need not be copied when it is sent, or None if too many are lent.
+        """Returns an array of `size` bytes that need not be copied when it is sent, or None if too many are lent.
 
-        A process that was forked from the worker gets nothing: the worker would use the same memory.
+        A process forked from the worker gets None: the worker would use the same memory.
         """
         if os.getpid() != self._owner:
             return None
@@ -206,12 +191,12 @@ class SegmentPool:
         return places, segments
 
     def trim(self) -> None:
-        """Lets go of what only an unusual epoch needed."""
+        """Drops segments that only an unusual epoch needed."""
         with self._lock:
             del self._segments[self._kept :]
 
     def _span_of_lent(self, piece: memoryview) -> Span | None:
-        """Returns where a piece is if it was lent; what the main process has read already is to be copied this time."""
+        """Returns where a piece is if it was lent; data that the main process has read already is copied this time."""
         address = _address(piece)
         for segment in self._segments:
             start = address - segment.address
@@ -220,7 +205,7 @@ class SegmentPool:
         return None
 
     def _copy(self, places: list[Span | memoryview]) -> None:
-        """Copies what is in no segment into one, and says where it is."""
+        """Copies the pieces that are not in a segment into one, and replaces them by their places."""
         sizes = [_aligned(place.nbytes) if isinstance(place, memoryview) else 0 for place in places]
         segment = self._take(sum(sizes)) if any(sizes) else None
         if segment is None:
@@ -234,7 +219,7 @@ class SegmentPool:
                 start += sizes[index]
 
     def _take(self, size: int) -> Segment | None:
-        """Returns a free segment for so many bytes, or None if all are in use."""
+        """Returns a free segment for `size` bytes, or None if all are in use."""
         free = [segment for segment in self._segments if segment.is_free]
         # The first one that will do, so that few are used over and over.
         for segment in free:
@@ -254,11 +239,7 @@ class SegmentPool:
 
 
 class SegmentTable:
-    """The segments of one worker, seen from the main process.
-
-    Args:
-        limits: How many there may be.
-    """
+    """The segments of one worker, as the main process sees them."""
 
     def __init__(self, limits: Limits) -> None:
         self._kept = limits.kept
@@ -280,7 +261,7 @@ class SegmentTable:
         return memoryview(array)  # type: ignore[arg-type]  # mypy does not know that it is a buffer
 
     def trim(self) -> None:
-        """Lets go of what the worker let go of."""
+        """Drops what the worker dropped."""
         for number in [number for number in self._segments if number >= self._kept]:
             del self._segments[number]
 

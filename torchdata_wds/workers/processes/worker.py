@@ -1,9 +1,4 @@
-"""What runs inside a worker process of ``WorkersReadingService``.
-
-The board on which the main process and its workers tell one another what holds.
-
-An exception's way from a worker to the main process, its type and attributes kept.
-"""
+"""What runs inside a worker process: the loop that answers orders, and how exceptions travel to the main process."""
 
 from __future__ import annotations
 
@@ -47,19 +42,14 @@ __all__ = ["NoticeBoard", "Failure", "RemoteTraceback", "Order", "WorkerGraph", 
 
 
 class NoticeBoard:
-    """What the main process and its workers tell one another while they work, in shared memory.
-
-    Args:
-        context: The multiprocessing context of the workers.
-        workers: How many there are.
-    """
+    """Numbers in shared memory by which the main process and its workers tell each other what is current."""
 
     def __init__(self, context: BaseContext, workers: int) -> None:
         self._slots = context.RawArray(ctypes.c_uint64, 2 + workers)
 
     @property
     def turn(self) -> int:
-        """The number of the order that holds: work on any other is in vain."""
+        """The number of the current order: work on any other is in vain."""
         return self._slots[0]
 
     @turn.setter
@@ -72,15 +62,15 @@ class NoticeBoard:
         return bool(self._slots[1])
 
     def close(self) -> None:
-        """Says that the workers' work is over."""
+        """Notes that the workers are to end."""
         self._slots[1] = 1
 
     def answered(self, worker: int) -> int:
-        """The number of the last order that a worker has taken up; 0 if it has not taken up any."""
+        """The number of the last order that a worker has taken up; 0 if none."""
         return self._slots[2 + worker]
 
     def answer(self, worker: int, turn: int) -> None:
-        """Notes that a worker has taken up an order; 0 stands for a worker that begins."""
+        """Notes that a worker has taken up an order; 0 is a worker that starts."""
         self._slots[2 + worker] = turn
 
 
@@ -92,12 +82,7 @@ class RemoteTraceback(Exception):  # noqa: N818  # the name that concurrent.futu
 
 
 class Failure:
-    """An exception as a worker sends it, in the place of an item.
-
-    Args:
-        error: The exception.
-        where: The process it was raised in.
-    """
+    """An exception on its way to the main process, in place of an item; `where` names the process."""
 
     __slots__ = ("pickled", "summary", "text")
 
@@ -148,7 +133,7 @@ class Order(NamedTuple):
     """What the main process asks of a worker: the stream of one pass over the graph.
 
     Attributes:
-        turn: Its number, which stands on the notice board as long as the order holds.
+        turn: Its number, which stands on the notice board while the order is current.
         seeds: The seed that all workers share, and the one that this set of workers derives its own from.
         point: Where the stream goes on; None begins it.
         epoch: The number of the epoch, counted from 0.
@@ -163,11 +148,7 @@ class Order(NamedTuple):
 class WorkerGraph:
     """The part of a graph that one set of workers runs.
 
-    Args:
-        seed_graph: Seeds a graph for a worker's number. It comes first, because unpickling it in a spawned worker
-            silences torchdata before the pipes import it.
-        datapipe: The last pipe of the part.
-        functions: The user's functions that see it in each worker.
+    `seed_graph` comes first: unpickling it in a spawned worker silences torchdata before the pipes import it.
     """
 
     def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions | None = None) -> None:
@@ -208,7 +189,7 @@ class WorkerGraph:
         )
 
     def facts(self) -> list[Fact]:
-        """Gives what the graph has told of its way since this was asked last."""
+        """Returns what the graph has reported since the last call."""
         return [] if self._stream is None else self._stream.facts()
 
 
@@ -223,14 +204,7 @@ def run_worker(
 ) -> None:
     """Answers the orders of the main process until it hangs up: what a worker process runs.
 
-    Args:
-        graph: The stages to run.
-        worker: The number of this worker.
-        workers: How many there are.
-        connection: Where orders come from and items go to.
-        credits: A semaphore that counts the messages that may still be sent.
-        limits: How many segments of shared memory there may be.
-        board: Says which order holds, and when to close; takes down which order was taken up.
+    `credits` counts the messages that may still be sent, `limits` the segments of shared memory that there may be.
     """
     ignore_interrupts()
     # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
@@ -251,7 +225,7 @@ def run_worker(
 
 
 def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoard) -> None:
-    """Sends the items of an order as long as it holds, and their end: someone may still wait for it."""
+    """Sends the items of an order while it is current, and then their end: somebody may still wait for it."""
     sender.begin(order.turn)
     while True:
         sender.wait_for_room()
@@ -272,7 +246,7 @@ def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoa
 
 
 def _set_worker_info(graph: WorkerGraph, seeds: Seeds, worker: int, workers: int) -> None:
-    """Seeds the generators that augmentations draw from, and lets ``get_worker_info`` say who this is."""
+    """Seeds the generators that augmentations draw from, and sets what ``get_worker_info`` returns."""
     random.seed(mix(seeds[1], worker, "random"))
     np.random.seed(mix(seeds[1], worker, "numpy") >> 32)
     seed = mix(seeds[1], worker, "torch")

@@ -1,4 +1,4 @@
-"""The state of a graph in the middle of an epoch, and the way back to it."""
+"""The state of a loader in the middle of an epoch, and the way back to it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
     Attributes:
         signature: What it belongs to.
         epoch: How many epochs had begun.
-        in_epoch: Whether it is in the middle of one, the last that begun.
+        in_epoch: Whether it is in the middle of one, the last that began.
         generator: The seed generator as that epoch found it.
         stream_seeds: The seeds of the epoch that the streams began with; None if none has begun.
         streams: Where the streams are; None where they begin anew with the next epoch.
@@ -66,16 +66,12 @@ class Checkpoint(NamedTuple):
     streams: Any
 
     def dump(self) -> bytes:
-        """The state in bytes."""
+        """Returns the state as bytes."""
         return zlib.compress(pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL))
 
     @classmethod
     def load(cls, state: bytes) -> Checkpoint:
-        """Undoes `dump`.
-
-        Raises:
-            ValueError: if it is no such state.
-        """
+        """Undoes `dump`; a ValueError if the bytes are not such a state."""
         try:
             return cls(*pickle.loads(zlib.decompress(state)))
         except Exception as error:
@@ -83,7 +79,7 @@ class Checkpoint(NamedTuple):
 
 
 def pack_runs(end: DataPipe, runs: Sequence[Run], fronts: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
-    """Says where the streams of a reading service are, or None if they begin anew with the next epoch.
+    """Packs where the streams of a reading service are; None if they begin anew with the next epoch.
 
     Args:
         end: The last pipe of the main process's graph.
@@ -113,12 +109,7 @@ def pack_runs(end: DataPipe, runs: Sequence[Run], fronts: Sequence[Any], graph: 
 
 
 def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:
-    """Says where the streams of a graph are, once so many items have been taken of all.
-
-    Args:
-        branch: The last pipe of the graph that each stream runs.
-        streams: What is known of them.
-        taken: How many items have been taken of all in this epoch.
+    """Packs where the streams of a graph are, once `taken` items of the epoch have been taken in all.
 
     Raises:
         RuntimeError: if that cannot be known.
@@ -141,14 +132,7 @@ def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any
 
 
 def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, epoch: int) -> Streams:
-    """Undoes `pack_streams`, and logs what will be made again.
-
-    Args:
-        branch: The last pipe of the graph.
-        packed: What `pack_streams` gave.
-        stream_seeds: The seeds of the epoch that the streams began with.
-        epoch: The number of the epoch that goes on, for the log.
-    """
+    """Undoes `pack_streams`, and logs which items will be made again; `epoch` is the number that the log shows."""
     counts, order, facts = packed
     chain = find_chain(branch)
     facts = [unpack_facts(one) for one in facts]
@@ -173,7 +157,7 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
 
 
 def taken_by(end: DataPipe, front: DataPipe) -> int:
-    """How many items of the workers have become the items that the end of a graph has delivered.
+    """Returns how many items of the workers went into those that the end of a graph has delivered.
 
     Args:
         end: The last pipe of the main process's graph.
@@ -209,7 +193,7 @@ def _holds_nothing(pipe: DataPipe) -> bool:
 
 
 def has_epoch(pipe: DataPipe, front: DataPipe) -> bool:
-    """Tells whether a ``wds_epoch`` stands behind the workers, in the main process."""
+    """Returns whether a ``wds_epoch`` stands after the workers, in the main process."""
     ((found, sources),) = traverse_dps(pipe).values()
     while found is not front and sources:
         if getattr(type(found), "cuts_epochs", False):

@@ -1,10 +1,8 @@
-"""What a state belongs to: the graph, the shards and the number of consumers, in a form that tells what differs.
+"""What a state belongs to: the graph, the shards and the number of consumers, in a form that shows what differs.
 
-What is known cheaply of the shards of a graph, so that a state is not resumed with others of the same names.
-
-Sizes and a few blocks of local shards, and what an index beside them says: a copy on another disk has the same, a shard
-that was written anew has not. Dates say nothing (copying changes them), and no server is asked: what is read there is
-compared where it is read.
+Shards are recognized by their names, and by what is cheap to know: the size and a few blocks of local shards, and what
+an index beside them says. A copy on another disk has the same, a shard that was rewritten does not. Dates say nothing
+(copying changes them), and no server is asked: what is read there is compared where it is read.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ class ShardContent(NamedTuple):
     Attributes:
         number: Its place in the list.
         size: Its size in bytes.
-        check: A CRC-32 of its first block and of the one in its middle.
-        samples: How many samples the index beside it says it has; None without one.
-        digest: The digest that the index has, or its beginning; "" without one.
+        check: A CRC-32 of its first block and the one in its middle.
+        samples: How many samples its index says it has; None without one.
+        digest: The beginning of the digest that the index has; "" without one.
     """
 
     number: int
@@ -70,7 +68,7 @@ class ShardContent(NamedTuple):
 
 
 def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
-    """Looks at local shards among those of a list; what cannot be looked at is left out."""
+    """Looks at local shards of a list; those that cannot be read are left out."""
     step = -(-len(shards) // _MOST_SHARDS) or 1
     found = [_content_of(number, shards[number]) for number in range(0, len(shards), step)]
     return [content for content in found if content is not None]
@@ -79,13 +77,7 @@ def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
 def describe_changes(
     shards: Sequence[Any], then: Sequence[tuple[Any, ...]], now: Sequence[tuple[Any, ...]]
 ) -> list[str]:
-    """Says what has changed of shards that were looked at then and now.
-
-    Args:
-        shards: The shards.
-        then: What was found then, as plain tuples.
-        now: What is found now.
-    """
+    """Returns what differs between what was found of shards then and now, both as plain tuples."""
     before = {old.number: old for old in (ShardContent(*content) for content in then)}
     changes = []
     for content in (ShardContent(*content) for content in now):
@@ -149,11 +141,7 @@ _COLLECTIONS = (list, tuple, range, dict, set, frozenset)
 
 
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
-    """Describes the stages of a graph: the name of each, and a checksum of its arguments.
-
-    Args:
-        datapipe: The last pipe of the graph.
-    """
+    """Describes the stages of a graph: the name of each, and a checksum of its arguments."""
     described = []
     for pipe in _in_order(traverse_dps(datapipe)):
         arguments = [(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())]
@@ -175,7 +163,7 @@ def _arguments(pipe: Any) -> dict[str, Any]:
 
 
 def _describe(value: Any, depth: int = 5) -> Iterator[str]:
-    """Says what a value is in words that are the same in another process."""
+    """Yields words for a value that are the same in another process."""
     yield type(value).__qualname__
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, os.PathLike)):
         yield repr(value)
@@ -203,25 +191,18 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
 
 
 def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
-    """Counts what the sources of a graph name, and adds a checksum of it: the shards that patterns stand for now.
+    """Counts the shards that the sources of a graph stand for now, with a checksum of their names.
 
     Sources of other kinds, and patterns that a function has changed, are not looked at.
 
-    Args:
-        datapipe: The last pipe of the graph.
-
     Raises:
-        ShardListError: if a pattern matches nothing any more.
+        ShardListError: if a pattern no longer matches anything.
     """
     return [_digest(shards) for shards in _listed(datapipe)]
 
 
 def describe_shards(*datapipes: Any) -> Signature:
-    """Describes the shards of graphs: their names, as `shards_digest` does, and what is known of their contents.
-
-    Raises:
-        ShardListError: if a pattern matches nothing any more.
-    """
+    """Describes the shards of graphs: their names, as `shards_digest` does, and what is known of their contents."""
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     reads = any(getattr(type(pipe), "reads_shards", False) for datapipe in datapipes for pipe in upstream(datapipe))
     contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
@@ -233,7 +214,7 @@ def describe_shards(*datapipes: Any) -> Signature:
 
 
 def _counts_of(pipes: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[int]:
-    """The numbers of samples that the splitters among pipes go by, where no server must be asked."""
+    """Returns the numbers of samples that splitters among the pipes use, where no server must be asked."""
     urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
     found = [pipe.known_counts(shards) for pipe in pipes if said_by(pipe, "known_counts") for shards in urls]
     return [count for counts in found for count in counts or ()]
@@ -265,11 +246,7 @@ def _digest(items: Sequence[Any]) -> tuple[int, int]:
 
 
 def check_signature(then: Signature, now: Signature) -> None:
-    """Compares what a state was made of with what it is to be restored to.
-
-    Raises:
-        ValueError: names each difference.
-    """
+    """Compares what a state belongs to with where it is to be restored; a ValueError names each difference."""
     differences = [
         f"{name}: {_shown(then.get(name))} then, {_shown(now.get(name))} now"
         for name in {**then, **now}
@@ -295,7 +272,7 @@ def check_signature(then: Signature, now: Signature) -> None:
 
 
 def without_lists(signature: Signature) -> Signature:
-    """The part of a signature that a state keeps."""
+    """Returns the part of a signature that a state keeps."""
     return {name: value for name, value in signature.items() if name != _LISTS}
 
 

@@ -1,6 +1,7 @@
-"""A graph as a dataset that torchdata's StatefulDataLoader can stop and go on with in the middle of an epoch.
+"""A graph as a dataset that torchdata's StatefulDataLoader can stop and resume in the middle of an epoch.
 
-The number of an epoch, agreed among workers that end with it and know nothing of those before them.
+Its workers may end with each epoch and know nothing of those before, so the number of an epoch is kept in shared
+memory.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ _TIMES_BITS = 22
 
 
 class EpochNumbers:
-    """Counts the epochs of a dataset over all processes that have been forked or spawned with it.
+    """Counts the epochs of a dataset over all processes that were forked or spawned with it.
 
-    The first worker of an iteration that asks takes the next number, and notes it by the iteration's key; the others
+    The first worker of an iteration that asks takes the next number and notes it under the iteration's key; the others
     find it there. No lock is needed: two that ask at once read the same last epoch, and write the same. That holds
     because each entry is one int64, and an iteration is noted before the last epoch is.
     """
@@ -85,7 +86,7 @@ class EpochNumbers:
         return int(self._memory[_SET])
 
     def begin(self, key: int) -> int:
-        """Returns the epoch's number for a worker of an iteration that has begun just now."""
+        """Returns the epoch's number for a worker of an iteration that has just begun."""
         last = int(self._memory[_LAST])  # first: what another worker of the iteration changes it to is not for this one
         recent = int(self._memory[_RECENT + key % _RECENT_COUNT])
         if recent >> 32 == key:
@@ -96,15 +97,15 @@ class EpochNumbers:
         return epoch
 
     def note(self, key: int, epoch: int) -> None:
-        """Notes the number of an iteration's epoch: the next iteration has the one after it, unless one is set."""
+        """Notes the number of an iteration's epoch: the next one follows it, unless another is set."""
         self._memory[_RECENT + key % _RECENT_COUNT] = key << 32 | epoch
         self._memory[_LAST] = self.times % 2**_TIMES_BITS << 40 | epoch + 1
 
 
 def iteration_key() -> int:
-    """Returns a number from 1 that all workers of an iteration of torch's DataLoader share, and no others.
+    """Returns a positive number that the workers of one iteration of torch's DataLoader share, and no others.
 
-    They have one base seed, which a program may set to the same each epoch, and one pipe to the main process.
+    They have one base seed, which a program may set to the same value each epoch, and one pipe to the main process.
     """
     worker = get_worker_info()
     assert worker is not None
@@ -119,18 +120,17 @@ def iteration_key() -> int:
 
 
 class StatefulPipeline(IterableDataset[Any]):
-    """Runs a graph of DataPipes under a bare ``StatefulDataLoader``, whose states it makes exact.
+    """Runs a graph of DataPipes under a plain ``StatefulDataLoader``, and makes its states exact.
 
-    ``StatefulDataLoader`` by itself asks no DataPipe for its state: it runs through the epoch's beginning again, in
-    another order. In this dataset a state says where each worker is, in a few hundred bytes, and resuming gives the
-    items that are left, as ``WorkersReadingService`` does; see there for what is skipped and what is made again. It
-    divides the work among workers and ranks where ``.sharding_filter()`` or ``.split_shards()`` says, and seeds
-    everything: the loader's own generator and shuffling have no part in it.
+    ``StatefulDataLoader`` alone does not ask DataPipes for their state: it repeats the beginning of the epoch, in
+    another order. Here a state says where each worker is, in a few hundred bytes, and resuming gives the remaining
+    items, as ``WorkersReadingService`` does; see there for what is skipped and what is made again. The work is divided
+    among workers and ranks where ``.sharding_filter()`` or ``.split_shards()`` says, and everything is seeded: the
+    loader's own generator and shuffling have no effect.
 
-    Every epoch has another order, which follows from the seed, the epoch's number and the place. Epochs are counted for
-    each copy of this object, over all workers that are forked or spawned with it: whether they live on from epoch to
-    epoch (``persistent_workers=True``) or end with it, the orders are the same. After a state was loaded, they count on
-    from there.
+    Every epoch has a new order, which depends on the seed, the epoch's number and the place. Epochs are counted for
+    each copy of this object, over all workers forked or spawned with it; the orders are the same whether or not workers
+    outlive an epoch (``persistent_workers=True``). After a state is loaded, the count goes on from there.
 
     Args:
         pipe: The last pipe of the graph.
@@ -178,7 +178,7 @@ class StatefulPipeline(IterableDataset[Any]):
         return {**vars(copy), "_numbers": self._numbers, "_restored": self._restored}
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the coming epoch; those after it count on."""
+        """Sets the number of the coming epoch; later ones count on from it."""
         self._numbers.set(epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -210,12 +210,7 @@ class StatefulPipeline(IterableDataset[Any]):
         return self._items(run)
 
     def _count(self, is_new: bool, epoch: int | None = None) -> int:
-        """Returns the number of the epoch that begins, and notes it for workers to come.
-
-        Args:
-            is_new: Whether this process has not run the graph before.
-            epoch: Its number, where a state tells it.
-        """
+        """Returns the number of the epoch that begins (`epoch` if a state has it), and notes it for workers to come."""
         seen, self._seen = self._seen, self._numbers.times
         worker = get_worker_info()
         if epoch is None and is_new and worker is not None:
@@ -235,10 +230,10 @@ class StatefulPipeline(IterableDataset[Any]):
         self._packed.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the state of the stream in this process.
+        """Returns the state of the stream in this process.
 
         Raises:
-            RuntimeError: if it has several ``.wds_epoch()``, whose places cannot be kept.
+            RuntimeError: if the graph has several ``.wds_epoch()``, whose places cannot be kept.
         """
         run = self._run
         if run is None:
@@ -259,10 +254,10 @@ class StatefulPipeline(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lets the next iteration go on from a state.
+        """Makes the next iteration go on from a state.
 
-        A state of another graph, other shards or another number of workers or ranks is a ValueError then, which names
-        what differs.
+        That iteration raises a ValueError, which names what differs, if the state has another graph, other shards or
+        another number of workers or ranks.
         """
         self._restored = state_dict or None
 

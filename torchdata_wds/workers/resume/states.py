@@ -1,6 +1,7 @@
-"""Where the streams of a set of workers are, and that in the few bytes of a state.
+"""Where the streams of a set of workers are, packed into the few bytes of a state.
 
-Which worker's turn it is, and how many items each has given: reckoned from how many were taken in all.
+Whose turn it is, and how many items each worker has given, follow from how many were taken in all: with 3 workers,
+after 7 items, worker 0 has given 3 and the others 2, and it is worker 1's turn.
 """
 
 from __future__ import annotations
@@ -19,13 +20,10 @@ __all__ = ["Turns", "Streams", "begun_facts", "pack_facts", "unpack_facts"]
 
 
 class Turns:
-    """The turns of workers that are asked one after the other until each has ended.
+    """The turns of workers that are asked one after another until each has ended.
 
-    Stages behind them may be ahead of what is delivered, so that the question is how things stood some items ago.
-
-    Args:
-        counts: How many items each worker had given before.
-        order: Whose turns come, in their order; workers that have ended are not among them.
+    Stages after them may be ahead of what is delivered, so the question is always how things stood some items ago.
+    `counts` says how many items each worker had given before, `order` which workers have not ended, next one first.
 
     Example:
         >>> turns = Turns([0, 0], [0, 1])
@@ -40,11 +38,11 @@ class Turns:
         self._ends: list[tuple[int, int]] = []
 
     def note_end(self, taken: int, worker: int) -> None:
-        """Notes that a worker had no item when it was asked, after so many had been taken of all."""
+        """Notes that a worker had no item when it was asked, after `taken` items in all."""
         self._ends.append((taken, worker))
 
     def at(self, taken: int) -> tuple[list[int], list[int]]:
-        """Tells how many items each worker had given when so many had been taken of all, and whose turns came then."""
+        """Returns how many items each worker had given when `taken` were taken in all, and whose turns came then."""
         counts, order = list(self.counts), deque(self.order)
         done = 0
         for ended, worker in list(self._ends):
@@ -106,25 +104,24 @@ class Streams:
         self._restart: tuple[Seeds, bool] | None = None
 
     def restart(self, stream_seeds: Seeds, skips: bool) -> None:
-        """Lets the streams begin where `turns` and `facts` say that they are.
+        """Makes the streams begin where `turns` and `facts` say.
 
-        Args:
-            stream_seeds: The seeds of the epoch that the streams began with.
-            skips: Whether items before that are skipped without making them.
+        `stream_seeds` are those of the epoch that the streams began with; with `skips`, the items before are not made
+        again.
         """
         self._restart = stream_seeds, skips
 
     def points(self) -> list[Point | None]:
-        """Where the workers' streams begin."""
+        """Returns where each worker's stream begins."""
         if self._restart is None:
             return [None] * len(self.facts)
         seeds, skips = self._restart
         return [Point(count, seeds, facts, skips) for count, facts in zip(self.turns.counts, self.facts, strict=True)]
 
     def next_epoch(self) -> Streams:
-        """Where the streams are when the next epoch begins.
+        """Returns where the streams are when the next epoch begins.
 
-        Where a stream that continues stands after an early break is known only to its worker, which tells.
+        Where a continuing stream stands after an early break, only its worker knows, and reports.
         """
         if not self.continues:
             return Streams(len(self.facts))
@@ -137,19 +134,19 @@ class Streams:
 
 
 def begun_facts() -> Facts:
-    """What is known of a stream that begins."""
+    """Returns what is known of a stream that begins."""
     facts = Facts()
     facts.passes.append(PassBegun(0, 0))
     return facts
 
 
 def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
-    """Puts facts into a few bytes, by leaving out beginnings of shards and passes that are hardly needed.
+    """Packs facts into a few bytes, leaving out beginnings of shards and passes that are hardly needed.
 
     Args:
         facts: What is known of one worker's stream.
         item: The item of the epoch that the stream will go on with.
-        ratio: How many samples an item is made of.
+        ratio: How many samples make an item.
         workers: How many workers there are.
     """
     width = max((len(shard.places) for shard in facts.shards), default=0)
@@ -175,12 +172,16 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
 
 
 def _keys_before(shards: Sequence[ShardBegun], workers: int) -> list[tuple[int, int]]:
-    """The passes and ordinals of the shards with which a stream may go on: the last ones before a place."""
+    """Returns the passes and ordinals of the shards that a stream may go on with: the last ones before a place."""
     return [(shard.passing, shard.ordinal) for shard in shards[-max(1, _MOST_VERSIONS // workers) :]]
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
-    """Keeps the first item, those right before a place and all behind it, and of the others the fewer the farther."""
+    """Keeps the first item, those right before a place and all after it, and ever fewer of those farther away.
+
+    With room for 16, the last 12 before the place stay, and of the earlier ones those 14, 18, 26 and 42 before it:
+    resuming then starts a little too early at worst, and passes over a few shards.
+    """
     place = max(0, here - max(1, most * 3 // 4))
     kept = list(items[place:])
     gap = 2

@@ -1,7 +1,4 @@
-"""One stream of a graph in the process that runs it: begun anew each epoch, or in the middle of one.
-
-The global random generators that augmentations draw from: seeded by an item's place, and kept apart.
-"""
+"""One consumer's stream in the process that runs it, from its beginning or from the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ __all__ = ["OwnGenerators", "seed_generators", "Point", "SeedGraph", "Seeds", "S
 
 
 def seed_generators(*place: int | str) -> None:
-    """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) with what depends on every argument.
+    """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) from all arguments.
 
     It costs some 15 us; ``torch.manual_seed`` alone costs twenty times as much, since it looks for other devices.
     """
@@ -44,7 +41,7 @@ def seed_generators(*place: int | str) -> None:
 
 
 class OwnGenerators:
-    """States of the global generators for one stream: what it draws moves nobody else's, nor the other way round."""
+    """States of the global generators for one stream, so that neither it nor the program moves the other's."""
 
     def __init__(self) -> None:
         self._own = random.getstate()
@@ -54,7 +51,7 @@ class OwnGenerators:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Puts the stream's states in the place of those that are there, and takes them away again."""
+        """Swaps the stream's states in, and out again at the end."""
         own, torchs = random.getstate(), torch.default_generator.get_state()
         numpy = self._numpy_outside = _get_numpy(self._numpy_outside)
         random.setstate(self._own)
@@ -71,12 +68,12 @@ class OwnGenerators:
 
 
 class _NumpyState(NamedTuple):
-    """numpy's global generator at a time.
+    """The state of numpy's global generator.
 
     Attributes:
-        bits: Its bit generator, which holds all of its state but a half pair of Gaussian numbers.
+        bits: Its bit generator, which holds all of it except half a pair of Gaussian numbers.
         memory: What the bit generator's memory held.
-        full: The whole state where such a half waits; None where none does.
+        full: The whole state where such a half is waiting; else None.
     """
 
     bits: Any
@@ -89,7 +86,7 @@ _MEMORY = 4 * 625
 
 
 def _get_numpy(known: _NumpyState | None) -> _NumpyState:
-    """Gives the state; if nothing was drawn since it was known, that one, for numpy takes 100 us to tell."""
+    """Returns the state: the known one if nothing was drawn since, as numpy takes 100 us to return it."""
     bits = mtrand.get_bit_generator()
     memory = ctypes.string_at(bits.ctypes.state_address, _MEMORY) if type(bits) is np.random.MT19937 else b""
     if known is not None and known.full is None and bits is known.bits and memory and memory == known.memory:
@@ -136,13 +133,10 @@ class Stream:
     """Runs a graph for one consumer.
 
     Before an item is made, the global generators of ``random``, ``numpy`` and ``torch`` are seeded by the epoch's seed
-    and the item's number, so that a random augmentation comes out the same wherever the stream was begun.
+    and the item's number, so that a random augmentation gives the same result wherever the stream was begun.
 
-    Args:
-        datapipe: The last pipe of the graph.
-        seed_graph: Seeds a graph for a worker's number.
-        keeps_apart: Whether what the graph draws from the global generators is kept from the rest of the process.
-        reset: Called at each epoch's start when the graph is seeded; returns the graph of the epoch.
+    With `keeps_apart`, what the graph draws from them does not move the program's. `reset` is called at each epoch's
+    start, after the graph is seeded, and returns the graph of the epoch.
     """
 
     def __init__(
@@ -167,7 +161,7 @@ class Stream:
 
     @property
     def chain(self) -> Chain:
-        """What the graph is made of."""
+        """The stages of the graph, as resuming sees them."""
         if self._chain is None:
             self._chain = find_chain(self._datapipe)
             self._skipped = {id(stage): stage.skipped.total() for stage in self._chain.counted}
@@ -178,7 +172,7 @@ class Stream:
         return self._chain
 
     def facts(self) -> list[Fact]:
-        """Gives what the pipes have told since this was asked last."""
+        """Returns what the pipes have reported since the last call."""
         for stage in self.chain.counted:
             skipped = stage.skipped.total()
             if skipped != self._skipped[id(stage)]:
@@ -192,13 +186,10 @@ class Stream:
         """Yields the items of an epoch.
 
         Args:
-            seeds: The epoch's seed that all consumers share, and the one that this one's own follow from.
-            worker: Its number.
+            seeds: The epoch's seed that all consumers share, and the one that this consumer's own follow from.
+            worker: The number of the worker.
             point: Where the epoch goes on; None begins it.
-            epoch: Its number, counted from 0.
-
-        Raises:
-            Exception: whatever the graph raises.
+            epoch: The number of the epoch, counted from 0.
         """
         chain = self.chain
         if not self._is_checked:
@@ -238,7 +229,7 @@ class Stream:
                 yield found.pop()
 
     def _tell_of_fewer(self, made: int, taken: int) -> None:
-        """Refuses to end an epoch that has fewer items than had been taken of it; warns where that may be by chance."""
+        """Refuses to end an epoch that has fewer items than were taken of it; warns where chance may explain it."""
         message = (
             f"only {made:,} items came of the {taken:,} that had been taken when the state was made: the data or the "
             "functions are not those of that run"
@@ -249,7 +240,7 @@ class Stream:
         logger.warning("%s", message)
 
     def _begin(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> int:
-        """Seeds the graph and lets it begin where it is to; returns the number of the item that it begins with."""
+        """Seeds the graph and sets where it begins; returns the number of the first item that it makes."""
         chain = self.chain
         self._stream_seeds = self._stream_seeds or (seeds if point is None else point.stream_seeds)
         self._watch.agreed_seed = self._stream_seeds[0]
@@ -280,7 +271,7 @@ class Stream:
         return 0
 
     def _reset_graph(self, seeds: Seeds, worker: int) -> Chain:
-        """Lets the user's function for each epoch see the graph; returns what it is made of then."""
+        """Lets the user's function for each epoch see the graph; returns its chain."""
         if self._reset is not None:
             found = self._reset(self._datapipe, seeds, worker)
             if found is not self._datapipe:
@@ -288,7 +279,7 @@ class Stream:
         return self.chain
 
     def _seeded_items(self) -> int:
-        """Says before each how many-th item the generators are seeded; 0 for never."""
+        """Returns n if the generators are seeded before every n-th item; 0 for never."""
         chain = self.chain
         if not chain.draws or chain.follows_epoch:
             return 0

@@ -89,7 +89,9 @@ class _Batches(Step):
 
 def _step_of(pipe: Any) -> Any:
     """Returns a pipe as a `Step`, or None if it is not one."""
-    return _Batches(pipe) if type(pipe) is Batcher else pipe if said_by(pipe, "resume") else None
+    if type(pipe) is Batcher:
+        return _Batches(pipe)
+    return pipe if isinstance(pipe, Step) and said_by(pipe, "resume") else None
 
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)

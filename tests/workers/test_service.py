@@ -257,8 +257,8 @@ def test_service_serves_several_loaders_when_it_is_given_to_each() -> None:
         ({"timeout": -1}, ValueError, "timeout must be 0"),
         ({"timeout": "1"}, TypeError, "timeout must be a number"),
         ({"distributed": 1}, TypeError, "distributed must be True or False"),
-        ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"seed": 2**64}, ValueError, "less than 18446744073709551616"),
+        ({"seed": -1}, ValueError, "seed must be 0 to 18446744073709551615, not -1"),
+        ({"seed": 2**64}, ValueError, "seed must be 0 to 18446744073709551615, not 18446744073709551616"),
         ({"seed": 0.5}, TypeError, "seed must be a whole number"),
     ],
 )

@@ -14,10 +14,7 @@ from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 
-__all__ = ["SampleUnbatcherIterDataPipe", "stack_in", "wds_collate"]
-
-
-#: Gives memory for a column of so many bytes, or None.
+#: Returns memory for a column of a number of bytes, or None.
 Lend = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]] | None]
 
 # Below this many bytes a column is copied faster than memory is found for it.
@@ -26,15 +23,13 @@ _LARGE = 1 << 16
 # What files of images and arrays begin with: as bytes in a batch, they were probably meant to be decoded.
 _FILES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\x93NUMPY", b"BM")
 
+_CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields=...)."
+
 _lend: Lend | None = None
 
 
 def stack_in(lend: Lend) -> None:
-    """Has ``wds_collate`` stack large columns in memory from which they need not be copied to reach another process.
-
-    Args:
-        lend: Gives such memory; a worker of ``WorkersReadingService`` has it.
-    """
+    """Has ``wds_collate`` stack large columns in memory that `lend` returns, which another process need not copy."""
     global _lend
     _lend = lend
 
@@ -79,11 +74,8 @@ def wds_collate(samples: Sequence[Any]) -> Any:
     return _column(samples)
 
 
-_CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields=...)."
-
-
 def _different(samples: list[Any]) -> str:
-    """Two of the kinds that differ."""
+    """Returns two of the kinds that differ."""
     return " and ".join(sorted(set(map(_kind, samples)))[:2])
 
 
@@ -104,8 +96,14 @@ def _column(values: list[Any], field: str = "") -> Any:
     elif isinstance(first, numbers.Real):
         return _numbers(values)
     elif isinstance(first, bytes):
-        if first.startswith(_FILES) or first.isdigit() or _is_decoded(field):
-            _note_bytes(field)
+        codec = find_codec(field)
+        if first.startswith(_FILES) or first.isdigit() or (codec is not None and codec.decode is not None):
+            column = f"field {field!r}" if field else "a column"
+            warn_once(
+                f"wds_collate bytes {field}",
+                f"wds_collate got bytes that were not decoded in {column}, which stay a list: put .wds_decode() before "
+                ".batch(), unless the trainer decodes them",
+            )
     elif type(first).__module__.partition(".")[0] == "PIL":
         warn_once(
             "wds_collate images",
@@ -115,30 +113,15 @@ def _column(values: list[Any], field: str = "") -> Any:
     return values
 
 
-def _is_decoded(field: str) -> bool:
-    codec = find_codec(field)
-    return codec is not None and codec.decode is not None
-
-
-def _note_bytes(field: str) -> None:
-    column = f"field {field!r}" if field else "a column"
-    warn_once(
-        f"wds_collate bytes {field}",
-        f"wds_collate got bytes that were not decoded in {column}, which stay a list: put .wds_decode() before "
-        ".batch(), unless the trainer decodes them",
-    )
-
-
 def _is_like(value: Any, first: Any, kind: Any) -> bool:
-    # A masked array is no like of anything: stacking would lose its mask.
+    # Stacking would lose the mask of a masked array.
     alike = isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
     return alike and not isinstance(value, np.ma.MaskedArray)
 
 
 def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
     first = values[0]
-    size = len(values) * first.numel() * first.element_size()
-    # Only what stack(out=) gives as stack() does: no gradients, no classes of their own, no other devices.
+    # Only where stack(out=) does the same as stack(): no gradients, no subclasses, no other devices.
     is_plain = all(
         type(value) is torch.Tensor
         and value.is_cpu
@@ -146,7 +129,7 @@ def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
         and not (value.requires_grad or value.is_quantized)
         for value in values
     )
-    memory = _lend(size) if _lend is not None and size >= _LARGE and is_plain else None
+    memory = _lent(len(values) * first.numel() * first.element_size()) if is_plain else None
     if memory is None:
         return torch.stack(values)
     return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape))
@@ -154,12 +137,15 @@ def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
 
 def _stack_arrays(values: list[Any]) -> np.ndarray[Any, Any]:
     first = values[0]
-    size = len(values) * first.nbytes
     is_plain = all(type(value) is np.ndarray for value in values) and not first.dtype.hasobject
-    memory = _lend(size) if _lend is not None and size >= _LARGE and is_plain else None
+    memory = _lent(len(values) * first.nbytes) if is_plain else None
     if memory is None:
         return np.stack(values)
     return np.stack(values, out=memory.view(first.dtype).reshape(len(values), *first.shape))
+
+
+def _lent(size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    return _lend(size) if _lend is not None and size >= _LARGE else None
 
 
 def _numbers(values: list[Any]) -> Any:
@@ -181,8 +167,8 @@ def _numbers(values: list[Any]) -> Any:
 class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
     """Takes collated batches apart (functional name: ``wds_unbatch``).
 
-    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again, behind
-    ``.join_workers()`` across all workers.
+    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again: after
+    ``.join_workers()``, across all workers.
 
     Args:
         source_datapipe: Yields tuples, lists or dicts of columns of equal length.
@@ -191,7 +177,7 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
         tuple or dict: Single samples, in their order.
 
     Raises:
-        ValueError: if a batch is no tuple, list or dict of columns, was not collated, or its columns differ in length.
+        ValueError: if a batch is not a tuple, list or dict of columns of one length, or was not collated.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -212,7 +198,7 @@ def _rows(batch: Any) -> Iterator[Any]:
     if isinstance(batch, DataChunk):
         raise ValueError(  # noqa: TRY004  (an item that is wrong, not an argument)
             "wds_unbatch got a batch that was not collated; .unbatch() takes it apart, or put .collate(wds_collate) "
-            "behind .batch(n)"
+            "after .batch(n)"
         )
     if not isinstance(columns, (tuple, list)) or not all(map(_is_column, columns)):
         raise ValueError(

@@ -1,7 +1,4 @@
-"""Field bytes to values.
-
-Values to field bytes.
-"""
+"""Field bytes to values, and back."""
 
 from __future__ import annotations
 
@@ -19,29 +16,27 @@ from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 
-__all__ = ["SampleDecoderIterDataPipe", "SampleEncoderIterDataPipe"]
-
 
 @register("wds_decode")
 class SampleDecoderIterDataPipe(ItemMapper):
     """Decodes the fields of samples (functional name: ``wds_decode``).
 
-    Order and metadata (``__key__``, ``__url__``) are kept; values that are not bytes any more are left alone, so that
-    two stages may follow each other. Compressed fields (``txt.gz``) are decompressed first. The handler is called once
+    Order and metadata (``__key__``, ``__url__``) are kept; values that are no longer bytes are left alone, so that two
+    stages may follow each other. Compressed fields (``txt.gz``) are decompressed first. The handler is called once
     per sample that does not decode.
 
     Args:
         source_datapipe: Yields samples.
         *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``
             that get the field with a leading dot and return None to pass, as `handle_extension` and
-            `image_decoder` make them. Functions are asked first, in their order.
+            `image_decoder` make them. Functions are tried first, in their order.
         only: Which fields to decode: a list, or one str separated by blanks. Each is a whole name (``"png"`` is not
-            ``seg.png``) or a glob (``"*.png"``); None decodes all. A warning says so where a sample has none of them.
+            ``seg.png``) or a glob (``"*.png"``); None decodes all. If a sample has none of them, a warning says so.
         allow_pickle: Whether pickles may be loaded, which can run any code.
         exif_transpose: Whether images are turned upright by their EXIF orientation.
-        errors: What text that is no UTF-8 does: ``"strict"``, ``"replace"`` or another of Python's error handlers.
+        errors: What happens to text that is not UTF-8: ``"strict"``, ``"replace"`` or another of Python's handlers.
         max_bytes: The most that a compressed field (``txt.gz``, ``npz``) may decompress to, in bytes.
-        handler: Asked about each sample that does not decode.
+        handler: Called for each sample that does not decode.
 
     Yields:
         dict: Samples with decoded values.
@@ -69,7 +64,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         max_bytes: int = DEFAULT_MAX_BYTES,
         handler: Handler = reraise_exception,
     ) -> None:
-        for decoder in decoders:
+        for decoder in filter(callable, decoders):
             check_function("wds_decode", decoder)
         self._decode = Decoder(
             *decoders,
@@ -97,7 +92,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         return self._decode(item)
 
     def _check_only(self, sample: dict[str, Any]) -> None:
-        """Warns where `only` names no field of the first sample: it is probably misspelled."""
+        """Warns if `only` names no field of the first sample: it is probably misspelled."""
         self._is_unsure = False
         fields = [field for field in sample if not is_metadata(field)]
         names = self._decode.only or ()
@@ -115,23 +110,23 @@ class SampleEncoderIterDataPipe(ItemMapper):
 
     The other direction of ``wds_decode``, by the same table. Order and metadata (``__key__``, ``__url__``) are kept,
     bytes pass untouched. ``save_wds_shards`` and the writers encode by themselves; this stage is for doing it in
-    workers, or for looking at the bytes. An item, for the handler, is a sample.
+    workers, or for looking at the bytes. The handler is called once per sample.
 
     Args:
         source_datapipe: Yields samples.
-        encoder: True encodes each field by its extension; a str is an image spec (behind ``"torchrgb8"`` and its kin,
-            tensors of images are CHW); a dict has functions for fields or extensions, before the table; a callable
-            turns a sample into a dict of bytes; False only checks that all is bytes.
+        encoder: True encodes each field by its extension; a str is an image spec (with ``"torchrgb8"`` and the like,
+            tensors of images are CHW); a dict has functions for fields or extensions, tried before the table; a
+            callable turns a sample into a dict of bytes; False only checks that all is bytes.
         jpeg_quality: Quality of JPEG fields, 1 to 100.
         png_compression: Effort for PNG fields, 0 to 9.
-        handler: Asked about each sample that cannot be encoded.
+        handler: Called for each sample that cannot be encoded.
 
     Yields:
         dict: Samples with bytes by field.
 
     Raises:
         TypeError: if an option has the wrong type.
-        ValueError: if an option is none of those that are valid.
+        ValueError: if an option is not valid.
         EncodingError: through the handler; it names key, field, what was found and what to do.
 
     Example:

@@ -30,9 +30,6 @@ from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
 
-__all__ = ["DocumentInterleaverIterDataPipe"]
-
-
 _SHOWN = 5
 
 #: An image of a document, and its value: bytes, what was decoded before, base64 as a str, or None.
@@ -43,48 +40,48 @@ _Found = tuple[ImageEntry, Any]
 class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
     """Assembles interleaved documents from samples (functional name: ``wds_interleaved``).
 
-    A document is JSON in a ``json`` field, decoded or not. Two forms of it are known: MMC4's ``text_list`` and
+    A document is JSON in a ``json`` field, decoded or not, in one of two forms: MMC4's ``text_list`` and
     ``image_info[{image_name, matched_text_index, matched_sim}]``, where an image stands before the text of its index
-    (or behind all, with the number of texts) and images of one index keep their order; and OBELICS' ``images`` and
+    (or after all, with the number of texts) and images of one index keep their order; or OBELICS' ``images`` and
     ``texts``, lists of one length with one null at each place. The layouts say where the images are:
 
-    - ``"members"``: ``doc.json`` with ``doc.<image>.jpg``, the one that `interleaved_sample` makes;
-    - ``"dash"``: ``doc.json`` with samples ``doc-<image>.jpg`` behind or before it, or in its own members;
+    - ``"members"``: ``doc.json`` with ``doc.<image>.jpg``, as `interleaved_sample` writes it;
+    - ``"dash"``: ``doc.json`` with samples ``doc-<image>.jpg`` after or before it, or in its own members;
     - ``"base64"``: MMC4's form with ``image_base64`` in ``image_info``;
     - ``"obelics"``: OBELICS' form, with the images as in ``"members"``;
     - ``"auto"``: any of these, found out for each document: the form by the names of its lists, an image in the JSON
-      if there is base64 and else in the members, and in samples of their own if it is in neither.
+      if there is base64, otherwise in the members, and in samples of their own if it is in neither.
 
-    An image's field is the one called as ``image_name``, the same in lower case, or the same with another extension,
+    An image's field is the one named as ``image_name``, the same in lower case, or the same with another extension,
     ``jpg`` first, because images are stored re-encoded; one that could be that of two images is that of neither.
 
     Documents come as they are complete. In memory are one and, with ``"dash"`` and ``"auto"``, at most 1,000 samples
-    that wait for the document that names them: of one shard, or behind ``load_wds_shards(interleave=k)`` of each of 2k.
-    With these two layouts it stands behind whole shards, none of them open twice at a time, and before any shuffle and
-    mix; a document ends where its shard does.
+    that wait for the document that names them: of one shard, or after ``load_wds_shards(interleave=k)`` of each of 2k.
+    These two layouts need whole shards, none of them open twice at a time, and stand before any shuffle and mix; a
+    document ends where its shard does.
 
     Images that the document does not name are left out and counted in ``skipped``, as are images and documents that
-    an option leaves out. Other fields are kept. An item, for the handler, is a document.
+    an option leaves out. Other fields are kept. The handler is called once per document.
 
     Args:
         source_datapipe: Yields samples, as ``group_by_key`` and ``wds_decode`` do.
         layout: Where the images are.
-        missing: What an image does that is named and not there: ``"error"``; ``"drop_image"`` leaves it out,
-            ``"skip_sample"`` the document; ``"none"`` gives a segment with None.
-        images: What to decode images to that are bytes still: a spec such as ``"pil"``, or what `image_decoder` makes;
+        missing: What happens to an image that is named and not there: ``"error"``; ``"drop_image"`` leaves it out,
+            ``"skip_sample"`` the document; ``"none"`` makes a segment with None.
+        images: What to decode images to that are still bytes: a spec such as ``"pil"``, or what `image_decoder` makes;
             None leaves them bytes. Only the images that are kept are decoded.
-        min_images: Documents in which fewer images are there are left out.
+        min_images: Documents with fewer images are left out.
         max_images: Of documents with more images, the first are kept.
         min_similarity: Images with a lower similarity are left out; those without one are kept.
-        handler: Asked about each document that is wrong, and about images without a document.
+        handler: Called for each document that is wrong, and for images without a document.
 
     Yields:
         dict: ``__key__`` and ``__url__``; ``segments``, a list of `TextSegment` and `ImageSegment`;
         ``similarity_matrix``, with a row for each image segment and a column for each text, or None; ``metadata``, the
-        rest of the JSON as dict; and fields that are no images.
+        rest of the JSON as dict; and fields that are not images.
 
     Raises:
-        ValueError: if an option is none of those listed.
+        ValueError: if an option is not one of those listed.
         SampleError: through the handler, if a document's JSON is wrong, or images belong to no document.
         MissingFieldError: through the handler, if an image is missing and ``missing="error"``.
         DecodingError: through the handler, if an image does not decode.
@@ -119,6 +116,10 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         if None not in (min_images, max_images) and min_images > max_images:  # type: ignore[operator]
             raise ValueError(f"min_images={min_images} is more than max_images={max_images}: nothing would be left")
         _check_similarity(min_similarity)
+        if images is not None and not isinstance(images, (str, ImageDecoder)):
+            raise TypeError(
+                f"images must be an image spec such as 'pil', what image_decoder makes, or None, not {images!r}"
+            )
         self.source_datapipe = source_datapipe
         self.layout = layout
         self.missing = missing
@@ -128,7 +129,7 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         self.min_similarity = min_similarity
         self.handler = check_handler(handler)
         self.skipped = SkipCounts()
-        self._decoder = _make_decoder(images)
+        self._decoder = ImageDecoder(images) if isinstance(images, str) else images
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for found in find_documents(self.source_datapipe, self.layout, mask_url, shards=self._shards_in_turn()):
@@ -148,32 +149,38 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         raise TypeError("wds_interleaved merges and skips samples: its length is not known; .set_length(n) sets one")
 
     def _shards_in_turn(self) -> int:
-        """How many shards to hold open: where stages between leave samples out, turns get lost, hence the double."""
+        # Stages between may leave samples out, and a shard its turn: hence twice as many as are open.
         loaders = (found for found in upstream(self) if isinstance(found, ShardLoaderIterDataPipe))
         width = max((loader.interleave for loader in loaders), default=1)
         return width if width == 1 else 2 * width
 
     def _assemble(self, found: FoundDocument) -> dict[str, Any] | None:
-        """Makes the output of a document; None, and counted, where it is left out."""
+        """Returns the output of a document; None, and counted, if it is left out."""
         document = found.document
         there = self._find(found)
         rest = {field: value for field, value in found.fields.items() if not is_image_field(field)}
-        _check_fields(found.sample, rest)
+        if field := next((field for field in OUR_FIELDS if field in rest), None):
+            key = found.sample["__key__"]
+            raise SampleError(
+                f"document {key!r} has a field {field!r}, which wds_interleaved makes itself: rename it, or leave it "
+                "out with group_by_key(fields=...)",
+                key=key,
+                field=field,
+            )
         images = self._leave_out(found, there)
-        if images is None or sum(value is not None for _, value in images) < (self.min_images or 0):
-            if images is None:
-                count_loss(self.skipped, "document with missing images")
-            else:
-                self.skipped["document with too few images"] += 1
+        if images is None:
+            count_loss(self.skipped, "document with missing images")
+            return None
+        if sum(value is not None for _, value in images) < (self.min_images or 0):
+            self.skipped["document with too few images"] += 1
             return None
         placed = [(entry.place, self._segment(found, entry, value)) for entry, value in images]
-        matrix = None if document.matrix is None else [document.matrix[entry.row] for entry, _ in images]
-        segments = list(in_order_of_place(document.texts, placed))
+        matrix = document.matrix
         return {
             **found.sample,
             **rest,
-            "segments": segments,
-            "similarity_matrix": matrix,
+            "segments": list(in_order_of_place(document.texts, placed)),
+            "similarity_matrix": None if matrix is None else [matrix[entry.row] for entry, _ in images],
             "metadata": document.metadata,
         }
 
@@ -192,53 +199,38 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         ]
 
     def _leave_out(self, found: FoundDocument, images: list[_Found]) -> list[_Found] | None:
-        """Takes the options' images out; None where the document is to be left out."""
-        lowest = self.min_similarity
+        """Leaves images out as the options say, and counts them; None if the document is to be left out."""
+        kept, lowest = images, self.min_similarity
         if lowest is not None:
-            images = self._keep(
-                [_is_similar(entry, lowest) for entry, _ in images], images, "image below min_similarity"
-            )
-        lost = [str(entry.name) for entry, value in images if value is None]
+            kept = [image for image in images if image[0].similarity is None or image[0].similarity >= lowest]
+        self._count("image below min_similarity", images, kept)
+        lost = [str(entry.name) for entry, value in kept if value is None]
         if lost and self.missing == "error":
             raise _missing(found, lost)
         if lost and self.missing == "skip_sample":
             return None
         if lost and self.missing == "drop_image":
-            images = self._keep([value is not None for _, value in images], images, "missing image")
-        if self.max_images is not None:
-            most = self.max_images
-            images = self._keep([number < most for number in range(len(images))], images, "image above max_images")
-        return images
+            self.skipped["missing image"] += len(lost)
+            kept = [image for image in kept if image[1] is not None]
+        self._count("image above max_images", kept, kept[: self.max_images])
+        return kept[: self.max_images]
 
-    def _keep(self, kept: list[bool], images: list[_Found], reason: str) -> list[_Found]:
-        if not all(kept):
-            self.skipped[reason] += kept.count(False)
-        return [image for image, is_kept in zip(images, kept, strict=True) if is_kept]
+    def _count(self, reason: str, images: list[_Found], kept: list[_Found]) -> None:
+        if len(kept) < len(images):
+            self.skipped[reason] += len(images) - len(kept)
 
     def _segment(self, found: FoundDocument, entry: ImageEntry, value: Any) -> ImageSegment:
-        if isinstance(value, str) and value is entry.base64:
-            value = _step(found, entry, "base64", value, _decode_base64)
-        if self._decoder is not None and isinstance(value, (bytes, bytearray, memoryview)):
-            spec = f"an image (spec {self._decoder.spec!r})"
-            value = _step(found, entry, spec, bytes(value), self._decoder.decode)
+        step = "base64"
+        try:
+            if isinstance(value, str) and value is entry.base64:
+                value = base64.b64decode(value, validate=True)
+            if self._decoder is not None and isinstance(value, (bytes, bytearray, memoryview)):
+                step = f"an image (spec {self._decoder.spec!r})"
+                value = self._decoder.decode(bytes(value))
+        except Exception as cause:
+            failed = StepFailedError(step, value, cause)
+            raise describe_failure(failed, found.sample, entry.name or f"image_info[{entry.row}]") from cause
         return ImageSegment(value, entry.name, entry.similarity, entry.info)
-
-
-def _decode_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def _step(found: FoundDocument, entry: ImageEntry, step: str, value: Any, function: Any) -> Any:
-    """Decodes an image, or raises what names the document and the image."""
-    try:
-        return function(value)
-    except Exception as cause:
-        failed = StepFailedError(step, value, cause)
-        raise describe_failure(failed, found.sample, entry.name or f"image_info[{entry.row}]") from cause
-
-
-def _is_similar(entry: ImageEntry, lowest: float) -> bool:
-    return entry.similarity is None or entry.similarity >= lowest
 
 
 def _missing(found: FoundDocument, lost: list[str]) -> MissingFieldError:
@@ -257,25 +249,6 @@ def _missing(found: FoundDocument, lost: list[str]) -> MissingFieldError:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _check_fields(sample: dict[str, Any], rest: dict[str, Any]) -> None:
-    for field in OUR_FIELDS:
-        if field in rest:
-            raise SampleError(
-                f"document {sample['__key__']!r} has a field {field!r}, which wds_interleaved makes itself: rename it, "
-                "or leave it out with group_by_key(fields=...)",
-                key=sample["__key__"],
-                field=field,
-            )
-
-
-def _make_decoder(images: object) -> ImageDecoder | None:
-    if images is None or isinstance(images, ImageDecoder):
-        return images
-    if isinstance(images, str):
-        return ImageDecoder(images)
-    raise TypeError(f"images must be an image spec such as 'pil', what image_decoder makes, or None, not {images!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -10,19 +10,7 @@ from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage import mask_url
 
-__all__ = [
-    "Spec",
-    "alternatives",
-    "expect_sample",
-    "find_field",
-    "matching_fields",
-    "missing_field",
-    "name_sample",
-    "noting_absent",
-]
-
-
-#: How many samples are enough to warn of a field that none of them has had, before the end of the pass.
+#: After this many samples a field that none of them has had is warned about; a stream may have no end.
 ENOUGH_SAMPLES = 10_000
 
 Spec = str | Sequence[str]
@@ -51,11 +39,7 @@ def alternatives(spec: Spec) -> tuple[str, ...]:
 
 
 def expect_sample(item: Any, stage: str) -> dict[str, Any]:
-    """Gives the item back if it is a sample.
-
-    Raises:
-        TypeError: if it is no dict; says which stage got what.
-    """
+    """Returns the item if it is a sample; otherwise raises TypeError, which says which stage got what."""
     if not isinstance(item, dict):
         raise TypeError(
             f"{stage} got {type(item).__name__} {str(item)[:80]!r}; it takes samples (dict by field), as "
@@ -65,12 +49,12 @@ def expect_sample(item: Any, stage: str) -> dict[str, Any]:
 
 
 def find_field(sample: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of the names that the sample has, None if it has none of them."""
+    """Returns the first of the names that the sample has, None if it has none of them."""
     return next((name for name in names if name in sample), None)
 
 
 def matching_fields(sample: Mapping[str, Any], globs: Sequence[str]) -> list[str]:
-    """The fields that match any of the globs; metadata only where it is named in full, as ``"__key__"``."""
+    """Returns the fields that match any of the globs; metadata only if it is named in full, as ``"__key__"``."""
     return [
         field
         for field in sample
@@ -79,7 +63,7 @@ def matching_fields(sample: Mapping[str, Any], globs: Sequence[str]) -> list[str
 
 
 def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Names a sample for a message, and gives its place as an exception's keywords.
+    """Returns a sample's name for a message, and its place as an exception's keywords.
 
     Example:
         >>> name_sample({"__key__": "a", "__url__": "x.tar"})
@@ -92,7 +76,7 @@ def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFieldError:
-    """Makes the error for a sample that has none of the names: it lists what is there and hints at dots in names."""
+    """Returns the error for a sample that has none of the names: it lists what is there and hints at dots in names."""
     there = [field for field in sample if not field.startswith("__")]
     name, place = name_sample(sample)
     message = f"{name} has no field {' or '.join(map(repr, names))}; it has {there}."
@@ -106,11 +90,11 @@ def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFie
 
 
 def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bool | None]]) -> Iterator[Any]:
-    """Passes samples on, and warns of fields that a stage names and no sample has, where it goes on without them.
+    """Passes samples on, and warns of fields that a stage names and can do without, and that no sample has.
 
     Args:
         samples: The samples of a pass.
-        named: Of each such field, as ``"stage(option) names 'jpg'"``, a function that says whether a sample has it;
+        named: For each such field, as ``"stage(option) names 'jpg'"``, a function that returns whether a sample has it;
             None for a sample that need not have it.
     """
     absent = dict.fromkeys(named, 0)

@@ -23,8 +23,6 @@ from torchdata_wds.pipes.samples.field_specs import (
 )
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 
-__all__ = ["FieldMapperIterDataPipe", "FieldRenamerIterDataPipe", "KeyRenamerIterDataPipe"]
-
 
 @register("wds_rename")
 class FieldRenamerIterDataPipe(ItemMapper):
@@ -33,16 +31,16 @@ class FieldRenamerIterDataPipe(ItemMapper):
     Args:
         source_datapipe: Yields samples.
         keep: Whether fields that no spec names stay; ``__key__`` and other ``__x__`` always do.
-        handler: Asked about each sample that has none of a spec's alternatives.
+        handler: Called for each sample that has none of a spec's alternatives.
         **specs: New name = old name or alternatives: ``image="jpg;png"`` takes the first that is there. Names with
-            dots are given as ``**{"seg.png": "png"}``.
+            dots are passed as ``**{"seg.png": "png"}``.
 
     Yields:
         dict: Samples.
 
     Raises:
-        TypeError: if `keep` or `handler` is something else, as where a field is to be called so.
-        ValueError: if a spec is no name.
+        TypeError: if `keep` or `handler` is the new name of a field.
+        ValueError: if a spec is not a name.
         MissingFieldError: through the handler.
 
     Example:
@@ -62,7 +60,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
     ) -> None:
         if not isinstance(keep, bool):
             raise TypeError(
-                f"keep must be True or False, not {keep!r}; a field of that name comes of "
+                f"keep must be True or False, not {keep!r}; a field gets that name from "
                 "wds_rename_keys(('keep', ...), keep_unselected=True)"
             )
         super().__init__(source_datapipe, handler)
@@ -79,8 +77,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
             if field.startswith("__") or (self.keep and field not in replaced)
         }
         for new, names in self.specs.items():
-            old = find_field(sample, names)
-            if old is None:
+            if (old := find_field(sample, names)) is None:
                 raise missing_field(sample, names)
             kept[new] = sample[old]
         return kept
@@ -92,8 +89,8 @@ class FieldMapperIterDataPipe(ItemMapper):
 
     Args:
         source_datapipe: Yields samples.
-        handler: Asked about each sample that lacks a field or for which a function raises.
-        **fns: Field = function of its value. Names with dots are given as ``**{"seg.png": f}``.
+        handler: Called for each sample that lacks a field or for which a function raises.
+        **fns: Field = function of its value. Names with dots are passed as ``**{"seg.png": f}``.
 
     Yields:
         dict: New samples with the functions' results in place.
@@ -121,9 +118,7 @@ class FieldMapperIterDataPipe(ItemMapper):
         if not fns:
             raise ValueError("wds_map_dict needs at least one function, as wds_map_dict(jpg=augment)")
         for field, function in fns.items():
-            if not callable(function):
-                raise TypeError(f"wds_map_dict takes functions by field; {field}={function!r} is none")
-            check_function("wds_map_dict", function)
+            check_function(f"wds_map_dict({field}=)", function)
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
@@ -149,16 +144,16 @@ class KeyRenamerIterDataPipe(ItemMapper):
         source_datapipe: Yields samples.
         *renames: Pairs ``(new, glob)``; of several that match a field the last counts.
         keep_unselected: Whether fields that no glob matches stay; ``__key__`` and other ``__x__`` always do.
-        must_match: Whether each new name must come about in each sample.
-        duplicate_is_error: Whether two fields for one new name are an error; else the first counts.
-        handler: Asked about each sample that fails.
+        must_match: Whether each sample must get each new name.
+        duplicate_is_error: Whether two fields for one new name are an error; otherwise the first counts.
+        handler: Called for each sample that fails.
         **globs: ``new=glob``, as further pairs.
 
     Yields:
         dict: Samples.
 
     Raises:
-        ValueError: if a rename is no pair of str, or there is none.
+        ValueError: if a rename is not a pair of str, or there is none.
         MissingFieldError: through the handler.
         DuplicateFieldError: through the handler.
 
@@ -179,9 +174,9 @@ class KeyRenamerIterDataPipe(ItemMapper):
         handler: Handler = reraise_exception,
         **globs: str,
     ) -> None:
-        pairs = [*renames, *globs.items()]
-        if not pairs or not all(map(_is_rename, pairs)):
-            raise ValueError(f"wds_rename_keys takes pairs (new, glob) or new=glob, not {pairs!r}")
+        self._pairs = [*renames, *globs.items()]
+        if not self._pairs or not all(map(_is_rename, self._pairs)):
+            raise ValueError(f"wds_rename_keys takes pairs (new, glob) or new=glob, not {self._pairs!r}")
         super().__init__(source_datapipe, handler)
         self.renames = renames
         self.globs = globs
@@ -189,42 +184,33 @@ class KeyRenamerIterDataPipe(ItemMapper):
         self.must_match = must_match
         self.duplicate_is_error = duplicate_is_error
 
-    def _pairs(self) -> list[tuple[str, str]]:
-        return [*self.renames, *self.globs.items()]
-
-    def _new_name(self, field: str) -> str | None:
-        for new, glob in reversed(self._pairs()):
-            if matches_glob(field, glob):
-                return new
-        return None
-
     def apply(self, item: Any) -> dict[str, Any]:
         """Renames the fields of one sample."""
         sample = expect_sample(item, "wds_rename_keys")
         renamed: dict[str, Any] = {}
         made: set[str] = set()
         for field, value in sample.items():
-            chosen = None if field.startswith("__") else self._new_name(field)
-            if chosen is None and not self.keep_unselected and not field.startswith("__"):
-                continue
-            new = field if chosen is None else chosen
-            made |= set() if chosen is None else {chosen}
+            new = field
+            if not field.startswith("__"):
+                chosen = next((new for new, glob in reversed(self._pairs) if matches_glob(field, glob)), None)
+                if chosen is not None:
+                    new = chosen
+                    made.add(new)
+                elif not self.keep_unselected:
+                    continue
             if new in renamed and self.duplicate_is_error:
-                raise self._duplicate(sample, field, new)
+                name, place = name_sample(sample)
+                raise DuplicateFieldError(
+                    f"several fields of {name} would be renamed to {new!r}, {field!r} among them. "
+                    "Narrow the globs, or pass duplicate_is_error=False to take the first.",
+                    **place,
+                    field=field,
+                )
             renamed.setdefault(new, value)
-        for new, glob in self._pairs() if self.must_match else ():
+        for new, glob in self._pairs if self.must_match else ():
             if new not in made:
                 raise missing_field(sample, (glob,))
         return renamed
-
-    def _duplicate(self, sample: dict[str, Any], field: str, new: str) -> DuplicateFieldError:
-        name, place = name_sample(sample)
-        return DuplicateFieldError(
-            f"several fields of {name} would be renamed to {new!r}, {field!r} among them. "
-            "Narrow the globs, or pass duplicate_is_error=False to take the first.",
-            **place,
-            field=field,
-        )
 
 
 def _is_rename(pair: Any) -> bool:

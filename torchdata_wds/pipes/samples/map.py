@@ -14,9 +14,6 @@ from torchdata_wds.handlers import Handler, SkipCounts, check_handler, count_los
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
 
-__all__ = ["ItemMapper", "WdsMapperIterDataPipe", "check_function", "map_items"]
-
-
 S = TypeVar("S")
 
 T = TypeVar("T")
@@ -30,15 +27,15 @@ def map_items(
     dropped: str = "None",
     pipe: IterDataPipe[Any] | None = None,
 ) -> Iterator[T]:
-    """Applies a function to each item; drops None, asks the handler about exceptions, counts both.
+    """Applies a function to each item; drops None, calls the handler for exceptions, counts both.
 
     Args:
         items: The items.
         function: Returns None for an item that is to be dropped.
-        handler: Asked about each item for which the function raises.
+        handler: Called for each item for which the function raises.
         skipped: Counts what is skipped by exception type, and what is dropped.
         dropped: The name that dropped items are counted by.
-        pipe: The stage that does so, for a note on exceptions.
+        pipe: The stage, for a note on exceptions.
 
     Example:
         >>> skipped = Counter()
@@ -67,34 +64,30 @@ def map_items(
         raise
 
 
-def check_function(form: str, function: Any) -> None:
-    """Checks that a function returns a value for each call, and not a generator or a coroutine.
+def check_function(form: str, function: Any, what: str = "a function") -> None:
+    """Checks that a function is one, and returns a value for each call instead of a generator or a coroutine.
 
     Raises:
-        TypeError: if it is a generator function or a coroutine function.
+        TypeError: if it does not.
     """
-    call = getattr(type(function), "__call__", None)  # noqa: B004  (of a callable object, its method)
-    if any(map(inspect.isgeneratorfunction, (function, call))):
+    if not callable(function):
+        raise TypeError(f"{form} takes {what}, not {function!r}")
+    calls = (function, getattr(type(function), "__call__", None))  # noqa: B004  (of a callable object, its method)
+    if any(map(inspect.isgeneratorfunction, calls)):
         raise TypeError(
             f"{form} takes a function that returns a value, and {function!r} is a generator function. If it goes over "
             "the whole stream write .wds_compose(f), if it makes several items of one .flatmap(f)"
         )
-    if any(map(inspect.iscoroutinefunction, (function, call))):
+    if any(map(inspect.iscoroutinefunction, calls)):
         raise TypeError(f"{form} takes a function that returns a value, and {function!r} is a coroutine function")
 
 
 class ItemMapper(WdsPipe[Any]):
-    """Base of the pipes that turn each item into one other: a subclass says how in `apply`.
-
-    Args:
-        source_datapipe: Yields the items.
-        handler: Asked about each item that fails.
-    """
+    """Base of the pipes that turn each item into one other: a subclass says how in `apply`."""
 
     one_to_one = True
 
-    #: What items are counted by in `skipped` for which `apply` gives None.
-    dropped = "None"
+    dropped = "None"  # the name that items are counted by for which `apply` returns None
 
     def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
         self.source_datapipe = source_datapipe
@@ -120,14 +113,14 @@ class WdsMapperIterDataPipe(ItemMapper):
     """Maps items through a function (functional name: ``wds_map``).
 
     Unlike the native ``map`` it has a handler, and drops items for which the function returns None. Order is kept.
-    Where a sample (a dict with ``__key__``) becomes a dict without ``__key__``, that is put back, so that later stages
+    When a sample (a dict with ``__key__``) becomes a dict without ``__key__``, that is put back, so that later stages
     and errors can name the sample; for batches that go to ``model(**batch)`` leave it out with ``.map(f)``.
 
     Args:
         source_datapipe: Yields samples, tuples or anything else.
         fn: ``callable(item) -> item``, or None to drop the item. Under DataLoader2 it must be picklable: a function
             of a module, not a lambda.
-        handler: Asked about each item for which the function raises.
+        handler: Called for each item for which the function raises.
 
     Yields:
         What the function returns.
@@ -145,17 +138,15 @@ class WdsMapperIterDataPipe(ItemMapper):
     def __init__(
         self, source_datapipe: IterDataPipe[Any], fn: Callable[[Any], Any], *, handler: Handler = reraise_exception
     ) -> None:
-        if not callable(fn):
-            raise TypeError(f"wds_map takes a function, not {fn!r}")
         check_function("wds_map", fn)
         super().__init__(source_datapipe, handler)
         self.fn = fn
 
     def apply(self, item: Any) -> Any:
-        """Calls the function and keeps the key."""
+        """Calls the function, and puts the key back."""
         result = self.fn(item)
         if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item and "__key__" not in result:
-            return {"__key__": item["__key__"], **result}  # a copy: the function may give one dict for many samples
+            return {"__key__": item["__key__"], **result}  # a copy: the function may return one dict for many samples
         if not isinstance(result, dict) and isinstance(item, dict):
             self._latest.sample = item
         return result

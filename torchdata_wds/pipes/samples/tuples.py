@@ -23,9 +23,6 @@ from torchdata_wds.pipes.samples.field_specs import (
 )
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function, map_items
 
-__all__ = ["FieldTuplerIterDataPipe", "KeyExtractorIterDataPipe", "TupleMapperIterDataPipe"]
-
-
 _MISSING = ("error", "skip", "none")
 
 
@@ -37,9 +34,9 @@ class FieldTuplerIterDataPipe(ItemMapper):
         source_datapipe: Yields samples.
         *specs: Fields in order, each with alternatives: ``"jpg;png"`` is the first that is there. ``"__key__"`` and
             ``"__url__"`` are fields too. One str with blanks is split there.
-        missing: What a sample without any of a spec's alternatives does: ``"error"``, ``"skip"`` (it is dropped and
-            counted) or ``"none"`` (None stands in its place).
-        handler: Asked about each sample that fails.
+        missing: What happens to a sample without any of a spec's alternatives: ``"error"``, ``"skip"`` (it is dropped
+            and counted) or ``"none"`` (None stands in its place).
+        handler: Called for each sample that fails.
 
     Yields:
         tuple: One value per spec.
@@ -76,7 +73,8 @@ class FieldTuplerIterDataPipe(ItemMapper):
     def __iter__(self) -> Iterator[Any]:
         samples: Iterable[Any] = self.source_datapipe
         if self.missing != "error":
-            samples = noting_absent(samples, {_named(names): partial(_has, names) for names in self.specs})
+            named = {f"wds_to_tuple names {';'.join(names)!r}": partial(_has, names) for names in self.specs}
+            samples = noting_absent(samples, named)
         yield from map_items(samples, self.apply, self.handler, self.skipped, self.dropped, self)
 
     def apply(self, item: Any) -> tuple[Any, ...] | None:
@@ -99,10 +97,6 @@ class FieldTuplerIterDataPipe(ItemMapper):
         return super().__len__()
 
 
-def _named(names: tuple[str, ...]) -> str:
-    return f"wds_to_tuple names {';'.join(names)!r}"
-
-
 def _has(names: tuple[str, ...], sample: Any) -> bool | None:
     return find_field(sample, names) is not None if isinstance(sample, dict) else None
 
@@ -113,14 +107,14 @@ class TupleMapperIterDataPipe(ItemMapper):
 
     Args:
         source_datapipe: Yields tuples or lists.
-        *fns: A function per place; None leaves the value as it is, as do places behind the last function.
-        handler: Asked about each item for which a function raises.
+        *fns: A function per place; None leaves the value as it is, as happens after the last function.
+        handler: Called for each item for which a function raises.
 
     Yields:
         tuple: The results.
 
     Raises:
-        TypeError: if a function is not callable, or through the handler if an item is no tuple.
+        TypeError: if a function is not callable, or through the handler if an item is not a tuple.
         ValueError: through the handler, if an item has fewer places than there are functions.
         Exception: through the handler, what a function raises.
 
@@ -137,9 +131,8 @@ class TupleMapperIterDataPipe(ItemMapper):
         handler: Handler = reraise_exception,
     ) -> None:
         for function in fns:
-            if function is not None and not callable(function):
-                raise TypeError(f"wds_map_tuple takes functions or None, not {function!r}")
-            check_function("wds_map_tuple", function)
+            if function is not None:
+                check_function("wds_map_tuple", function, "functions or None")
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
@@ -163,17 +156,17 @@ class KeyExtractorIterDataPipe(ItemMapper):
 
     Args:
         source_datapipe: Yields samples.
-        *patterns: A glob per place, or alternatives as ``"*.jpg;*.png"``; a leading dot may be written or not.
-            Metadata is matched only by its full name, as ``"__key__"``.
-        duplicate_is_error: Whether two fields that match one pattern are an error; else the first counts.
+        *patterns: A glob per place, or alternatives as ``"*.jpg;*.png"``; a leading dot is optional. Metadata is
+            matched only by its full name, as ``"__key__"``.
+        duplicate_is_error: Whether two fields that match one pattern are an error; otherwise the first counts.
         ignore_missing: Whether a pattern without a match is left out of the tuple, rather than an error.
-        handler: Asked about each sample that fails.
+        handler: Called for each sample that fails.
 
     Yields:
         tuple: One value per pattern.
 
     Raises:
-        ValueError: if there is no pattern, or one is no str.
+        ValueError: if there is no pattern, or one is not a str.
         MissingFieldError: through the handler.
         DuplicateFieldError: through the handler.
 

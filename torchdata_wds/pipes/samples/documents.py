@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.checks import check_count
+from torchdata_wds.checks import check_choice, check_count, is_number
 from torchdata_wds.codecs.failures import StepFailedError, describe_failure
 from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.consumers import upstream
@@ -108,14 +108,17 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         min_similarity: float | None = None,
         handler: Handler = reraise_exception,
     ) -> None:
-        _check_choice("layout", layout, get_args(Layout))
-        _check_choice("missing", missing, get_args(Missing))
+        check_choice("layout", layout, get_args(Layout))
+        check_choice("missing", missing, get_args(Missing))
         for name, value in (("min_images", min_images), ("max_images", max_images)):
             if value is not None:
                 check_count(name, value, 0)
         if None not in (min_images, max_images) and min_images > max_images:  # type: ignore[operator]
             raise ValueError(f"min_images={min_images} is more than max_images={max_images}: nothing would be left")
-        _check_similarity(min_similarity)
+        if min_similarity is not None and not is_number(min_similarity):
+            raise TypeError(f"min_similarity must be a number or None, not {min_similarity!r}")
+        if min_similarity is not None and not math.isfinite(min_similarity):
+            raise ValueError(f"min_similarity must be a finite number, not {min_similarity}")
         if images is not None and not isinstance(images, (str, ImageDecoder)):
             raise TypeError(
                 f"images must be an image spec such as 'pil', what image_decoder makes, or None, not {images!r}"
@@ -249,17 +252,3 @@ def _missing(found: FoundDocument, lost: list[str]) -> MissingFieldError:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
-
-
-def _check_similarity(value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"min_similarity must be a number or None, not {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"min_similarity must be a finite number, not {value}")

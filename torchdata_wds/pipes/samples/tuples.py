@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe
 
+from torchdata_wds.checks import check_choice
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Held, register
@@ -22,8 +23,6 @@ from torchdata_wds.pipes.samples.field_specs import (
     noting_absent,
 )
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function, map_items
-
-_MISSING = ("error", "skip", "none")
 
 
 @register("wds_to_tuple")
@@ -64,8 +63,7 @@ class FieldTuplerIterDataPipe(ItemMapper):
             specs = tuple(specs[0].split())
         if not specs:
             raise ValueError("wds_to_tuple needs at least one field, as wds_to_tuple('jpg;png', 'cls')")
-        if missing not in _MISSING:
-            raise ValueError(f"missing must be one of {_MISSING}, not {missing!r}")
+        check_choice("missing", missing, ("error", "skip", "none"))
         super().__init__(source_datapipe, handler)
         self.specs = tuple(alternatives(spec) for spec in specs)
         self.missing = missing

@@ -108,7 +108,7 @@ def test_hints_are_about_options_that_commands_have() -> None:
         (
             MemoryError(),
             1,
-            "wds try: error: not enough memory for what was asked, or for one sample\n",
+            "wds try: error: not enough memory for these arguments, or for one sample\n",
         ),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 0, ""),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from torchdata_wds.cli.arguments.fields import FieldChoices, add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.arguments.outputs import (
     SampleOutput,
@@ -19,14 +19,10 @@ from torchdata_wds.cli.arguments.outputs import (
     copy_samples,
 )
 from torchdata_wds.cli.command import Command, UsageError, positive_number, whole_number
-from torchdata_wds.errors import SampleError
 from torchdata_wds.pipes.samples.shuffle import shuffled
 
-__all__ = ["COMMAND"]
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``cat``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     parser.add_argument("-c", "--count", type=whole_number, metavar="N", help="stop after N samples")
     parser.add_argument("--skip", type=whole_number, default=0, metavar="N", help="leave the first N samples out")
@@ -36,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="read the shards in random order (without --slice), and shuffle samples through a buffer of N",
     )
-    parser.add_argument("--seed", type=whole_number, help="of --shuffle: the same gives the same order")
+    parser.add_argument("--seed", type=whole_number, help="of --shuffle: the same seed gives the same order")
     parser.add_argument(
         "--mix", type=positive_number, default=1, metavar="K", help="keep K shards open and take samples in turn"
     )
@@ -52,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Copies the samples, and returns the exit status."""
+def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.shuffle is None:
         raise UsageError("--seed needs --shuffle, whose order it chooses")
     check_one_output(arguments.output)
@@ -62,15 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     rng = None if arguments.shuffle is None else random.Random(chosen_seed(arguments.seed))
     if rng is not None and arguments.slice is None:
         rng.shuffle(urls)
-    # the one whose turn it is counts too
+    # --parallel counts the shard that is being read too
     reader = SampleReader(arguments, urls=urls, read_ahead=arguments.parallel - 1, interleave=arguments.mix)
-    with SampleOutput(arguments) as output, closing(iter(reader)) as source:  # type: ignore[type-var]
+    with (
+        SampleOutput(arguments) as output,
+        closing(iter(reader) if choices is None else reader.taken(choices.choose)) as source,
+    ):
         samples: Iterator[Mapping[str, Any]] = source
-        if choices is not None:
-            samples = _chosen(samples, choices, reader)
         if rng is not None:
             samples = shuffled(samples, rng, arguments.shuffle, arguments.shuffle)
-        # one after the other: their sum may be more than islice takes
+        # two slices, as the sum of --skip and --count may be more than islice takes
         copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
     tell_choices(choices)
     return reader.finish()
@@ -78,24 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "write the samples of many shards into one",
-    add_arguments,
-    run,
+    _add_arguments,
+    _run,
     """
     wds cat 'train-{000000..000003}.tar' -o all.tar
     wds cat 'train-*.tar' --shuffle 1000 --seed 1 -c 10 -f 'jpg label=cls' -o few.tar
     wds cat train-000000.tar train-000000.tar --rekey '#' | wds ls
     """,
 )
-
-
-def _chosen(
-    samples: Iterable[Mapping[str, Any]], choices: FieldChoices, reader: SampleReader
-) -> Iterator[Mapping[str, Any]]:
-    for sample in samples:
-        try:
-            chosen = choices.choose(sample)
-        except SampleError as error:
-            reader.refuse(error)
-            continue
-        if chosen is not None:
-            yield chosen

@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 
-__all__ = ["hints"]
-
-
 _LIST = "name the list as a shard, '@list.txt'"
+_EOF = "nothing: an archive ends by itself"
 
 _COPY = {
     "--shardslice": "--shard-slice",
@@ -17,10 +15,6 @@ _COPY = {
     "--verbose": "nothing",
     "-v": "nothing",
 }
-
-_NEAR = 0.8
-
-_EOF = "nothing: an archive ends by itself"
 
 #: What to write for an option, by command.
 _WORDS: dict[str, dict[str, str]] = {
@@ -87,15 +81,7 @@ _WORDS: dict[str, dict[str, str]] = {
 
 
 def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Explains options that a command does not have.
-
-    Args:
-        command: The command that they are given to.
-        words: Its arguments.
-        known: The command's own options.
-
-    Yields:
-        For each of them what to write instead, where that is known.
+    """Yields what to write instead of those options among `words` that a command does not have, where that is known.
 
     Example:
         >>> list(hints("split", ["--maxshards=2", "-n", "5", "x.tar"], ["-n", "--count", "--max-shards"]))
@@ -110,5 +96,5 @@ def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterato
             continue
         if option in told:
             yield f"in 'wds {command}', for {option} write {told[option]}"
-        elif option.startswith("--") and (near := difflib.get_close_matches(option, known, 1, _NEAR)):
+        elif option.startswith("--") and (near := difflib.get_close_matches(option, known, 1, 0.8)):
             yield f"did you mean {near[0]}?"

@@ -35,13 +35,8 @@ from torchdata_wds.cli.foreign_options import hints
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
 
-__all__ = ["COMMANDS", "main"]
-
-
 WRONG_USE = 2  # as argparse has it
-
-SIGNALLED = 128  # a shell reports so much more than the signal that has ended a process
-
+SIGNALLED = 128  # a shell adds this to the number of the signal that ended a process
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 COMMANDS: dict[str, Command] = {
@@ -72,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 for success, 1 if something was lost or refused, 130 after Ctrl-C, 143 after SIGTERM. Wrong
-        arguments are 2, by SystemExit where argparse sees them. A reader of the output that has gone away ends the
+        arguments are 2, by SystemExit where argparse finds them. A reader of the output that has gone away ends the
         command quietly, with 0.
     """
     if arguments is not None:
@@ -89,6 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
         say("error: standard output is closed; send what is not wanted to /dev/null")
         return 1
     chosen = _chosen(arguments)
+    message, status = "", 1
     try:
         disarm()
         with logged(), _ending_tidily():
@@ -102,20 +98,18 @@ def _run(arguments: Sequence[str]) -> int:
         let_go_of_output()
         return 0
     except UsageError as error:
-        return _fail(chosen.command, str(error), WRONG_USE)
+        message, status = str(error), WRONG_USE
     except (WdsError, OSError, ImportError, RuntimeError) as error:
-        return _fail(chosen.command, message_of(error), 1)
+        message = message_of(error)
     except MemoryError:
-        return _fail(chosen.command, "not enough memory for what was asked, or for one sample", 1)
+        message = "not enough memory for these arguments, or for one sample"
+    if message:
+        say(f"error: {message}", chosen.command)
     return status
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP has come: everything is tidied up as after Ctrl-C.
-
-    Attributes:
-        number: That of the signal.
-    """
+    """The signal `number`, SIGTERM or SIGHUP, has come: the command cleans up as after Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -124,7 +118,7 @@ class _Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _ending_tidily() -> Iterator[None]:
-    """Lets signals end this process by an exception; children that were forked end at once, as without it."""
+    """Lets signals end this process by an exception; forked children still end at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,12 +126,12 @@ def _ending_tidily() -> Iterator[None]:
 
     def end(number: int, _: object) -> None:
         if os.getpid() == owner:
-            signal.signal(number, signal.SIG_IGN)  # tidying up has begun
+            signal.signal(number, signal.SIG_IGN)  # cleaning up has begun
             raise _Terminated(number)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    # nohup's are left alone
+    # those that nohup has set to be ignored stay so
     numbers = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
     try:
@@ -148,7 +142,7 @@ def _ending_tidily() -> Iterator[None]:
 
 
 def _fill_standard_files() -> None:
-    """Opens what the caller has closed: a file of ours that got its number would be taken for it, by children too."""
+    """Opens closed standard files: otherwise the next file opened here would take the place of one, in children too."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -159,11 +153,6 @@ def _fill_standard_files() -> None:
                 os.close(nowhere)
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open
-
-
-def _fail(command: str, message: str, status: int) -> int:
-    say(f"error: {message}", command)
-    return status
 
 
 class _Parser(argparse.ArgumentParser):
@@ -181,37 +170,24 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the arguments, with the parser of the wanted command alone if it exists: making all takes longer."""
+    """Parses the arguments, with the parser of the wanted command alone if it exists: making all takes longer."""
     wanted = next((word for word in arguments if not word.startswith("-")), "")
-    parser, commands = _parsers(wanted)
-    for command in commands:
-        command.words = arguments
-    chosen, rest = parser.parse_known_args(arguments)
-    if rest:
-        told = next((command for command in commands if command.command == chosen.command), parser)
-        told.error(f"unknown arguments: {' '.join(rest)}")
-    return chosen
-
-
-def _parsers(wanted: str) -> tuple[_Parser, list[_Parser]]:
     parser = _Parser(prog=PROGRAM, description="Tools for WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    shown = {wanted: COMMANDS[wanted]} if wanted in COMMANDS else COMMANDS
-    made = []
-    for name, command in shown.items():
-        added = commands.add_parser(
+    parsers = {}
+    for name, command in {wanted: COMMANDS[wanted]}.items() if wanted in COMMANDS else COMMANDS.items():
+        example = textwrap.indent(textwrap.dedent(command.example).strip(), "  ")
+        parsers[name] = commands.add_parser(
             name,
             help=command.summary,
             description=command.summary,
-            epilog=_epilog(command.example),
+            epilog=f"example:\n{example}" if example else "",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.command = name
-        command.add_arguments(added)
-        made.append(added)
-    return parser, made
-
-
-def _epilog(example: str) -> str:
-    return "example:\n" + textwrap.indent(textwrap.dedent(example).strip(), "  ") if example else ""
+        parsers[name].command, parsers[name].words = name, arguments
+        command.add_arguments(parsers[name])
+    chosen, rest = parser.parse_known_args(arguments)
+    if rest:
+        parsers.get(chosen.command, parser).error(f"unknown arguments: {' '.join(rest)}")
+    return chosen

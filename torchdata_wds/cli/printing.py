@@ -1,18 +1,15 @@
-"""Text of strangers on a line of a terminal, or in a picture: nothing in it acts."""
+"""Text of strangers, made safe for a line of a terminal or a picture, and shortened to fit."""
 
 from __future__ import annotations
-
-__all__ = ["printable", "shorten", "shorten_middle"]
-
 
 _GAP = "..."
 
 
 def printable(text: str) -> str:
-    r"""Escapes whatever would move a cursor, hide, or turn the direction of writing.
+    r"""Escapes everything that would move a cursor, hide, or turn the direction of writing.
 
-    Letters of all scripts stay. Control and format characters, line ends, odd blanks, lone surrogates and what Unicode
-    has not assigned are written as in Python's strings.
+    Letters of all scripts stay. Control and format characters, line ends, odd blanks, lone surrogates and unassigned
+    code points are written as in Python's strings.
 
     Example:
         >>> print(printable("größe\x1b[2J\n"))
@@ -24,24 +21,14 @@ def printable(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cuts a text at its end.
-
-    Example:
-        >>> shorten("abcdefghij", 8), shorten("abc", 8)
-        ('abcde...', 'abc')
-    """
+    """Cuts a text at its end: ``abcde...``."""
     if len(text) <= width:
         return text
     return text[: max(0, width - len(_GAP))] + _GAP[: max(0, width)]
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """Cuts a text in its middle: keys differ at their ends.
-
-    Example:
-        >>> shorten_middle("train/000/000123", 9), shorten_middle("abc", 9)
-        ('tra...123', 'abc')
-    """
+    """Cuts a text in its middle, as ``tra...123``: keys differ at their ends."""
     if len(text) <= width:
         return text
     room = max(0, width - len(_GAP))

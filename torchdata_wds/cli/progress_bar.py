@@ -1,4 +1,4 @@
-"""Progress of a command, on stderr."""
+"""Progress of a command, on standard error."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
-
-__all__ = ["Progress", "paused", "stdout_is_apart"]
-
+from typing import Any, Self
 
 _SECONDS = 5.0
 
-#: The bars that stand on the terminal.
+#: The bars that are on the terminal now.
 _bars: list[Any] = []
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Takes bars off the terminal while it is entered, for lines that are written there."""
+    """Removes bars from the terminal while lines are written there."""
     for bar in _bars:
         bar.clear()
     try:
@@ -33,9 +29,9 @@ def paused() -> Iterator[None]:
 
 
 def stdout_is_apart() -> bool:
-    """Whether what is printed cannot come among the lines of a terminal: it goes to a file, or nowhere.
+    """Returns whether standard output goes to a file or nowhere, and so cannot mix with the lines of a terminal.
 
-    Of a pipe nobody knows where it ends; ``| cat`` ends on the terminal.
+    Where a pipe ends is not known: ``| cat`` ends on the terminal.
     """
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
@@ -45,36 +41,36 @@ def stdout_is_apart() -> bool:
 
 
 class Progress:
-    """Counts things done: in a bar on a terminal, elsewhere in a line now and then.
+    """Counts things done: in a bar on a terminal, elsewhere in a line every few seconds.
 
     The bar is tqdm's. Where that is not installed, a terminal gets lines too.
 
     Args:
         what: What is counted, in the plural.
-        total: How many there will be, if that is known.
-        only_on_terminal: Whether to say nothing elsewhere.
-        hidden: Whether to say nothing at all, as where a command prints to the same terminal.
-
-    Attributes:
-        done: How many are done.
-        is_shown: Whether anything is said.
+        total: How many there will be, if known.
+        only_on_terminal: Show nothing elsewhere.
+        hidden: Show nothing at all, as where a command prints to the same terminal.
     """
 
     def __init__(
         self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False
     ) -> None:
-        self.what = what
-        self.total = total
         self.done = 0
+        self._what = what
+        self._total = total
         on_terminal = sys.stderr.isatty()
         self.is_shown = not hidden and (on_terminal or not only_on_terminal)
-        self._bar = _bar(what, total) if on_terminal and self.is_shown else None
-        if self._bar is not None:
-            _bars.append(self._bar)
+        self._bar: Any = None
+        if on_terminal and self.is_shown:
+            with contextlib.suppress(ImportError):
+                from tqdm import tqdm  # type: ignore[import-untyped]
+
+                self._bar = tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="")
+                _bars.append(self._bar)
         self._shown = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
-        """Notes that so many more are done."""
+        """Reports `count` more as done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -82,12 +78,10 @@ class Progress:
             self._shown = time.monotonic()
             self._show()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             _bars.remove(self._bar)
             self._bar.close()
@@ -95,14 +89,6 @@ class Progress:
             self._show()
 
     def _show(self) -> None:
-        total = "" if self.total is None else f" of {self.total:,}"
-        with contextlib.suppress(BrokenPipeError):  # nobody reads messages any more
-            print(f"{self.done:,}{total} {self.what}", file=sys.stderr, flush=True)
-
-
-def _bar(what: str, total: int | None) -> Any:
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-    except ImportError:
-        return None
-    return tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="")
+        total = "" if self._total is None else f" of {self._total:,}"
+        with contextlib.suppress(BrokenPipeError):  # a closed standard error does not stop the work
+            print(f"{self.done:,}{total} {self._what}", file=sys.stderr, flush=True)

@@ -82,9 +82,3 @@ def test_choices_refuse_when_the_spec_is_wrong(spec: str) -> None:
     """Before any sample is read."""
     with pytest.raises(ValueError, match="list of fields"):
         FieldChoices(spec)
-
-
-def test_choices_refuse_when_the_policy_is_unknown() -> None:
-    """The message says which there are."""
-    with pytest.raises(ValueError, match="error, skip, empty"):
-        FieldChoices("cls", missing="drop")  # type: ignore[arg-type]

@@ -18,13 +18,7 @@ from tests.kits.tool_kit import Result, read_samples, run_wds
 from torchdata_wds.cli import main
 from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, part_of
-from torchdata_wds.cli.arguments.outputs import (
-    SampleOutput,
-    add_output_arguments,
-    check_not_terminal,
-    copy_samples,
-    rekeyed,
-)
+from torchdata_wds.cli.arguments.outputs import SampleOutput, add_output_arguments, copy_samples
 from torchdata_wds.cli.command import Command, Part, UsageError, part_number
 
 SIZES = (3, 0, 4)
@@ -295,12 +289,14 @@ def test_output_is_compressed_by_its_suffix_or_as_asked(shards: list[str], tmp_p
     assert len(read_samples(tmp_path / "y.tar.gz")) == 3
 
 
-def test_output_is_refused_when_it_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_refused_when_it_is_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An archive is nothing to look at."""
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
-    check_not_terminal("x.tar")
+    options = {"rekey": None, "compress": None, "index": False, "force": False}
+    with SampleOutput(argparse.Namespace(output=str(tmp_path / "x.tar"), **options)):
+        pass
     with pytest.raises(UsageError, match="terminal"):
-        check_not_terminal("-")
+        SampleOutput(argparse.Namespace(output="-", **options))
 
 
 def test_output_is_refused_when_there_is_no_place_for_an_index(shards: list[str]) -> None:
@@ -329,9 +325,6 @@ def test_keys_that_come_twice_are_refused_with_their_cure(shards: list[str], tmp
 def test_rekey_makes_keys_of_a_pattern(pattern: str, key: str, shards: list[str]) -> None:
     """From the number, the key and the shard's name."""
     assert keys_of(run_wds("copy", shards[0], "--rekey", pattern))[0] == key
-    sample = {"__key__": KEYS[0], "__url__": shards[0]}
-    assert next(rekeyed([sample], pattern))["__key__"] == key
-    assert next(rekeyed([sample], None)) == sample
 
 
 @pytest.mark.parametrize("pattern", ["", "x", "{shard}", "{other}", "{}", "{key.real}", "{number:q}", "{"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchdata_wds.cli.tables.cells import Binary, escape_cell, read_cell, unescape_cell, write_cell
+from torchdata_wds.cli.tables.cells import Binary, escape_cell, unescape_cell, write_cell
 
 CELLS = {
     "": "",
@@ -46,7 +48,10 @@ def test_bytes_read_back_when_written_to_a_cell(data: bytes, binary: Binary) -> 
     cell = write_cell(data, binary)
     assert not set("\t\n\r") & set(cell)
     cell.encode()
-    assert read_cell(cell, binary) == data
+    if binary == "base64" and cell.startswith("base64:"):
+        assert base64.b64decode(cell.removeprefix("base64:"), validate=True) == data
+    else:
+        assert unescape_cell(cell).encode(errors="surrogateescape") == data
 
 
 def test_write_cell_names_the_byte_when_data_is_binary() -> None:
@@ -66,16 +71,3 @@ def test_unescape_cell_refuses_when_a_backslash_escapes_nothing(cell: str) -> No
     """A file that was written by something else does not read as something else."""
     with pytest.raises(ValueError, match="backslash at character"):
         unescape_cell(cell)
-
-
-def test_read_cell_refuses_when_base64_is_damaged() -> None:
-    """The message shows the cell."""
-    with pytest.raises(ValueError, match=r"'base64:!!' is no Base64"):
-        read_cell("base64:!!", "base64")
-
-
-def test_cells_refuse_when_binary_is_unknown() -> None:
-    """The three ways are named."""
-    for call in (lambda: write_cell(b"", "hex"), lambda: read_cell("", "hex")):  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="error, escape, base64"):
-            call()

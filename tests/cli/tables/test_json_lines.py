@@ -132,9 +132,3 @@ def test_line_raises_when_a_field_does_not_decode(field: str, data: bytes) -> No
     """The sample and the field are named."""
     with pytest.raises(DecodingError, match=f"{field}.*'k'"):
         JsonLines()({"__key__": "k", field: data})
-
-
-def test_json_lines_refuse_when_binary_is_unknown() -> None:
-    """The two ways are named."""
-    with pytest.raises(ValueError, match="base64, skip"):
-        JsonLines(binary="hex")  # type: ignore[arg-type]

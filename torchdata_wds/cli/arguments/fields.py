@@ -1,7 +1,4 @@
-"""Arguments that choose fields, the same in all commands.
-
-Which fields of samples a command takes, and under which names: ``"jpg;png cls label=cls2 *.json"``.
-"""
+"""Which fields of samples a command takes, and under which names: ``--fields "jpg;png label=cls *.json"``."""
 
 from __future__ import annotations
 
@@ -14,14 +11,10 @@ from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
 
-__all__ = ["FieldChoices", "Missing", "add_field_arguments", "field_choices", "tell_choices"]
-
-
-#: What becomes of a sample without a field that was asked for.
+#: What to do with a sample that lacks a chosen field.
 Missing = Literal["error", "skip", "empty"]
 
 _ALWAYS = ("__key__", "__url__")
-
 _EMPTY = b""
 
 
@@ -31,9 +24,8 @@ class FieldChoices:
     Args:
         spec: Items separated by blanks. ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has,
             ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match.
-            ``__key__`` and ``__url__`` may be asked for by name in tables, and everywhere under a new name, as text.
-        missing: What becomes of a sample in which an item finds nothing: ``"error"``; ``"skip"`` leaves the sample out;
-            ``"empty"`` gives it an empty field.
+            ``__key__`` and ``__url__`` can be columns of tables; everywhere, a new name makes them fields of text.
+        missing: Where an item finds nothing, ``"skip"`` leaves the sample out, ``"empty"`` gives it an empty field.
 
     Attributes:
         columns: One name for each item, for the header of a table.
@@ -52,8 +44,6 @@ class FieldChoices:
     """
 
     def __init__(self, spec: str, *, missing: Missing = "error") -> None:
-        if missing not in get_args(Missing):
-            raise ValueError(f"missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
         self._choices = parse_field_items(spec)
         self.columns = [choice.column for choice in self._choices]
         self.missing = missing
@@ -61,15 +51,7 @@ class FieldChoices:
         self.left_empty = 0
 
     def choose(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Gives a sample with the chosen fields alone, besides ``__key__`` and ``__url__``.
-
-        Returns:
-            The sample, or None if it is left out.
-
-        Raises:
-            MissingFieldError: if a field is missing and that is an error.
-            DuplicateFieldError: if two items give fields of one name.
-        """
+        """Returns ``__key__``, ``__url__`` and the chosen fields, or None if the sample is left out."""
         chosen = {name: sample[name] for name in _ALWAYS if name in sample}
         for choice in self._choices:
             found = self._find(sample, choice)
@@ -77,35 +59,41 @@ class FieldChoices:
                 return None
             for name, value in found:
                 if name in chosen and name not in _ALWAYS:
-                    raise _twice(sample, name)
+                    which, place = name_sample(sample)
+                    raise DuplicateFieldError(
+                        f"two items of the list of fields give {which} a field {name!r}; rename one of them, as "
+                        "new=old",
+                        **place,
+                        field=name,
+                    )
                 chosen[name] = value
         return chosen
 
     def row(self, sample: Mapping[str, Any]) -> list[Any] | None:
-        """Gives the chosen values, one for each of `columns`; b"" for those that are left empty.
-
-        Returns:
-            The values, or None if the sample is left out.
-
-        Raises:
-            MissingFieldError: if a field is missing and that is an error.
-            DuplicateFieldError: if several fields match a glob, for which there is one column.
-        """
+        """Returns a value for each of `columns`, b"" for an empty one; None if the sample is left out."""
         values = []
         for choice in self._choices:
             found = self._find(sample, choice)
             if found is None:
                 return None
             if len(found) > 1:
-                raise _ambiguous(sample, choice, [name for name, _ in found])
+                which, place = name_sample(sample)
+                raise DuplicateFieldError(
+                    f"{which} has {len(found)} fields that match {choice.column!r}, and a table has one column for "
+                    f"them: {[name for name, _ in found]}. Name the one that is meant",
+                    **place,
+                    field=choice.column,
+                )
             values.append(found[0][1] if found else _EMPTY)
         return values
 
     def _find(self, sample: Mapping[str, Any], choice: FieldItem) -> list[tuple[str, Any]] | None:
-        """The fields of one item with their new names; None if the sample is to be left out."""
-        found = [(new, _content(sample[name], choice.new)) for new, name in choice.find(sample)]
-        if found:
-            return found
+        """Returns the fields of one item with their new names; None if the sample is left out."""
+        if names := choice.find(sample):
+            values = [(new, sample[name]) for new, name in names]
+            # a key that becomes a field of its own is text in it
+            renamed = choice.new is not None
+            return [(new, value.encode() if renamed and isinstance(value, str) else value) for new, value in values]
         if self.missing == "error":
             raise missing_field(sample, choice.names)
         if self.missing == "skip":
@@ -113,30 +101,6 @@ class FieldChoices:
             return None
         self.left_empty += 1
         return [] if choice.is_glob else [(choice.new or choice.names[0], _EMPTY)]
-
-
-def _content(value: Any, new: str | None) -> Any:
-    """A field's value; a key that becomes a field of its own is text in it."""
-    return value.encode() if new is not None and isinstance(value, str) else value
-
-
-def _twice(sample: Mapping[str, Any], name: str) -> DuplicateFieldError:
-    which, place = name_sample(sample)
-    return DuplicateFieldError(
-        f"two items of the list of fields give {which} a field {name!r}; rename one of them, as new=old",
-        **place,
-        field=name,
-    )
-
-
-def _ambiguous(sample: Mapping[str, Any], choice: FieldItem, names: list[str]) -> DuplicateFieldError:
-    which, place = name_sample(sample)
-    return DuplicateFieldError(
-        f"{which} has {len(names)} fields that match {choice.column!r}, and a table has one column for them: {names}. "
-        "Name the one that is meant",
-        **place,
-        field=choice.column,
-    )
 
 
 def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -158,11 +122,7 @@ def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = Fal
 
 
 def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:
-    """Makes the choice that the arguments ask for; None takes all fields.
-
-    Raises:
-        UsageError: if the spec is wrong.
-    """
+    """Returns the choice of ``--fields``; None takes all fields."""
     if arguments.fields is None:
         if arguments.missing != "error":
             raise UsageError("--missing needs --fields, which says what may be missing")
@@ -174,7 +134,7 @@ def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:
 
 
 def tell_choices(choices: FieldChoices | None) -> None:
-    """Tells how many samples were left out as asked for, and how many fields left empty."""
+    """Says how many samples were left out, and how many fields were left empty."""
     if choices is not None and choices.left_out:
         say(f"left out {counted(choices.left_out, 'sample')} without the fields (--missing skip)")
     if choices is not None and choices.left_empty:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any, TypeVar
@@ -24,9 +25,10 @@ from torchdata_wds.cli.command import (
     say,
     tell_left_out,
     tell_lost,
+    whole_number,
 )
 from torchdata_wds.cli.progress_bar import Progress, stdout_is_apart
-from torchdata_wds.errors import ShardListError
+from torchdata_wds.errors import SampleError, ShardListError, UnsafeDataError
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.format.index.slices import OpenSlice
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
@@ -35,21 +37,7 @@ from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage.urls import STDIN, scheme_of
 
-__all__ = [
-    "SampleReader",
-    "add_input_arguments",
-    "add_shards_argument",
-    "key_rule",
-    "list_all_inputs",
-    "list_inputs",
-    "part_of",
-    "tell_part",
-]
-
-
 T = TypeVar("T")
-
-_SKIPPING = ("skip", "ignore")
 
 _PROGRESS_STEP = 64
 
@@ -57,14 +45,7 @@ _PROGRESS_STEP = 64
 def add_input_arguments(
     parser: argparse.ArgumentParser, *, slices: bool = True, errors: bool = True, parts: bool = True
 ) -> None:
-    """Adds the arguments of reading.
-
-    Args:
-        parser: The command's parser.
-        slices: Whether samples can be chosen by number.
-        errors: Whether to add ``--errors``.
-        parts: Whether to add ``--part``.
-    """
+    """Adds the arguments of `SampleReader`, with or without samples chosen by number, ``--errors`` and ``--part``."""
     add_shards_argument(parser, parts=parts)
     group = parser.add_argument_group("input")
     if slices:
@@ -75,11 +56,11 @@ def add_input_arguments(
             "--errors",
             choices=("stop", "skip"),
             default="stop",
-            help="at damage: stop, or skip what is lost, tell it, and exit with 1 (default: stop)",
+            help="at damage: stop, or skip what is lost, report it, and exit with 1 (default: stop)",
         )
     group.add_argument(
         "--keys",
-        type=key_rule,
+        type=_key_rule,
         default="first_dot",
         metavar="RULE",
         help="where names are split: first_dot, last_dot, or a regular expression with a group for key and field",
@@ -91,7 +72,7 @@ def add_input_arguments(
     group.add_argument(
         "--on-reappearing", choices=("error", "warn", "allow"), default="error", help="a key that comes back later"
     )
-    group.add_argument("--no-end-marker", action="store_true", help="take a shard without end marker as whole")
+    group.add_argument("--no-end-marker", action="store_true", help="accept a shard without an end marker as complete")
     group.add_argument("--concatenated", action="store_true", help="read on after an end marker")
     group.add_argument(
         "--max-member-bytes",
@@ -103,13 +84,7 @@ def add_input_arguments(
 
 
 def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False, parts: bool = True) -> None:
-    """Adds the arguments that `list_inputs` takes.
-
-    Args:
-        parser: The command's parser.
-        required: Whether there is no standard input to read where no shard is named.
-        parts: Whether to add ``--part``.
-    """
+    """Adds the arguments of `list_inputs`, with or without standard input where no shard is named, and ``--part``."""
     parser.add_argument(
         "shards",
         nargs="+" if required else "*",
@@ -130,12 +105,14 @@ def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = Fal
     )
 
 
-def key_rule(text: str) -> KeyRule:
-    """Reads the argument ``--keys``.
+def add_count_argument(parser: argparse.ArgumentParser, default: str = "all") -> None:
+    """Adds ``--count``."""
+    parser.add_argument(
+        "-c", "--count", type=whole_number, metavar="N", help=f"how many samples at most (default: {default})"
+    )
 
-    Raises:
-        argparse.ArgumentTypeError: if it is neither a rule's name nor a regular expression with two groups.
-    """
+
+def _key_rule(text: str) -> KeyRule:
     if text in ("first_dot", "last_dot"):
         return text  # type: ignore[return-value]
     try:
@@ -146,29 +123,20 @@ def key_rule(text: str) -> KeyRule:
         raise argparse.ArgumentTypeError(
             f"expected first_dot, last_dot, or a regular expression with two groups, key and field, not {text!r}"
         )
-    return PatternRule(pattern)
+    return functools.partial(_split_name, pattern)
 
 
-class PatternRule:
-    """Splits names by a regular expression that must match all of a name; other names belong to no sample."""
+def _split_name(pattern: re.Pattern[str], name: str) -> tuple[str, str] | None:
+    """Splits a name that the pattern matches from end to end; other names belong to no sample."""
+    found = pattern.fullmatch(name)
+    return None if found is None or not (found[1] and found[2]) else (found[1], found[2])
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self.pattern = pattern
 
-    def __call__(self, name: str) -> tuple[str, str] | None:
-        found = self.pattern.fullmatch(name)
-        return None if found is None or not (found[1] and found[2]) else (found[1], found[2])
+# ---------------------------------------------------------------------------------------------------------- the shards
 
 
 def list_inputs(arguments: argparse.Namespace) -> list[str]:
-    """Lists the shards that the arguments name, or the part of them that is asked for.
-
-    Raises:
-        UsageError: as `list_all_inputs` does.
-        ShardListError: likewise.
-        ShardOpenError: likewise.
-        UnsafeDataError: likewise.
-    """
+    """Lists the shards that the arguments name, or the part of them that ``--part`` takes."""
     urls = list_all_inputs(arguments)
     tell_part(len(urls), arguments.part)
     return list(part_of(urls, arguments.part))
@@ -194,36 +162,33 @@ def tell_part(count: int, part: Part | None) -> None:
 
 
 def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
-    """Lists the shards that the arguments name, whatever ``--part`` says; standard input if there are none.
+    """Lists the shards that the arguments name, whatever ``--part`` says; standard input if they name none.
 
     Raises:
-        UsageError: if there is only standard input to take a part of.
-        ShardListError: if a pattern gives nothing, or standard input comes twice.
+        UsageError: if ``--part`` would take a part of standard input.
+        ShardListError: if a pattern matches nothing, or standard input comes twice.
         ShardOpenError: if a list cannot be read.
         UnsafeDataError: if a list has a line that would run something, unless that is allowed.
     """
     if arguments.part is not None and not arguments.shards:
         raise UsageError("--part takes a part of a list of shards: name the shards")
-    patterns = list(_patterns(arguments.shards or [STDIN], arguments.allow_pipe))
+    patterns: list[str] = []
+    for name in arguments.shards or [STDIN]:
+        if name.startswith("@"):
+            patterns += _read_list(name[1:], arguments.allow_pipe)
+        else:
+            # the library takes one letter for a str where a list belongs
+            patterns.append(name if len(name) > 1 or name == STDIN else f"./{name}")
     urls = [url for pattern in patterns for url in storage.list_urls(pattern)]
     if urls.count(STDIN) + arguments.shards.count("@-") > 1:
         raise ShardListError("standard input ('-') can be read only once")
     return urls
 
 
-def _patterns(names: Sequence[str], allow_pipe: bool) -> Iterator[str]:
-    for name in names:
-        if name.startswith("@"):
-            yield from _listed(name[1:], allow_pipe)
-        else:
-            # the library takes one letter for a str that stands where a list belongs
-            yield name if len(name) > 1 or name == STDIN else f"./{name}"
-
-
-def _listed(url: str, allow_pipe: bool) -> Iterator[str]:
+def _read_list(url: str, allow_pipe: bool) -> Iterator[str]:
     """Reads a list of patterns, which may be a stranger's.
 
-    Relative names are those of the working directory, as for tar; of a list from another machine, what lies beside it.
+    Relative names start at the working directory, as for tar; in a list from another machine, at the list's folder.
     """
     with storage.open_shard(url) as stream:
         data = stream.read()
@@ -240,22 +205,18 @@ def _listed(url: str, allow_pipe: bool) -> Iterator[str]:
             yield join_url(folder_of(url), pattern) if is_remote else pattern
 
 
+# --------------------------------------------------------------------------------------------------------- the samples
+
+
 class SampleReader:
-    """Reads the samples that the arguments ask for, and keeps account of what is lost.
+    """Reads the samples that the arguments choose, and counts what is lost.
 
     Args:
         arguments: With those of `add_input_arguments`.
         urls: The shards; None lists them.
         read_ahead: As in ``load_wds_shards``.
         interleave: As in ``load_wds_shards``.
-        hidden: Whether to show no progress.
-
-    Attributes:
-        urls: The shards.
-        lost: How many shards and samples were lost so far.
-
-    Raises:
-        ShardListError: as `list_inputs` does.
+        hidden: Show no progress.
     """
 
     def __init__(
@@ -269,7 +230,7 @@ class SampleReader:
     ) -> None:
         self.urls = list_inputs(arguments) if urls is None else list(urls)
         self.lost = 0
-        self._skips = arguments.errors in _SKIPPING
+        self._skips = arguments.errors in ("skip", "ignore")
         self._slice: slice = getattr(arguments, "slice", None) or slice(None)
         part: slice | None = getattr(arguments, "shard_slice", None)
         items: list[Any] = list(self.urls)
@@ -296,40 +257,57 @@ class SampleReader:
         self._errors: Counter[str] = Counter()
         self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
-
-        Raises:
-            WdsError: at damage, unless it is to be skipped.
-        """
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        """Reads the samples: ``__key__``, ``__url__`` and bytes by field; damage raises unless it is skipped."""
         part = self._slice
         with (
             closing(iter(self._grouper)) as samples,  # type: ignore[type-var]
             Progress("samples", only_on_terminal=True, hidden=self._hidden) as progress,
         ):
-            advance = progress.advance if progress.is_shown else None
-            yield from _counted(islice(samples, part.start, part.stop, part.step), advance)
+            chosen = islice(samples, part.start, part.stop, part.step)
+            if not progress.is_shown:
+                yield from chosen
+                return
+            for number, sample in enumerate(chosen, 1):
+                yield sample
+                if number % _PROGRESS_STEP == 0:
+                    progress.advance(_PROGRESS_STEP)
+
+    def taken(self, take: Callable[[dict[str, Any]], T | None], count: int | None = None) -> Generator[T, None, None]:
+        """Yields at most `count` results of `take`, which returns None to pass a sample over; reads no further."""
+        if count == 0:
+            return
+        given = 0
+        with closing(iter(self)) as samples:
+            for sample in samples:
+                try:
+                    result = take(sample)
+                except (SampleError, UnsafeDataError) as error:
+                    self.refuse(error)
+                    continue
+                if result is None:
+                    continue
+                yield result
+                given += 1
+                if given == count:
+                    return
 
     def refuse(self, error: Exception) -> None:
-        """Takes note of a sample that could not be used.
-
-        Raises:
-            Exception: the one given, unless such samples are to be skipped.
-        """
+        """Counts and reports a sample that cannot be used, or raises the error unless such samples are skipped."""
         if not self._skips:
             raise error
         self.lost += 1
         say(f"skipped: {message_of(error)}")
 
     def left_out(self) -> Counter[str]:
-        """Counts the members that belong to no sample, by the reason."""
+        """Counts the members that belong to no sample, by reason."""
         reasons = self._loader.skipped + self._grouper.skipped
         for name, count in self._errors.items():
             reasons[name] -= count
         return reasons
 
     def finish(self) -> int:
-        """Tells what was left out, and gives the exit status: 1 if anything was lost."""
+        """Says what was left out and lost, and returns the exit status: 1 if anything was lost."""
         tell_left_out(self.left_out())
         tell_lost(self.lost)
         return 1 if self.lost else 0
@@ -338,13 +316,3 @@ class SampleReader:
         self.refuse(error)
         self._errors[type(error).__name__] += 1
         return True
-
-
-def _counted(samples: Iterator[dict[str, Any]], advance: Callable[[int], None] | None) -> Iterator[dict[str, Any]]:
-    if advance is None:
-        yield from samples
-        return
-    for number, sample in enumerate(samples, 1):
-        yield sample
-        if number % _PROGRESS_STEP == 0:
-            advance(_PROGRESS_STEP)

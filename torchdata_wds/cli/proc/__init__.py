@@ -167,7 +167,7 @@ class MadeSamples:
         try:
             with (
                 SampleOutput(arguments) as output,
-                contextlib.closing(iter(reader)) as samples,  # type: ignore[type-var]
+                contextlib.closing(iter(reader)) as samples,
                 contextlib.closing(self._command.run(samples)) as results,
             ):
                 copy_samples(self._taken(results, reader), output, reader)

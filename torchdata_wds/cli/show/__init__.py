@@ -11,9 +11,8 @@ from itertools import islice
 from typing import Any
 
 from torchdata_wds.cli.arguments.fields import FieldChoices, add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import check_one_output
-from torchdata_wds.cli.arguments.shown_samples import add_count_argument, taken, write_line, write_whole
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_count_argument, add_input_arguments
+from torchdata_wds.cli.arguments.outputs import check_one_output, write_line, write_whole
 from torchdata_wds.cli.command import Command, UsageError, counted, positive_number, say, whole_number
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, sheet_size
@@ -132,7 +131,7 @@ class Showing:
         is_over = False
         first = self._default if self._count is None else self._count
         with (
-            closing(taken(self._reader, lambda sample: sample if is_over else choose(sample), self._count)) as samples,
+            closing(self._reader.taken(lambda sample: sample if is_over else choose(sample), self._count)) as samples,
             closing(self._summarize.each(islice(samples, first), self._threads)) as summarized,
         ):
             for sample, fields in summarized:

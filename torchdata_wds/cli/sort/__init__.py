@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from typing import get_args
+from typing import Any, get_args
 
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import (
@@ -18,11 +18,8 @@ from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, s
 from torchdata_wds.cli.sort.keys import MissingValue, SortKey, SortType
 from torchdata_wds.cli.sort.runs import sort_samples
 
-__all__ = ["COMMAND"]
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``sort``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     parser.add_argument(
         "-k", "--key", default="__key__", metavar="FIELD", help="the field to sort by (default: __key__)"
@@ -33,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="compare bytes, integers or numbers, or give an order that looks random (default: text)",
     )
-    parser.add_argument("--seed", type=whole_number, help="of --type shuffle: the same gives the same order")
+    parser.add_argument("--seed", type=whole_number, help="of --type shuffle: the same seed gives the same order")
     parser.add_argument("--reverse", action="store_true", help="the largest first; equal ones keep their order")
     parser.add_argument(
         "--missing",
@@ -48,25 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="how much to keep in memory; more goes to temporary files (default: 1GiB)",
     )
-    parser.add_argument("--tmpdir", metavar="FOLDER", help="where these lie (default: the system's)")
+    parser.add_argument("--tmpdir", metavar="FOLDER", help="where the temporary files go (default: the system's)")
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Sorts the samples, and returns the exit status."""
+def _run(arguments: argparse.Namespace) -> int:
     check_one_output(arguments.output)
-    key = _sort_key(arguments)
+    is_shuffle = arguments.type == "shuffle"
+    if arguments.seed is not None and not is_shuffle:
+        raise UsageError("--seed needs --type shuffle, whose order it chooses")
+    seed = chosen_seed(arguments.seed) if is_shuffle else 0
+    try:
+        key = SortKey(arguments.key, arguments.type, seed=seed, missing=arguments.missing, reverse=arguments.reverse)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     reader = SampleReader(arguments)
-    with SampleOutput(arguments) as output, closing(iter(reader)) as samples:  # type: ignore[type-var]
-        ordered = sort_samples(
-            samples,
-            key,
-            reverse=arguments.reverse,
-            memory=arguments.memory,
-            folder=arguments.tmpdir,
-            on_error=reader.refuse,
-        )
-        with closing(ordered):  # type: ignore[type-var]
+
+    def entry_of(sample: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        value = key(sample)
+        return None if value is None else (value, sample)
+
+    with SampleOutput(arguments) as output, closing(reader.taken(entry_of)) as entries:
+        ordered = sort_samples(entries, reverse=arguments.reverse, memory=arguments.memory, folder=arguments.tmpdir)
+        with closing(ordered):
             copy_samples(ordered, output, reader)
     if key.left_out:
         say(f"left out {counted(key.left_out, 'sample')} without {' or '.join(key.fields)} (--missing skip)")
@@ -75,26 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "sort samples by their key or a field, in bounded memory",
-    add_arguments,
-    run,
+    _add_arguments,
+    _run,
     """
     wds sort train-000000.tar -k cls --type int -o by-class.tar
     wds sort 'train-*.tar' --type shuffle --seed 1 --memory 100MB -o shuffled.tar
     """,
 )
-
-
-def _sort_key(arguments: argparse.Namespace) -> SortKey:
-    is_shuffle = arguments.type == "shuffle"
-    if arguments.seed is not None and not is_shuffle:
-        raise UsageError("--seed needs --type shuffle, whose order it chooses")
-    try:
-        return SortKey(
-            arguments.key,
-            arguments.type,
-            seed=chosen_seed(arguments.seed) if is_shuffle else 0,
-            missing=arguments.missing,
-            reverse=arguments.reverse,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error

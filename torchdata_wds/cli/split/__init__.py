@@ -7,13 +7,13 @@ import contextlib
 import os
 import posixpath
 import sys
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
 from torchdata_wds import storage
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import COMPRESSIONS, add_rekey_argument, rekeyed
-from torchdata_wds.cli.arguments.shown_samples import write_line
+from torchdata_wds.cli.arguments.outputs import Rekeying, add_shared_arguments, compression, write_line
 from torchdata_wds.cli.command import (
     Command,
     UsageError,
@@ -33,14 +33,10 @@ from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.writers.shard_writer import ShardWriter
 
-__all__ = ["COMMAND"]
-
-
 _PLACES = ("path", "name", "folder", "shard", "count")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``split``."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     parser.add_argument(
         "-n", "--count", type=positive_number, default=100_000, metavar="N", help="samples in a shard (default: 100000)"
@@ -60,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="NAME gives NAME-000000.tar and so on; or a pattern with %%06d or {shard:06d}",
     )
-    parser.add_argument("--start", type=first_number, default=0, metavar="N", help="number of the first, or 'next'")
+    parser.add_argument("--start", type=_first_number, default=0, metavar="N", help="number of the first, or 'next'")
     parser.add_argument("--max-shards", type=positive_number, metavar="N", help="stop when N shards are full")
     parser.add_argument(
         "--post",
@@ -68,33 +64,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run this by sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}",
     )
     parser.add_argument("--delete", action="store_true", help="remove each shard for which --post has succeeded")
-    parser.add_argument("--force", action="store_true", help="replace what exists")
-    parser.add_argument("--compress", choices=COMPRESSIONS, help="by default as the name's suffix says")
-    parser.add_argument("--index", action="store_true", help="write an index beside each shard")
-    add_rekey_argument(parser)
+    add_shared_arguments(parser, "--force", "--compress", "--index", "--rekey")
 
 
-def first_number(text: str) -> int | str:
-    """Reads the argument ``--start``.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is neither a number nor ``next``.
-    """
+def _first_number(text: str) -> int | str:
     return text if text == "next" else whole_number(text)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Splits the samples, prints the finished shards, and returns the exit status."""
+def _run(arguments: argparse.Namespace) -> int:
     if arguments.delete and arguments.post is None:
         raise UsageError("--delete removes shards for which --post has succeeded, and needs it")
+    rekey = None if arguments.rekey is None else Rekeying(arguments.rekey)
     reader = SampleReader(arguments, hidden=not stdout_is_apart())  # paths are printed
     finished = Finished(arguments)
     if arguments.force:
         _check_apart(reader.urls, finished, arguments.max_shards)
     writer = _open_writer(arguments, finished)
     try:
-        with writer, closing(iter(reader)) as samples:  # type: ignore[type-var]
-            read = _write(rekeyed(samples, arguments.rekey), writer, reader)
+        with writer, closing(iter(reader)) as samples:
+            used = _write(samples, rekey, writer, reader)
             is_full = writer.is_full
     finally:
         say(
@@ -104,36 +92,20 @@ def run(arguments: argparse.Namespace) -> int:
     if is_full:
         say(
             f"stopped after {counted(finished.shards, 'shard')}, as --max-shards asks for, without looking for more "
-            f"samples. To go on: --start {finished.next_number} --slice {_rest(arguments.slice, read)}"
+            f"samples. To go on: --start {finished.next_number} --slice {_rest(arguments.slice, used)}"
         )
         if arguments.rekey is not None and "{key" not in arguments.rekey:
             say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")
-    _tell_older(finished)
+    with contextlib.suppress(ValueError, WdsError):  # there is no folder to look into
+        last = finished.names.next_number() - 1
+        if last >= finished.next_number:
+            name = storage.mask_url(finished.names.name(last))
+            say(f"shards with higher numbers were there before, and are as they were, up to {name}")
     return reader.finish()
 
 
-COMMAND = Command(
-    "write samples into numbered shards",
-    add_arguments,
-    run,
-    """
-    wds split 'train-{000000..000003}.tar' -n 15 -o small
-    wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --post 'sha256sum {path}'
-    """,
-)
-
-
 class Finished:
-    """Takes account of each finished shard: prints it, and runs the command that is asked for.
-
-    Args:
-        arguments: Those of the command.
-
-    Attributes:
-        shards: How many there are.
-        samples: How many samples they have.
-        bytes: How many bytes.
-        next_number: The number of the next.
+    """Prints each finished shard, runs the ``--post`` command for it, and adds up what was written.
 
     Raises:
         UsageError: if the arguments do not fit together.
@@ -155,46 +127,33 @@ class Finished:
         self._has_index = arguments.index
 
     def __call__(self, shard: ShardInfo) -> None:
-        """Takes account of one.
-
-        Raises:
-            ChildProcessError: if the command fails.
-            ShardOpenError: if the shard cannot be removed.
-        """
+        """Takes one shard; raises ChildProcessError if the command fails, ShardOpenError if it cannot be removed."""
         number, self.next_number = self.next_number, self.next_number + 1
         self.shards += 1
         self.samples += shard.count
         self.bytes += shard.bytes
-        _print(shard.path)
+        try:
+            write_line(os.fsencode(shard.path))
+            sys.stdout.flush()
+        except BrokenPipeError:  # samples are written even if nobody reads the paths
+            let_go_of_output()
         if self._hook is not None:
-            self._hook.run(_values(shard, number))
+            folder, name = posixpath.split(shard.path)
+            values = (shard.path, name, folder or ".", number, shard.count)
+            self._hook.run(dict(zip(_PLACES, values, strict=True)))
         if self._deletes and self._has_index:
             storage.remove_target(index_url(shard.path))
         if self._deletes:
             storage.remove_target(shard.path)
 
 
-def _print(path: str) -> None:
-    """Prints a path at once, for as long as somebody reads: the samples are written in any case."""
-    try:
-        write_line(os.fsencode(path))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        let_go_of_output()
-
-
 def _check_apart(urls: list[str], finished: Finished, most: int | None) -> None:
-    """Sees to it that no shard is replaced before it is read."""
+    """Checks that no shard is replaced before it is read."""
     start = finished.next_number
     for url in urls:
         number = number_of(finished.names, url)
         if number is not None and start <= number and (most is None or number < start + most):
             raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
-
-
-def _values(shard: ShardInfo, number: int) -> dict[str, Any]:
-    folder, name = posixpath.split(shard.path)
-    return dict(zip(_PLACES, (shard.path, name, folder or ".", number, shard.count), strict=True))
 
 
 def _open_writer(arguments: argparse.Namespace, finished: Finished) -> ShardWriter:
@@ -208,7 +167,7 @@ def _open_writer(arguments: argparse.Namespace, finished: Finished) -> ShardWrit
             post=finished,
             overwrite=arguments.force,
             encoder=False,
-            compress=False if arguments.compress == "none" else arguments.compress,
+            compress=compression(arguments),
             lowercase=not arguments.keep_case,
             index=arguments.index,
         )
@@ -216,12 +175,14 @@ def _open_writer(arguments: argparse.Namespace, finished: Finished) -> ShardWrit
         raise UsageError(str(error)) from error
 
 
-def _write(samples: Any, writer: ShardWriter, reader: SampleReader) -> int:
-    """Writes samples until there are no more, or the writer is full; tells how many were used."""
+def _write(
+    samples: Iterable[Mapping[str, Any]], rekey: Rekeying | None, writer: ShardWriter, reader: SampleReader
+) -> int:
+    """Writes samples until there are no more or the writer is full; returns how many were used."""
     used = 0
     for sample in samples:
         try:
-            if not writer.write(sample):
+            if not writer.write(sample if rekey is None else rekey(sample, used)):
                 break
         except ReappearingKeyError as error:
             reader.refuse(ReappearingKeyError(f"{error}, as --rekey does", shard=error.shard, key=error.key))
@@ -233,18 +194,20 @@ def _write(samples: Any, writer: ShardWriter, reader: SampleReader) -> int:
     return used
 
 
-def _tell_older(finished: Finished) -> None:
-    """Tells of shards behind those that were written, which whoever reads them all would read too."""
-    with contextlib.suppress(ValueError, WdsError):  # there is no folder to look into
-        last = finished.names.next_number() - 1
-        if last >= finished.next_number:
-            name = storage.mask_url(finished.names.name(last))
-            say(f"shards with higher numbers were there before, and are as they were, up to {name}")
-
-
 def _rest(part: slice | None, used: int) -> str:
-    """The ``--slice`` of the samples that were not used."""
+    """Returns the ``--slice`` of the samples that were not used: of ``0:12:2`` and 3 used ones, ``6:12:2``."""
     part = part or slice(None)
     step = part.step or 1
     text = f"{(part.start or 0) + used * step}:{'' if part.stop is None else part.stop}"
     return text if step == 1 else f"{text}:{step}"
+
+
+COMMAND = Command(
+    "write samples into numbered shards",
+    _add_arguments,
+    _run,
+    """
+    wds split 'train-{000000..000003}.tar' -n 15 -o small
+    wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --post 'sha256sum {path}'
+    """,
+)

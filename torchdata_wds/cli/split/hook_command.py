@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 
 from torchdata_wds.environment import is_secure
@@ -17,12 +17,9 @@ from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.command import status_text
 from torchdata_wds.storage.sources.command_guard import CommandGuard
 
-__all__ = ["HookCommand"]
-
-
 _STDERR = 2
 
-# What protects a character, a quoted string, a quote that nobody closes, a variable, a place.
+# An escaped character, a quoted string, a quote that is not closed, a variable, a place.
 _TOKEN = re.compile(
     r"\\.|(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?P<open>['\"])|\$\{\w*|\{(?P<name>[a-z_]+)\}", re.DOTALL
 )
@@ -34,12 +31,12 @@ class HookCommand:
     Its standard input is empty, and what it writes to standard output goes to standard error.
 
     Args:
-        template: The command, with places as ``{path}``. They stand outside of quotes.
+        template: The command, with places as ``{path}`` outside of quotes.
         names: The places that there are.
 
     Raises:
         UnsafeDataError: under ``WDS_SECURE=1``.
-        ValueError: if a place has another name or stands inside quotes, or a quote is not closed.
+        ValueError: if a place has another name or is inside quotes, or a quote is not closed.
 
     Example:
         >>> hook = HookCommand("test {path} = $PWD'/it'", ["path"])
@@ -50,19 +47,34 @@ class HookCommand:
     def __init__(self, template: str, names: Collection[str]) -> None:
         if is_secure():
             raise UnsafeDataError(f"{mask_text(template)!r} is a command, which WDS_SECURE=1 forbids")
-        self._parts = list(_split(template, names))
+        self._parts: list[tuple[str, bool]] = []  # text, and whether it is the name of a place
+        start = 0
+        for found in _TOKEN.finditer(template):
+            if found["open"]:
+                raise ValueError(f"{template!r} has a quote that is not closed: {template[found.start() :]!r}")
+            inside = next((name for name in names if f"{{{name}}}" in (found["quoted"] or "")), None)
+            if inside is not None:
+                raise ValueError(
+                    f"{{{inside}}} stands inside quotes in {template!r}: leave them out, it is quoted already"
+                )
+            name = found["name"]
+            if name is None:
+                continue
+            if name not in names:
+                there = ", ".join(f"{{{known}}}" for known in names)
+                raise ValueError(f"{template!r} has an unknown place {{{name}}}: there are {there}")
+            self._parts += [(template[start : found.start()], False), (name, True)]
+            start = found.end()
+        self._parts.append((template[start:], False))
 
     def fill(self, values: Mapping[str, object]) -> str:
         """Puts values into the places."""
         return "".join(shlex.quote(str(values[part])) if is_place else part for part, is_place in self._parts)
 
     def run(self, values: Mapping[str, object]) -> None:
-        """Runs the command, and waits for it.
+        """Runs the command with values for its places, and waits for it.
 
-        An exception meanwhile, as at Ctrl-C, kills it with all it has started, as does the end of this process.
-
-        Args:
-            values: What the places stand for.
+        An exception meanwhile, as at Ctrl-C, kills it with all processes it started, as does the end of this process.
 
         Raises:
             ChildProcessError: if it fails.
@@ -81,28 +93,3 @@ class HookCommand:
             raise
         if status:
             raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
-
-
-def _split(template: str, names: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """Takes a template apart into text and the names of places.
-
-    Yields:
-        A part, and whether it is a place.
-    """
-    start = 0
-    for found in _TOKEN.finditer(template):
-        if found["open"]:
-            raise ValueError(f"{template!r} has a quote that is not closed: {template[found.start() :]!r}")
-        inside = next((name for name in names if f"{{{name}}}" in (found["quoted"] or "")), None)
-        if inside is not None:
-            raise ValueError(f"{{{inside}}} stands inside quotes in {template!r}: leave them out, it is quoted already")
-        name = found["name"]
-        if name is None:
-            continue
-        if name not in names:
-            there = ", ".join(f"{{{known}}}" for known in names)
-            raise ValueError(f"{template!r} has an unknown place {{{name}}}: there are {there}")
-        yield template[start : found.start()], False
-        yield name, True
-        start = found.end()
-    yield template[start:], False

@@ -1,4 +1,4 @@
-"""From the name that somebody gives to the pattern of numbered shards."""
+"""The pattern of numbered shards that a name means, and which of their numbers an existing file has."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
-__all__ = ["number_of", "numbered_pattern"]
-
-
 _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
-
 _PLACE = "{shard:06d}"
-
 _PLAIN = ".tar"
-
 _MOST_DIGITS = 30
 
 
 def numbered_pattern(name: str, compress: str | None = None) -> str:
-    """Makes a name a pattern for `ShardNames`.
+    """Turns a name into a pattern for `ShardNames`.
 
     Args:
-        name: A pattern, which stays as it is, or a name, which gets a number of six digits behind it, or before the
-            suffix of shards that it ends in. A folder (``out/``) gets names that are nothing but the number.
-        compress: How the shards are to be compressed, which a name without such a suffix then tells.
+        name: A pattern, which stays as it is, or a name, which gets a number of six digits at its end, or before its
+            suffix if that is one of shards. A folder (``out/``) gets names that are only the number.
+        compress: How the shards are compressed, which a name without such a suffix then says.
 
     Raises:
         ValueError: if it is standard output, or empty.
@@ -52,20 +46,14 @@ def numbered_pattern(name: str, compress: str | None = None) -> str:
 
 
 def number_of(names: ShardNames, url: str) -> int | None:
-    """Finds the number whose shard would take the place of a file, however both are written.
-
-    Args:
-        names: The names of the shards.
-        url: A path, perhaps a symbolic link, or a URL.
-
-    Returns:
-        The number; None if no shard would.
+    """Returns the number of the shard that would replace a file, however both are written; None if none would.
 
     Example:
         >>> names = ShardNames("out/x-{shard:03d}.tar")
         >>> number_of(names, "./out/../out/x-017.tar"), number_of(names, "out/x-17.tar")
         (17, None)
     """
+    # what x-111...1.tar and x-222...2.tar have in common is what stands before and after the number
     ones, twos = (_place(names.name(int(digit * _MOST_DIGITS))) for digit in "12")
     start = len(os.path.commonprefix([ones, twos]))  # noqa: RUF071 - of characters
     rest = len(os.path.commonprefix([ones[::-1], twos[::-1]]))  # noqa: RUF071
@@ -82,7 +70,7 @@ def _is_local(url: str) -> bool:
 
 
 def _place(url: str) -> str:
-    """Where a file would lie: what a symbolic link in its place would point to does not matter."""
+    """Returns where a file would be created: a symbolic link there would be replaced, not followed."""
     if not _is_local(url):
         return url
     path = Path(local_path(url))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from functools import partial
 from typing import Any, get_args
 
-from torchdata_wds.cli.arguments.fields import FieldChoices, add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.shown_samples import add_count_argument, taken, write_line
+from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_count_argument, add_input_arguments
+from torchdata_wds.cli.arguments.outputs import write_line
 from torchdata_wds.cli.command import Command, counted, say
 from torchdata_wds.cli.tables.cells import Binary, escape_cell, write_cell
 from torchdata_wds.cli.tables.json_lines import JsonBinary, JsonLines, StoredField
@@ -18,14 +16,10 @@ from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.storage import mask_url
 
-__all__ = ["JSON_COMMAND", "TSV_COMMAND"]
-
-
 _KEY, _URL = "__key__", "__url__"
 
 
-def add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``tsv``."""
+def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_field_arguments(parser, required=True)
     add_count_argument(parser)
@@ -39,47 +33,43 @@ def add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_tsv(arguments: argparse.Namespace) -> int:
-    """Writes a table."""
+def _run_tsv(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
     assert choices is not None
-    has_key = not arguments.no_key and _KEY not in choices.columns
+    columns, binary = choices.columns, arguments.binary
+    has_key = not arguments.no_key and _KEY not in columns
     reader = SampleReader(arguments)
+
+    def line_of(sample: dict[str, Any]) -> str | None:
+        values = choices.row(sample)
+        if values is None:
+            return None
+        cells = [escape_cell(sample[_KEY])] * has_key
+        for column, value in zip(columns, values, strict=True):
+            try:
+                if isinstance(value, str):
+                    cells.append(escape_cell(mask_url(value) if column == _URL else value))
+                else:
+                    cells.append(write_cell(value, binary))
+            except ValueError as error:
+                name, place = name_sample(sample)
+                raise DecodingError(
+                    f"field {column!r} of {name} is not text: {error}. Leave the field out, or pass --binary escape "
+                    "or --binary base64",
+                    **place,
+                    field=column,
+                ) from error
+        return "\t".join(cells)
+
     if not arguments.no_header:
-        write_line("\t".join(map(escape_cell, [_KEY] * has_key + choices.columns)))
-    for line in taken(reader, partial(_tsv_line, choices, has_key, arguments.binary), arguments.count):
+        write_line("\t".join(map(escape_cell, [_KEY] * has_key + columns)))
+    for line in reader.taken(line_of, arguments.count):
         write_line(line)
     tell_choices(choices)
     return reader.finish()
 
 
-def _tsv_line(choices: FieldChoices, has_key: bool, binary: Binary, sample: dict[str, Any]) -> str | None:
-    values = choices.row(sample)
-    if values is None:
-        return None
-    cells = [escape_cell(sample[_KEY])] * has_key
-    for column, value in zip(choices.columns, values, strict=True):
-        cells.append(_cell(value, column, binary, sample))
-    return "\t".join(cells)
-
-
-def _cell(value: Any, column: str, binary: Binary, sample: Mapping[str, Any]) -> str:
-    if isinstance(value, str):
-        return escape_cell(mask_url(value) if column == _URL else value)
-    try:
-        return write_cell(value, binary)
-    except ValueError as error:
-        name, place = name_sample(sample)
-        raise DecodingError(
-            f"field {column!r} of {name} is not text: {error}. Leave the field out, or pass --binary escape or "
-            "--binary base64",
-            **place,
-            field=column,
-        ) from error
-
-
-def add_json_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``json``."""
+def _add_json_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_field_arguments(parser)
     add_count_argument(parser)
@@ -92,12 +82,23 @@ def add_json_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_json(arguments: argparse.Namespace) -> int:
-    """Writes lines of JSON."""
+def _run_json(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
+    has_url = choices is not None and _URL in choices.columns
     reader = SampleReader(arguments)
-    lines = JsonLines(binary=arguments.binary)
-    for line in taken(reader, partial(_json_line, choices, lines, not arguments.no_key), arguments.count):
+    lines = JsonLines(arguments.binary)
+
+    def line_of(sample: dict[str, Any]) -> bytes | None:
+        stored = {name: value if is_metadata(name) else StoredField(name, value) for name, value in sample.items()}
+        chosen = stored if choices is None else choices.choose(stored)
+        if chosen is None:
+            return None
+        metadata = {} if arguments.no_key else {_KEY: sample[_KEY]}
+        if has_url:
+            metadata[_URL] = mask_url(sample[_URL])
+        return lines({**metadata, **{name: value or None for name, value in chosen.items() if not is_metadata(name)}})
+
+    for line in reader.taken(line_of, arguments.count):
         write_line(line)
     tell_choices(choices)
     if lines.skipped:
@@ -105,23 +106,10 @@ def run_json(arguments: argparse.Namespace) -> int:
     return reader.finish()
 
 
-def _json_line(choices: FieldChoices | None, lines: JsonLines, has_key: bool, sample: dict[str, Any]) -> bytes | None:
-    stored = {name: value if is_metadata(name) else StoredField(name, value) for name, value in sample.items()}
-    chosen = stored if choices is None else choices.choose(stored)
-    if chosen is None:
-        return None
-    has_url = choices is not None and _URL in choices.columns
-    metadata: dict[str, Any] = {_KEY: sample[_KEY]} if has_key else {}
-    if has_url:
-        metadata[_URL] = mask_url(sample[_URL])
-    fields = {name: value or None for name, value in chosen.items() if not is_metadata(name)}
-    return lines({**metadata, **fields})
-
-
 TSV_COMMAND = Command(
     "write chosen fields as a table: a line per sample, tabs between the fields",
-    add_tsv_arguments,
-    run_tsv,
+    _add_tsv_arguments,
+    _run_tsv,
     """
     wds tsv -f "cls txt" -c 10 train-000000.tar
     wds tsv -f "cls" --no-header 'train-{000000..000003}.tar' | cut -f 2 | sort | uniq -c
@@ -130,8 +118,8 @@ TSV_COMMAND = Command(
 
 JSON_COMMAND = Command(
     "write samples, or chosen fields of them, as lines of JSON",
-    add_json_arguments,
-    run_json,
+    _add_json_arguments,
+    _run_json,
     """
     wds json -f "cls json" -c 10 train-000000.tar
     wds json -f "*.json label=cls" --missing empty 'train-{000000..000003}.tar' > labels.jsonl

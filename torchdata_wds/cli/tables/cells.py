@@ -7,39 +7,24 @@ not UTF-8 are an error, or ``\xe9`` each, or the whole value becomes ``base64:``
 from __future__ import annotations
 
 import base64
-import binascii
 import re
-from typing import Literal, get_args
+from typing import Literal
 
-__all__ = ["Binary", "escape_cell", "read_cell", "unescape_cell", "write_cell"]
-
-
-#: What a cell has for bytes that are not UTF-8.
+#: How a cell shows bytes that are not UTF-8.
 Binary = Literal["error", "escape", "base64"]
 
 _BASE64 = "base64:"
-
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-
-_BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
-
+_BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}  # as surrogateescape decodes them
 _PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
-
 _SEQUENCE = re.compile(r"\\(x[89a-fA-F][0-9a-fA-F]|.?)", re.DOTALL)
 
 
 def escape_cell(text: str) -> str:
-    r"""Writes a text so that it has neither tabs nor line ends.
-
-    Args:
-        text: Any text. Bytes that the error handler ``surrogateescape`` has let through are written as ``\x80``.
+    r"""Escapes tabs, line ends, backslashes, and as ``\x80`` the bytes that ``surrogateescape`` let through.
 
     Raises:
-        ValueError: if it holds another lone surrogate, which UTF-8 has no bytes for.
-
-    Example:
-        >>> print(escape_cell("one\ttwo\n"))
-        one\ttwo\n
+        ValueError: if the text holds another lone surrogate, which UTF-8 has no bytes for.
     """
     escaped = text.translate(_ESCAPES)
     if escaped.isascii():
@@ -55,14 +40,10 @@ def escape_cell(text: str) -> str:
 
 
 def unescape_cell(cell: str) -> str:
-    r"""Reads a cell that `escape_cell` has written.
+    r"""Reverses `escape_cell`.
 
     Raises:
-        ValueError: for a backslash before anything that is not escaped so.
-
-    Example:
-        >>> unescape_cell("one\\ttwo")
-        'one\ttwo'
+        ValueError: for a backslash before anything that `escape_cell` does not escape.
     """
     if "\\" not in cell:
         return cell
@@ -82,55 +63,24 @@ def unescape_cell(cell: str) -> str:
 
 
 def write_cell(data: bytes, binary: Binary = "error") -> str:
-    r"""Writes bytes as a cell, from which `read_cell` makes the same bytes.
-
-    Args:
-        data: The value of a field.
-        binary: What becomes of bytes that are not UTF-8. For ``"base64"`` a text that begins with ``base64:`` itself
-            is written so, too.
+    r"""Writes bytes as a cell; with ``"base64"``, text that begins with ``base64:`` itself becomes Base64 too.
 
     Raises:
-        ValueError: for ``"error"``, if they are not UTF-8, naming the byte; or if `binary` is none of the three.
+        ValueError: for ``"error"``, if they are not UTF-8, naming the byte.
 
     Example:
         >>> write_cell("größe\n".encode()), write_cell(b"\xff", "base64"), write_cell(b"caf\xe9", "escape")
         ('größe\\n', 'base64:/w==', 'caf\\xe9')
     """
-    _check(binary)
+    text: str | None
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        if binary == "escape":
-            return escape_cell(data.decode(errors="surrogateescape"))
-        if binary == "base64":
-            return _BASE64 + base64.b64encode(data).decode()
-        raise ValueError(
-            f"byte {error.start:,} of {len(data):,} is {data[error.start : error.start + 1]!r}, which is not UTF-8"
-        ) from error
-    if binary == "base64" and text.startswith(_BASE64):
+        if binary == "error":
+            raise ValueError(
+                f"byte {error.start:,} of {len(data):,} is {data[error.start : error.start + 1]!r}, which is not UTF-8"
+            ) from error
+        text = data.decode(errors="surrogateescape") if binary == "escape" else None
+    if text is None or (binary == "base64" and text.startswith(_BASE64)):
         return _BASE64 + base64.b64encode(data).decode()
     return escape_cell(text)
-
-
-def read_cell(cell: str, binary: Binary = "error") -> bytes:
-    r"""Reads the bytes that `write_cell` has written, with the same `binary`.
-
-    Raises:
-        ValueError: if it is no such cell.
-
-    Example:
-        >>> read_cell("base64:/w==", "base64"), read_cell("one\\ttwo")
-        (b'\xff', b'one\ttwo')
-    """
-    _check(binary)
-    if binary == "base64" and cell.startswith(_BASE64):
-        try:
-            return base64.b64decode(cell.removeprefix(_BASE64), validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"the cell {cell[:40]!r} is no Base64 behind {_BASE64!r}: {error}") from error
-    return unescape_cell(cell).encode(errors="surrogateescape")
-
-
-def _check(binary: str) -> None:
-    if binary not in get_args(Binary):
-        raise ValueError(f"binary must be one of {', '.join(get_args(Binary))}, not {binary!r}")

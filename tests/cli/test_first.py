@@ -147,4 +147,4 @@ def test_first_spares_the_terminal_when_the_field_is_binary(
     monkeypatch.setattr(sys, "stdout", Terminal(raw))
     assert main(["first", "-f", field, shard]) == status
     assert raw.getvalue() == out
-    assert ("name a file with -o" in capsys.readouterr().err) == (status == 2)
+    assert ("binary data to a terminal: use -o FILE" in capsys.readouterr().err) == (status == 2)

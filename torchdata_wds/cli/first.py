@@ -1,0 +1,223 @@
+"""``first``: the content of one field, of the first sample that meets conditions."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import operator
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchdata_wds.cli.arguments.fields import FieldChoices
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.arguments.outputs import add_shared_arguments, check_one_output, write_whole
+from torchdata_wds.cli.command import Command, UsageError, counted, say
+from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.show.summaries import guess_text
+from torchdata_wds.cli.tables.json_lines import unfold
+from torchdata_wds.codecs.decoder import Decoder
+from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
+from torchdata_wds.codecs.values.json import write_json
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.pipes.samples.field_specs import name_sample
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.urls import STDIN
+
+_CONDITION = re.compile(r"([^=!<>~]+)(!=|<=|>=|==|=|<|>|~)(.*)", re.DOTALL)
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+_FLOAT = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf)")
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NOTHING = object()
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser, parts=False)
+    parser.add_argument(
+        "-f",
+        "--fields",
+        default=";".join(IMAGE_FIELDS),
+        metavar="SPEC",
+        help="the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)",
+    )
+    parser.add_argument(
+        "-w",
+        "--where",
+        action="append",
+        default=[],
+        type=_condition,
+        metavar="CONDITION",
+        help="as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold",
+    )
+    parser.add_argument("-o", "--output", default=STDIN, metavar="FILE", help="where to, by default standard output")
+    add_shared_arguments(parser, "--force")
+
+
+def _condition(text: str) -> Condition:
+    try:
+        return Condition(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_one_output(arguments.output)
+    try:
+        choices = FieldChoices(arguments.fields, missing="skip")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if len(choices.columns) > 1 or is_metadata(choices.columns[0]):
+        raise UsageError(
+            f"--fields {arguments.fields!r} is not one field of a sample; of several the first that is there, as in "
+            "'jpg;png'"
+        )
+    reader = SampleReader(arguments)
+    conditions: list[Condition] = arguments.where
+    seen = 0
+
+    def take(sample: dict[str, Any]) -> dict[str, Any] | None:
+        nonlocal seen
+        seen += 1
+        return choices.choose(sample) if all(each.holds(sample) for each in conditions) else None
+
+    for sample in reader.taken(take, 1):
+        field, data = next((name, value) for name, value in sample.items() if not is_metadata(name))
+        say(f"{printable(sample['__key__'])}.{printable(field)} of {printable(mask_url(sample['__url__']))}")
+        if arguments.output != STDIN:
+            write_whole([data], arguments.output, overwrite=arguments.force)
+        elif sys.stdout.isatty() and guess_text(data, len(data)) is None:
+            raise UsageError("refusing to write binary data to a terminal: use -o FILE, or pipe it to another program")
+        else:
+            sys.stdout.buffer.write(data)
+        return reader.finish()
+    text = f"nothing found in {counted(seen, 'sample')}"
+    for each in conditions:
+        if each.missed:
+            text += f"; {counted(each.missed, 'has', 'have')} no {each.name!r}"
+    if choices.left_out:
+        lacking = counted(choices.left_out, "meets the conditions and has", "meet the conditions and have")
+        text += f"; {lacking} no field {choices.columns[0]!r}"
+    say(text)
+    reader.finish()
+    return 1
+
+
+class Condition:
+    """A comparison of a field with a value, as ``cls=3``; nothing in it is evaluated as a program.
+
+    The field is decoded by its name. After it, ``.name`` and ``.0`` go into what json, msgpack and cbor hold. Numbers
+    are compared as numbers wherever both sides are (``07`` is 7), truth values and null as ``true``, ``false`` and
+    ``null``, all else as text by its code points, without blanks around it; lists, tensors and dicts as compact JSON.
+    A number and a text are unequal, and neither is smaller. A sample without the field or value, which is counted in
+    ``missed``, does not meet the condition, whatever it is.
+
+    Args:
+        text: A field (or ``__key__`` or ``__url__``), one of ``= != < <= > >=`` or ``~`` (matches the glob that
+            follows), and a value.
+
+    Raises:
+        ValueError: if it is not such a condition.
+
+    Example:
+        >>> condition = Condition("json.label>=3")
+        >>> condition.holds({"__key__": "a", "json": b'{"label": 3}'}), condition.holds({"__key__": "b", "cls": b"9"})
+        (True, False)
+    """
+
+    def __init__(self, text: str) -> None:
+        found = _CONDITION.fullmatch(text)
+        if found is None or not found[1].strip():
+            raise ValueError(
+                f"cannot read the condition {text!r}: expected a field, one of = != < <= > >= ~ and a value, as in "
+                "cls=3"
+            )
+        self.name = found[1].strip().removeprefix(".")
+        self.missed = 0
+        self._sign = found[2].replace("==", "=")
+        self._value = found[3].strip()
+        self._number = _to_number(self._value)
+        self._decode = Decoder()
+
+    def holds(self, sample: Mapping[str, Any]) -> bool:
+        """Returns whether a sample of bytes, or decoded values, meets the condition.
+
+        Raises:
+            DecodingError: if the field does not decode.
+            SampleError: if it holds what cannot be compared, such as an image.
+        """
+        value = self._find(sample)
+        if value is _NOTHING:
+            self.missed += 1
+            return False
+        text = self._text(value, sample)
+        if self._sign == "~":
+            return fnmatch.fnmatchcase(text, self._value)
+        compare = _COMPARISONS[self._sign]
+        number = _to_number(text)
+        if number is not None and self._number is not None:
+            return compare(number, self._number)
+        if self._sign not in ("=", "!=") and (number is None) != (self._number is None):
+            return False
+        return compare(text, self._value)
+
+    def _find(self, sample: Mapping[str, Any]) -> Any:
+        """Returns the value: the longest beginning of the name that is a field, then the path into it."""
+        parts = self.name.split(".")
+        for count in range(len(parts), 0, -1):
+            field = ".".join(parts[:count])
+            if field in sample:
+                place = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
+                return _follow(self._decode({**place, field: sample[field]})[field], parts[count:])
+        return _NOTHING
+
+    def _text(self, value: Any, sample: Mapping[str, Any]) -> str:
+        try:
+            if isinstance(value, bytes):
+                value = value.decode()
+            return value.strip() if isinstance(value, str) else write_json(unfold(value)).decode()
+        except (TypeError, ValueError, RuntimeError) as error:
+            name, place = name_sample(sample)
+            raise SampleError(
+                f"{self.name!r} of {name} is neither text nor a number nor JSON, and cannot be compared with "
+                f"{self._value!r}: {error}",
+                **place,
+                field=self.name,
+            ) from error
+
+
+def _follow(value: Any, path: list[str]) -> Any:
+    for part in path:
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list | tuple) and _INTEGER.fullmatch(part) and 0 <= int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return _NOTHING
+    return value
+
+
+def _to_number(text: str) -> int | float | None:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else None
+
+
+COMMAND = Command(
+    "write the content of one field, of the first sample that meets conditions",
+    _add_arguments,
+    _run,
+    """
+    wds first train-000000.tar > first.jpg
+    wds first -f txt --where cls=3 'train-{000000..000003}.tar'
+    wds first -f jpg --where 'json.number>=12' --where 'txt~picture*' -o found.jpg train-*.tar
+    """,
+)

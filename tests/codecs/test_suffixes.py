@@ -159,10 +159,10 @@ def test_suffix_copies_no_byte_often_when_streams_are_tiny(suffix: str, monkeypa
         def __getattr__(self, name: str) -> Any:
             return getattr(self.machine, name)
 
-        def decompress(self, data: bytes, limit: int) -> Any:
+        def decompress(self, data: bytes, *limit: int) -> Any:
             nonlocal handed
             handed += len(data)
-            return self.machine.decompress(data, limit)
+            return self.machine.decompress(data, *limit)
 
     def prepare() -> Callable[[], Any]:
         new = compression.prepare()

@@ -1,7 +1,4 @@
-"""Decoding samples: every field's bytes to its value, by the user's decoders, image specs and the table of types.
-
-Fields that are open streams instead of bytes, as torchdata's own archive readers leave them.
-"""
+"""Decoding samples: every field's bytes to its value, by the user's decoders, image specs and the table of types."""
 
 from __future__ import annotations
 
@@ -10,35 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
+from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs.failures import StepFailedError, describe_failure
 from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.images.specs import IMAGE_SPECS
 from torchdata_wds.codecs.matching import is_named, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions
-from torchdata_wds.codecs.plans import Plan, Planner, UserDecoder, make_plan
+from torchdata_wds.codecs.plans import Plan, Planner, UserDecoder, plan_decoding
 from torchdata_wds.format.samples.names import is_metadata
 
-__all__ = ["as_data", "Decoder", "DecoderLike", "decode_sample"]
-
-
-def as_data(value: Any) -> bytes | None:
-    """Returns a value as bytes where it is data of a field, and None where it was decoded before.
-
-    Args:
-        value: Anything but ``bytes``. A stream is read to its end and closed.
-
-    Example:
-        >>> as_data(bytearray(b"x")), as_data(io.BytesIO(b"y")), as_data("decoded")
-        (b'x', b'y', None)
-    """
-    if isinstance(value, BYTES_TYPES):
-        return bytes(value)
-    # torch's wrapper of streams; its module is not imported for the sake of a name
-    if isinstance(value, io.IOBase) or type(value).__name__ == "StreamWrapper":
-        with closing(value):
-            return bytes(value.read())
-    return None
-
+__all__ = ["Decoder", "DecoderLike", "decode_sample"]
 
 DecoderLike = str | Callable[[str, bytes], Any]
 
@@ -116,11 +94,11 @@ class Decoder(Planner[Plan | None]):
         plans = self._plans
         for field, value in sample.items():
             if type(value) is not bytes:
-                data = as_data(value)
+                data = _as_data(value)
                 if data is None:
                     continue
                 if not isinstance(value, BYTES_TYPES):
-                    result[field] = data  # what was a stream is bytes from here on, decoded or not
+                    result[field] = data  # a stream is read only once: it is bytes from here on, decoded or not
                 value = data
             try:
                 plan = plans[field]
@@ -135,46 +113,30 @@ class Decoder(Planner[Plan | None]):
         return result
 
     def __repr__(self) -> str:
-        shown = [_show(decoder) for decoder in self.decoders]
-        shown += [f"{name}={getattr(self, name)!r}" for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]]
-        return f"Decoder({', '.join(shown)})"
+        decoders = [getattr(decoder, "__qualname__", None) or repr(decoder) for decoder in self.decoders]
+        return self._show(decoders, _DEFAULTS)
 
     def _prepare(self) -> None:
-        if not isinstance(self.exif_transpose, bool):
-            raise TypeError(f"exif_transpose must be True or False, not {self.exif_transpose!r}")
+        check_flags(exif_transpose=self.exif_transpose)
         self._options = DecodeOptions(self.errors, self.allow_pickle, self.max_bytes)
         self._image, self._users = _sort_decoders(self.decoders, self.exif_transpose)
         super()._prepare()
 
     def _make_plan(self, field: str) -> Plan | None:
-        return make_plan(field, self._users, self._image, self._options) if self._is_selected(field) else None
-
-    def _is_selected(self, field: str) -> bool:
-        if is_metadata(field):
-            return False
-        return self.only is None or is_named(field, self.only)
+        if is_metadata(field) or (self.only is not None and not is_named(field, self.only)):
+            return None
+        return plan_decoding(field, self._users, self._image, self._options)
 
 
 def decode_sample(
-    sample: Mapping[str, Any],
-    decoders: DecoderLike | Iterable[DecoderLike] = (),
-    *,
-    only: str | Iterable[str] | None = None,
-    allow_pickle: bool = False,
-    exif_transpose: bool = False,
-    errors: str = "strict",
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    sample: Mapping[str, Any], decoders: DecoderLike | Iterable[DecoderLike] = (), **options: Any
 ) -> dict[str, Any]:
     """Decodes one sample; for many, a ``Decoder`` is faster.
 
     Args:
         sample: Field -> bytes; it is not changed.
         decoders: One decoder or several, as ``Decoder`` takes them.
-        only: As in ``Decoder``.
-        allow_pickle: As in ``Decoder``.
-        exif_transpose: As in ``Decoder``.
-        errors: As in ``Decoder``.
-        max_bytes: As in ``Decoder``.
+        **options: ``only``, ``allow_pickle``, ``exif_transpose``, ``errors`` and ``max_bytes``, as in ``Decoder``.
 
     Returns:
         A new dict with the same fields.
@@ -185,44 +147,40 @@ def decode_sample(
         ImportError: if a field needs a package that is not installed.
 
     Example:
-        >>> decode_sample({"__key__": "a", "json.gz": b"no gzip", "cls": b" 7"}, only="cls")
-        {'__key__': 'a', 'json.gz': b'no gzip', 'cls': 7}
+        >>> decode_sample({"__key__": "a", "json.gz": b"not gzip", "cls": b" 7"}, only="cls")
+        {'__key__': 'a', 'json.gz': b'not gzip', 'cls': 7}
     """
     given = (decoders,) if isinstance(decoders, str) or callable(decoders) else tuple(decoders)
-    return Decoder(
-        *given,
-        only=only,
-        allow_pickle=allow_pickle,
-        exif_transpose=exif_transpose,
-        errors=errors,
-        max_bytes=max_bytes,
-    )(sample)
+    return Decoder(*given, **options)(sample)
+
+
+def _as_data(value: Any) -> bytes | None:
+    """Returns a value as bytes where it is a field's data; a stream is read and closed. None: it was decoded before."""
+    if isinstance(value, BYTES_TYPES):
+        return bytes(value)
+    # torch's wrapper of streams is known by its name, so that its module need not be imported
+    if isinstance(value, io.IOBase) or type(value).__name__ == "StreamWrapper":
+        with closing(value):
+            return bytes(value.read())
+    return None
 
 
 def _sort_decoders(
     decoders: Iterable[DecoderLike], exif_transpose: bool
 ) -> tuple[ImageDecoder | None, tuple[UserDecoder, ...]]:
-    """Sorts the decoders into the one of the image spec, if there is one, and the user's."""
+    """Separates the decoder of the image spec, if there is one, from the user's."""
     specs: list[str] = []
     users: list[UserDecoder] = []
     for decoder in decoders:
         if isinstance(decoder, str):
             specs.append(decoder)
-        elif callable(decoder):
-            users.append(_with_orientation(decoder, exif_transpose))
-        else:
+        elif not callable(decoder):
             raise TypeError(f"a decoder is an image spec ({', '.join(IMAGE_SPECS)}) or a callable, not {decoder!r}")
+        elif exif_transpose and isinstance(decoder, ImageDecoder):
+            users.append(ImageDecoder(decoder.spec, max_size=decoder.max_size, exif_transpose=True))
+        else:
+            users.append(decoder)
     images = [ImageDecoder(spec, exif_transpose=exif_transpose) for spec in specs]
     if len(images) > 1:
         raise ValueError(f"one image spec decodes all images, but {len(images)} were given: {', '.join(specs)}")
     return (images[0] if images else None), tuple(users)
-
-
-def _with_orientation(decoder: UserDecoder, exif_transpose: bool) -> UserDecoder:
-    if exif_transpose and isinstance(decoder, ImageDecoder):
-        return ImageDecoder(decoder.spec, max_size=decoder.max_size, exif_transpose=True)
-    return decoder
-
-
-def _show(decoder: DecoderLike) -> str:
-    return getattr(decoder, "__qualname__", None) or repr(decoder)

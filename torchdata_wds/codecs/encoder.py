@@ -9,12 +9,11 @@ from torchdata_wds.codecs.failures import StepFailedError, describe_encoder_fail
 from torchdata_wds.codecs.images.specs import IMAGE_SPECS, parse_image_spec
 from torchdata_wds.codecs.matching import parse_extensions
 from torchdata_wds.codecs.options import EncodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import EncodingPlan, Planner, UserEncoder, make_encoding_plan
+from torchdata_wds.codecs.plans import EncodingPlan, Planner, UserEncoder, plan_encoding
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import as_bytes, is_written
 
 __all__ = ["Encoder", "EncoderLike", "encode_sample"]
-
 
 SampleEncoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -29,15 +28,14 @@ class Encoder(Planner[EncodingPlan | None]):
     Values are encoded by the last part of their field's name; what would not read back equal (JPEG: up to its loss) is
     refused. The same value gives the same bytes each time, with two exceptions: in pickle and torch fields the bytes
     also depend on which equal objects in the value are one object, and in pickle fields on the order of sets. Bytes,
-    bytearrays and memoryviews are data already and pass untouched in every field, with one exception: in a field with a
-    compression suffix (``gz bz2 xz zst``) they pass only if they are whole in that compression, and are compressed
-    otherwise. Other values in such a field are encoded by the rest of the name and compressed. Names like ``__key__``
-    are copied as they are. An encoder pickles when the user's functions do.
+    bytearrays and memoryviews are data already and pass untouched; in a field with a compression suffix (``gz bz2 xz
+    zst``) only if they are whole in that compression. All else in such a field is encoded by the rest of the name and
+    compressed. Names like ``__key__`` are copied as they are. An encoder pickles when the user's functions do.
 
     Args:
         encoder: True for the table of types; False to encode nothing and accept bytes only; an image spec to say with
             ``"torch..."`` that tensors of images are CHW, and HWC with any other; a mapping of field or extension to
-            ``function(value) -> bytes``, asked before the table (the longest that fits); or a
+            ``function(value) -> bytes``, tried before the table (the longest that fits); or a
             ``function(sample) -> mapping`` that makes all fields bytes.
         jpeg_quality: Quality of JPEG files, 1 to 100.
         png_compression: How hard PNG files are compressed, 0 to 9.
@@ -74,12 +72,11 @@ class Encoder(Planner[EncodingPlan | None]):
         return self._encode(sample)
 
     def __repr__(self) -> str:
-        shown = [] if self.encoder is True else [_show(self.encoder)]
-        shown += [f"{name}={getattr(self, name)!r}" for name in _DEFAULTS if getattr(self, name) != _DEFAULTS[name]]
-        return f"Encoder({', '.join(shown)})"
+        return self._show([] if self.encoder is True else [_show(self.encoder)], _DEFAULTS)
 
     def _prepare(self) -> None:
-        self._users, channels_first = _parse_encoder(self.encoder)
+        self._users = _parse_users(self.encoder)
+        channels_first = isinstance(self.encoder, str) and parse_image_spec(self.encoder).container == "torch"
         self._options = EncodeOptions(self.jpeg_quality, self.png_compression, channels_first)
         super()._prepare()
         self._encode: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -94,7 +91,7 @@ class Encoder(Planner[EncodingPlan | None]):
         if not isinstance(field, str):
             cause = TypeError("the name of a field must be a str, such as 'jpg'")
             raise StepFailedError("under its name", field, cause)
-        return None if is_metadata(field) else make_encoding_plan(field, self._users, self._options)
+        return None if is_metadata(field) else plan_encoding(field, self._users, self._options)
 
     def _encode_fields(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         result = dict(sample)
@@ -157,21 +154,15 @@ def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _parse_encoder(encoder: EncoderLike) -> tuple[dict[str, UserEncoder], bool]:
-    """Gives the user's functions by their extensions, and whether tensors are CHW."""
-    if isinstance(encoder, str):
-        return {}, parse_image_spec(encoder).container == "torch"
-    if isinstance(encoder, Mapping):
-        return _parse_users(encoder), False
-    if isinstance(encoder, bool) or callable(encoder):
-        return {}, False
-    raise TypeError(
-        f"encoder must be True, False, an image spec ({', '.join(IMAGE_SPECS)}), a mapping of fields to functions, or "
-        f"a function of the sample, not {encoder!r}"
-    )
-
-
-def _parse_users(encoder: Mapping[str, UserEncoder]) -> dict[str, UserEncoder]:
+def _parse_users(encoder: EncoderLike) -> dict[str, UserEncoder]:
+    """Returns the user's functions by their extensions."""
+    if not isinstance(encoder, Mapping):
+        if isinstance(encoder, bool | str) or callable(encoder):
+            return {}
+        raise TypeError(
+            f"encoder must be True, False, an image spec ({', '.join(IMAGE_SPECS)}), a mapping of fields to functions, "
+            f"or a function of the sample, not {encoder!r}"
+        )
     users: dict[str, UserEncoder] = {}
     for name, function in encoder.items():
         extensions = parse_extensions("encoder", name)

@@ -1,4 +1,4 @@
-"""What is raised when a field does not decode or a value does not encode."""
+"""The exceptions for a field that does not decode, or a value that does not encode."""
 
 from __future__ import annotations
 
@@ -8,25 +8,15 @@ from typing import Any
 from torchdata_wds.errors import DecodingError, EncodingError, UnsafeDataError
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = [
-    "NoValueError",
-    "StepFailedError",
-    "describe_encoder_failure",
-    "describe_encoding_failure",
-    "describe_failure",
-    "describe_value",
-]
-
+__all__ = ["NoValueError", "StepFailedError", "describe_failure", "describe_value"]
 
 _SHOWN_BYTES = 16
-
 _SHOWN_CAUSE = 600
-
 _SHOWN_VALUE = 60
 
 
 class StepFailedError(Exception):
-    """One step of decoding or encoding a field failed: raised inside this package only, to carry what failed on what.
+    """One step of decoding or encoding a field failed; never leaves this package.
 
     Args:
         step: The step, in words for the message.
@@ -42,7 +32,7 @@ class StepFailedError(Exception):
 
 
 class NoValueError(ValueError):
-    """A field is None: no field can be, because a field that is not there has no bytes at all."""
+    """A field is None, which cannot be written: a field that is not there has no bytes at all."""
 
 
 def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> DecodingError | UnsafeDataError:
@@ -52,8 +42,10 @@ def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: 
     where = f"field {field!r} of sample {key!r}" + (f" in shard {shard}" if shard else "")
     if isinstance(failed.cause, UnsafeDataError):
         return UnsafeDataError(f"{where} {failed.cause}", shard=shard, key=key, field=field)
+    data = failed.data
+    found = f"It has {len(data):,} bytes, beginning with {data[:_SHOWN_BYTES]!r}" if data else "The field is empty"
     message = (
-        f"{where} does not decode as {failed.step}: {_describe_cause(failed.cause)}. {_describe_data(failed.data)}. "
+        f"{where} does not decode as {failed.step}: {_describe_cause(failed.cause)}. {found}. "
         "Repair the sample, leave the field out with only=, or skip such samples with handler=warn_and_continue."
     )
     return DecodingError(message, shard=shard, key=key, field=field)
@@ -69,15 +61,14 @@ def describe_encoding_failure(failed: StepFailedError, sample: Mapping[str, Any]
         is_deep = isinstance(failed.cause, RecursionError)
         cause = "it is nested too deeply, or contains itself" if is_deep else _describe_cause(failed.cause)
         message = (
-            f"{where} cannot be written {failed.step}: {cause}. It is "
-            f"{describe_value(failed.data)}. Otherwise, give bytes, or a function that makes them: "
-            f"encoder={{{field!r}: function}}."
+            f"{where} cannot be written {failed.step}: {cause}. It is {describe_value(failed.data)}. "
+            f"Otherwise, give bytes, or a function that makes them: encoder={{{field!r}: function}}."
         )
     return EncodingError(message, key=key, field=field)
 
 
 def describe_encoder_failure(name: str, sample: Mapping[str, Any], cause: Exception) -> EncodingError:
-    """Makes the exception for a user's function that has encoded no whole sample."""
+    """Makes the exception for a user's function that failed to encode a whole sample."""
     key = _key(sample)
     return EncodingError(
         f"sample {key!r} cannot be encoded by function {name}: {_describe_cause(cause)}. "
@@ -86,30 +77,24 @@ def describe_encoder_failure(name: str, sample: Mapping[str, Any], cause: Except
     )
 
 
-def describe_value(value: object) -> str:
+def describe_value(value: Any) -> str:
     """Says what a value is, in a few words however large it is; never raises, whatever the value's own code does."""
-    try:
-        return _describe(value)
-    except Exception:  # noqa: BLE001 - it is called to report another failure
-        return f"of type {type(value).__name__}"
-
-
-def _describe(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    if kind.__module__.startswith("PIL."):
-        return f"a PIL image of mode {getattr(value, 'mode', '?')!r} and size {getattr(value, 'size', '?')}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"of type {name}, shape {tuple(value.shape)} and dtype {_shorten(str(value.dtype))}"
-    if isinstance(value, str):
-        return f"of type {name}: {value[:_SHOWN_VALUE]!r}{'...' if len(value) > _SHOWN_VALUE else ''}"
-    if kind in (bool, float, complex) or (kind is int and abs(value) < 10**_SHOWN_VALUE):
-        return f"of type {name}: {value!r}"
+    try:
+        if kind.__module__.startswith("PIL."):
+            return f"a PIL image of mode {getattr(value, 'mode', '?')!r} and size {getattr(value, 'size', '?')}"
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            dtype = str(value.dtype)
+            shown = dtype if len(dtype) <= 2 * _SHOWN_VALUE else dtype[: 2 * _SHOWN_VALUE] + "..."
+            return f"of type {name}, shape {tuple(value.shape)} and dtype {shown}"
+        if isinstance(value, str):
+            return f"of type {name}: {value[:_SHOWN_VALUE]!r}{'...' if len(value) > _SHOWN_VALUE else ''}"
+        if kind in (bool, float, complex) or (kind is int and abs(value) < 10**_SHOWN_VALUE):
+            return f"of type {name}: {value!r}"
+    except Exception:  # noqa: BLE001 - it is called to report another failure
+        return f"of type {kind.__name__}"
     return f"of type {name}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 2 * _SHOWN_VALUE else text[: 2 * _SHOWN_VALUE] + "..."
 
 
 def _key(sample: Mapping[str, Any]) -> str:
@@ -121,9 +106,3 @@ def _describe_cause(cause: Exception) -> str:
     if len(text) > _SHOWN_CAUSE:
         text = text[:_SHOWN_CAUSE] + "..."
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-
-
-def _describe_data(data: bytes) -> str:
-    if not data:
-        return "The field is empty"
-    return f"It has {len(data):,} bytes, beginning with {data[:_SHOWN_BYTES]!r}"

@@ -42,7 +42,7 @@ def handle_extension(extensions: str, fn: Callable[[bytes], Any]) -> ExtensionDe
         A ``callable(key, data)``; it pickles when ``fn`` does.
 
     Raises:
-        TypeError: if ``extensions`` is no str or ``fn`` not callable.
+        TypeError: if ``extensions`` is not a str, or ``fn`` not callable.
         ValueError: if there is no extension.
 
     Example:
@@ -54,33 +54,23 @@ def handle_extension(extensions: str, fn: Callable[[bytes], Any]) -> ExtensionDe
 
 
 def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, ...]:
-    """Splits extensions at blanks and semicolons, without their leading dots and in lower case.
-
-    Raises:
-        TypeError: if they are no str and no iterable of str.
-    """
+    """Splits extensions at blanks and semicolons, without their leading dots and in lower case."""
     words = [extensions] if isinstance(extensions, str) else extensions
-    if isinstance(words, bytes) or not isinstance(words, Iterable):
-        raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
-    words = list(words)
-    if not all(isinstance(word, str) for word in words):
-        raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
-    names = (word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
-    return tuple(name for name in names if name)
+    if not isinstance(words, bytes) and isinstance(words, Iterable):
+        words = list(words)
+        if all(isinstance(word, str) for word in words):
+            names = (word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
+            return tuple(name for name in names if name)
+    raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
 
 
 def is_named(field: str, names: Iterable[str]) -> bool:
-    """Returns whether a field has one of the names, which may be globs, in any case and without its leading dot.
-
-    Example:
-        >>> [is_named(field, ["png", "*.cls"]) for field in ("png", "PNG", "seg.png", "left.cls")]
-        [True, True, False, True]
-    """
+    """Returns whether a field has one of the names, which may be globs, in any case and without its leading dot."""
     lowered = field.lower().removeprefix(".")
     return any(fnmatch.fnmatchcase(lowered, name) for name in names)
 
 
 def matches(field: str, extensions: Iterable[str]) -> bool:
-    """Tells whether a field is one of the extensions, or ends in one after a dot."""
+    """Returns whether a field is one of the extensions, or ends in one after a dot."""
     dotted = "." + field.lower()
     return any(dotted.endswith("." + extension) for extension in extensions)

@@ -1,7 +1,4 @@
-"""What the codecs are told besides the bytes or the value.
-
-Packages that are imported when the first field needs them.
-"""
+"""The options of the codecs, the types of values that are data already, and packages that are imported when needed."""
 
 from __future__ import annotations
 
@@ -9,16 +6,9 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "BYTES_TYPES",
-    "DEFAULT_MAX_BYTES",
-    "DecodeOptions",
-    "EncodeOptions",
-    "check_text_errors",
-    "MissingPackageError",
-    "import_optional",
-]
+from torchdata_wds.checks import check_flags, checked_int
 
+__all__ = ["BYTES_TYPES", "DEFAULT_MAX_BYTES", "DecodeOptions", "EncodeOptions", "MissingPackageError"]
 
 #: The types of values that are data of a field already.
 BYTES_TYPES = (bytes, bytearray, memoryview)
@@ -29,53 +19,37 @@ DEFAULT_MAX_BYTES = 2**30
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """The options of ``Decoder`` that single codecs look at.
-
-    Args:
-        errors: What text fields do with bytes that are not UTF-8, as in ``bytes.decode``.
-        allow_pickle: Whether pickle fields may be loaded, which runs code that the shard chooses.
-        max_bytes: The most that a compressed field may decompress to.
-    """
+    """The options of ``Decoder`` that single codecs look at; ``Decoder`` describes them."""
 
     errors: str = "strict"
     allow_pickle: bool = False
     max_bytes: int = DEFAULT_MAX_BYTES
 
     def __post_init__(self) -> None:
-        check_text_errors(self.errors)
-        _check_flag("allow_pickle", self.allow_pickle)
-        if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int):
-            raise TypeError(f"max_bytes must be an int, not {self.max_bytes!r}")
-        if self.max_bytes < 1:
-            raise ValueError(f"max_bytes must be at least 1, not {self.max_bytes}")
+        _check_text_errors(self.errors)
+        check_flags(allow_pickle=self.allow_pickle)
+        checked_int("max_bytes", self.max_bytes, 1)
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """The options of ``Encoder`` that single codecs look at.
-
-    Args:
-        jpeg_quality: Quality of JPEG files, 1 to 100.
-        png_compression: How hard PNG files are compressed, 0 to 9.
-        channels_first: Whether tensors of images are CHW, instead of HWC.
-    """
+    """The options of ``Encoder`` that single codecs look at; ``channels_first`` means tensors of images are CHW."""
 
     jpeg_quality: int = 95
     png_compression: int = 6
     channels_first: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("jpeg_quality", self.jpeg_quality, 1, 100)
-        _check_range("png_compression", self.png_compression, 0, 9)
+        ranges = {"jpeg_quality": (self.jpeg_quality, 1, 100), "png_compression": (self.png_compression, 0, 9)}
+        for name, (value, lowest, highest) in ranges.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, not {value!r}")
+            if not lowest <= value <= highest:
+                raise ValueError(f"{name} must be {lowest} to {highest}, not {value}")
 
 
-def check_text_errors(errors: str) -> None:
-    """Checks that ``errors`` names a way to decode damaged UTF-8.
-
-    Raises:
-        TypeError: if it is no str.
-        ValueError: if Python knows no such way, or it works for encoding only.
-    """
+def _check_text_errors(errors: str) -> None:
+    """Checks that ``errors`` names a way to decode damaged UTF-8: one that Python knows, and not for encoding only."""
     if not isinstance(errors, str):
         raise TypeError(f"errors must be a str such as 'strict' or 'replace', not {errors!r}")
     try:
@@ -84,21 +58,9 @@ def check_text_errors(errors: str) -> None:
         return
     except (LookupError, TypeError) as cause:
         raise ValueError(
-            f"errors={errors!r} is no way to decode text: use 'strict', 'replace', 'ignore', 'backslashreplace' "
+            f"errors={errors!r} is not a way to decode text: use 'strict', 'replace', 'ignore', 'backslashreplace' "
             "or 'surrogateescape'"
         ) from cause
-
-
-def _check_range(name: str, value: object, lowest: int, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if not lowest <= value <= highest:
-        raise ValueError(f"{name} must be {lowest} to {highest}, not {value}")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 class MissingPackageError(ModuleNotFoundError):
@@ -106,11 +68,11 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 def import_optional(module: str, *, extra: str, fields: str) -> Any:
-    """Imports an optional package, or says which extra brings it.
+    """Imports an optional package, or says which extra of this package installs it.
 
     Args:
         module: The module to import.
-        extra: The extra of this package that installs it.
+        extra: The name of the extra.
         fields: What needs it, in words for the message.
 
     Raises:

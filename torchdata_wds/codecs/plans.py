@@ -1,14 +1,9 @@
-"""How one field is decoded: the steps, chosen once for each field name.
-
-How the values of one field are encoded: the steps, chosen once for each field name.
-
-What Decoder and Encoder share: one plan for each field name, and a state of arguments only.
-"""
+"""Plans: how one field is decoded or encoded, chosen once for each field name, and the cache of these choices."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from torchdata_wds.codecs.failures import NoValueError, StepFailedError, describe_value
@@ -19,53 +14,91 @@ from torchdata_wds.codecs.options import BYTES_TYPES, DecodeOptions, EncodeOptio
 from torchdata_wds.codecs.suffixes import SUFFIXES, compress, decompress, is_compressed
 from torchdata_wds.codecs.table import find_codec
 
-__all__ = [
-    "Plan",
-    "guard",
-    "make_plan",
-    "split_suffix",
-    "EncodingPlan",
-    "UserEncoder",
-    "make_encoding_plan",
-    "refuse_value",
-    "Planner",
-]
-
+__all__ = ["EncodingPlan", "Plan", "Planner", "UserDecoder", "UserEncoder", "plan_decoding", "plan_encoding"]
 
 #: Bytes -> value; raises StepFailedError.
 Plan = Callable[[bytes], Any]
 
+#: Value -> bytes; raises StepFailedError.
+EncodingPlan = Callable[[Any], bytes]
+
 UserDecoder = Callable[[str, bytes], Any]
+UserEncoder = Callable[[Any], Any]
 
 T = TypeVar("T")
-
+R = TypeVar("R")
+P = TypeVar("P")
 Options = TypeVar("Options")
 
-R = TypeVar("R")
+# Field names come from the shards: a data set with ever new ones must not fill the memory.
+_MAX_PLANS = 1000
 
 
-def make_plan(
+class Planner(ABC, Generic[P]):
+    """Keeps a plan for each field name it meets, and pickles only its arguments; the base of Decoder and Encoder."""
+
+    # a plain dict without __missing__: every field of every sample is looked up here
+    _plans: dict[str, P]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Derives the private attributes from the arguments."""
+        self._plans = {}
+
+    @abstractmethod
+    def _make_plan(self, field: str) -> P:
+        """Chooses the plan of a field."""
+
+    def _add_plan(self, field: str) -> P:
+        """Makes and keeps the plan of a field that has none yet."""
+        plan = self._make_plan(field)
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[field] = plan
+        return plan
+
+    def _show(self, arguments: list[str], defaults: Mapping[str, Any]) -> str:
+        """Writes the call that makes an equal object: some arguments, and the options that differ from the defaults."""
+        changed = [f"{name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]]
+        return f"{type(self).__name__}({', '.join(arguments + changed)})"
+
+
+def plan_decoding(
     field: str, decoders: Sequence[UserDecoder], image: ImageDecoder | None, options: DecodeOptions
 ) -> Plan | None:
-    """Chooses how a field is decoded.
+    """Chooses how a field is decoded; None where its bytes stay as they are.
 
     Args:
         field: The field's name, without a leading dot.
         decoders: The user's decoders, tried in order.
-        image: What decodes images that no user's decoder took.
+        image: Decodes the images that no user's decoder took.
         options: The options of the built-in codecs.
-
-    Returns:
-        A function of the field's bytes, or None where they stay as they are.
     """
     inner, suffix = split_suffix(field)
+    codec = None if suffix else find_codec(field)
+    last: Plan | None = None
     if suffix:
-        last: Plan | None = _plan_suffix(suffix, make_plan(inner, decoders, image, options), options)
-    else:
-        last = _plan_type(field, image, options)
+        rest = plan_decoding(inner, decoders, image, options)
+
+        def read(data: bytes, options: DecodeOptions) -> bytes:
+            return decompress(suffix, data, options.max_bytes)
+
+        last = unpack = _guard(f"compressed data (.{suffix})", read, options)
+        if rest is not None:
+            last = lambda data: rest(unpack(data))  # noqa: E731
+    elif codec is not None and codec.decode is not None:
+        last = _guard(codec.name, codec.decode, options)
+    elif codec is not None and image is not None:
+        last = _guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), options)
     # Decoders that the name alone rules out are not called for each sample.
-    asked = [decoder for decoder in decoders if _may_take(decoder, field, suffix)]
-    return _plan_users("." + field, asked, last) if asked else last
+    users = [decoder for decoder in decoders if _may_take(decoder, field, suffix)]
+    return _plan_users("." + field, users, last) if users else last
 
 
 def split_suffix(field: str) -> tuple[str, str]:
@@ -83,17 +116,17 @@ def _may_take(decoder: UserDecoder, field: str, suffix: str) -> bool:
     return not isinstance(decoder, ImageDecoder) or matches(field, IMAGE_FIELDS)
 
 
-def _plan_users(key: str, decoders: Iterable[UserDecoder], last: Plan | None) -> Plan:
-    asked = tuple(decoders)
-
+def _plan_users(key: str, decoders: list[UserDecoder], last: Plan | None) -> Plan:
     def decode(data: bytes) -> Any:
-        for decoder in asked:
+        for decoder in decoders:
             try:
                 value = decoder(key, data)
             except MissingPackageError:
                 raise
             except Exception as cause:
-                raise StepFailedError(_name_decoder(decoder), data, cause) from cause
+                name = f"decoder {getattr(decoder, '__qualname__', type(decoder).__qualname__)}"
+                is_ours = isinstance(decoder, ExtensionDecoder | ImageDecoder)
+                raise StepFailedError(repr(decoder) if is_ours else name, data, cause) from cause
             if value is not None:
                 return value
         return data if last is None else last(data)
@@ -101,29 +134,8 @@ def _plan_users(key: str, decoders: Iterable[UserDecoder], last: Plan | None) ->
     return decode
 
 
-def _plan_suffix(suffix: str, inner: Plan | None, options: DecodeOptions) -> Plan:
-    def read(data: bytes, options: DecodeOptions) -> bytes:
-        return decompress(suffix, data, options.max_bytes)
-
-    unpack = guard(f"compressed data (.{suffix})", read, options)
-    if inner is None:
-        return unpack
-    return lambda data: inner(unpack(data))
-
-
-def _plan_type(field: str, image: ImageDecoder | None, options: DecodeOptions) -> Plan | None:
-    codec = find_codec(field)
-    if codec is None:
-        return None
-    if codec.decode is not None:
-        return guard(codec.name, codec.decode, options)
-    if image is not None and matches(field, IMAGE_FIELDS):
-        return guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), options)
-    return None
-
-
-def guard(step: str, function: Callable[[T, Options], R], options: Options) -> Callable[[T], R]:
-    """Makes a function raise StepFailedError for everything but a package that is not installed."""
+def _guard(step: str, function: Callable[[T, Options], R], options: Options) -> Callable[[T], R]:
+    """Makes a function raise StepFailedError for everything except a missing package."""
 
     def guarded(given: T) -> R:
         try:
@@ -136,44 +148,28 @@ def guard(step: str, function: Callable[[T, Options], R], options: Options) -> C
     return guarded
 
 
-def _name_decoder(decoder: UserDecoder) -> str:
-    if isinstance(decoder, ExtensionDecoder | ImageDecoder):
-        return repr(decoder)
-    return f"decoder {getattr(decoder, '__qualname__', type(decoder).__qualname__)}"
-
-
-#: Value -> bytes; raises StepFailedError.
-EncodingPlan = Callable[[Any], bytes]
-
-UserEncoder = Callable[[Any], Any]
-
-
-def make_encoding_plan(field: str, users: Mapping[str, UserEncoder], options: EncodeOptions) -> EncodingPlan:
+def plan_encoding(field: str, users: Mapping[str, UserEncoder], options: EncodeOptions) -> EncodingPlan:
     """Chooses how the values of a field are encoded.
 
     Args:
         field: The field's name, without a leading dot.
-        users: Extension -> the user's function for it.
+        users: Extension -> the user's function for it; the longest extension that fits wins.
         options: The options of the built-in codecs.
-
-    Returns:
-        A function of the field's value.
     """
     inner, suffix = split_suffix(field)
+    codec = find_codec(field)
     if suffix:
-        plan = _plan_suffix_encoding(suffix, make_encoding_plan(inner, users, options), options)
+        plan = _plan_compression(suffix, plan_encoding(inner, users, options), options)
+    elif codec is None or codec.encode is None:
+        plan = _allow_bytes(_guard("as it is", _refuse_value, options))
     else:
-        plan = _plan_type_encoding(field, options)
-    user = _find_user(field, users)
-    return plan if user is None else _plan_user(user, plan)
+        plan = _allow_bytes(_guard(f"as {codec.name}", codec.encode, options))
+    found = [extension for extension in users if matches(field, [extension])]
+    return _plan_user(users[max(found, key=len)], plan) if found else plan
 
 
-def refuse_value(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Says what to do about a value of a field that holds bytes only.
-
-    Raises:
-        TypeError: always.
-    """
+def _refuse_value(value: Any, _: EncodeOptions) -> bytes:
+    """Says what to do about a value in a field that can only hold bytes."""
     if isinstance(value, str):
         raise TypeError("such a field takes bytes only: give value.encode(), or name the field with .txt at its end")
     raise TypeError(
@@ -182,58 +178,38 @@ def refuse_value(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     )
 
 
-def _find_user(field: str, users: Mapping[str, UserEncoder]) -> UserEncoder | None:
-    """Finds the function of the longest extension that the field ends in: the field itself is the longest of all."""
-    found = [extension for extension in users if matches(field, [extension])]
-    return users[max(found, key=len)] if found else None
-
-
 def _plan_user(user: UserEncoder, plan: EncodingPlan) -> EncodingPlan:
     name = getattr(user, "__qualname__", None) or repr(user)
 
     def encode(value: Any) -> bytes:
-        if not isinstance(value, BYTES_TYPES):
-            try:
-                value = _check_result(user(value))
-            except MissingPackageError:
-                raise
-            except Exception as cause:
-                raise StepFailedError(f"by function {name}", value, cause) from cause
-        return plan(value)
+        if isinstance(value, BYTES_TYPES):
+            return plan(value)
+        try:
+            result = user(value)
+            if not isinstance(result, BYTES_TYPES):
+                raise TypeError(f"it must return bytes, but its result is {describe_value(result)}")
+        except MissingPackageError:
+            raise
+        except Exception as cause:
+            raise StepFailedError(f"by function {name}", value, cause) from cause
+        return plan(result)
 
     return encode
 
 
-def _check_result(result: Any) -> Any:
-    if not isinstance(result, BYTES_TYPES):
-        raise TypeError(f"it must return bytes, but its result is {describe_value(result)}")
-    return result
-
-
-def _plan_suffix_encoding(suffix: str, inner: EncodingPlan, options: EncodeOptions) -> EncodingPlan:
-    def write(data: bytes, _: EncodeOptions) -> bytes:
-        return compress(suffix, data)
-
-    def look(data: bytes, _: EncodeOptions) -> bool:
-        return is_compressed(suffix, data)
-
-    pack = guard(f"as compressed data (.{suffix})", write, options)
-    is_whole = guard(f"as compressed data (.{suffix})", look, options)
+def _plan_compression(suffix: str, inner: EncodingPlan, options: EncodeOptions) -> EncodingPlan:
+    step = f"as compressed data (.{suffix})"
+    pack: EncodingPlan = _guard(step, lambda data, _: compress(suffix, data), options)
+    is_whole: Callable[[bytes], bool] = _guard(step, lambda data, _: is_compressed(suffix, data), options)
 
     def encode(value: Any) -> bytes:
         if isinstance(value, BYTES_TYPES):
-            data = bytes(value)
-            return data if is_whole(data) else pack(inner(data))
+            value = data = bytes(value)
+            if is_whole(data):
+                return data
         return pack(inner(value))
 
     return encode
-
-
-def _plan_type_encoding(field: str, options: EncodeOptions) -> EncodingPlan:
-    codec = find_codec(field)
-    if codec is None or codec.encode is None:
-        return _allow_bytes(guard("as it is", refuse_value, options))
-    return _allow_bytes(guard(f"as {codec.name}", codec.encode, options))
 
 
 def _allow_bytes(encode: EncodingPlan) -> EncodingPlan:
@@ -245,41 +221,3 @@ def _allow_bytes(encode: EncodingPlan) -> EncodingPlan:
         return encode(value)
 
     return allow
-
-
-P = TypeVar("P")
-
-# Field names come from the shards: a data set with ever new ones must not fill the memory.
-_MAX_PLANS = 1000
-
-
-class Planner(ABC, Generic[P]):
-    """An object with a plan for each field, which pickles its arguments only.
-
-    ``_prepare`` makes from the arguments what it works with, ``_make_plan`` the plan of a field.
-    """
-
-    # a plain dict, not one that makes its values: looking up is what every field of every sample does
-    _plans: dict[str, P]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._prepare()
-
-    def _prepare(self) -> None:
-        self._plans = {}
-
-    @abstractmethod
-    def _make_plan(self, field: str) -> P:
-        """Makes the plan of a field."""
-
-    def _add_plan(self, field: str) -> P:
-        """Makes the plan of a field that has none yet, and keeps it."""
-        plan = self._make_plan(field)
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        self._plans[field] = plan
-        return plan

@@ -1,4 +1,8 @@
-"""Compressed members: the suffixes of field names, and how such fields are read and written."""
+"""Compressed members: the suffixes of field names, and how such fields are decompressed and compressed.
+
+Shards are decompressed by `storage.compression`, which streams. A field is in memory already and mostly small: one call
+of the library's own decompressor takes half the time.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +17,34 @@ from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, MissingPackageError,
 from torchdata_wds.storage import open_compressor
 from torchdata_wds.storage.compression import XZ_MEMORY_LIMIT
 
-__all__ = ["SUFFIXES", "Compression", "compress", "decompress", "is_compressed"]
-
-
-# A zstd block of a few bytes can hold 128 KiB, and zstandard has no limit on what one call gives: small pieces do.
-_ZSTD_PIECE = 4096
+__all__ = ["SUFFIXES", "compress", "decompress", "is_compressed"]
 
 _FIRST_PIECE = 512
-
+_NOT_ZERO = re.compile(rb"[^\0]|\Z")
 _ZSTD_WINDOW = 128 << 20
 
-_NOT_ZERO = re.compile(rb"[^\0]|\Z")
+
+class Compression(NamedTuple):
+    """One compression.
+
+    Attributes:
+        magic: What a stream begins with.
+        prepare: Returns a function that makes a new decompressor.
+        is_zstd: zstandard has no limit on what one call returns, and no padding between its frames. A block of a few
+            bytes can hold 128 KiB, so the input comes in small pieces.
+    """
+
+    magic: bytes
+    prepare: Callable[[], Callable[[], Any]]
+    is_zstd: bool = False
+
+
+class _TooLargeError(ValueError):
+    """Data decompresses to more than the limit."""
 
 
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
-    """Decompresses a whole field and verifies that it is whole.
-
-    Args:
-        suffix: One of ``SUFFIXES``.
-        data: The compressed bytes, one or more streams after one another.
-        max_bytes: The most to give back.
-
-    Returns:
-        The decompressed bytes.
+    """Decompresses a whole field of one or more streams, and verifies that it is whole.
 
     Raises:
         ValueError: if the data is cut or damaged, or the limit is passed.
@@ -48,29 +57,33 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
     """
     compression = SUFFIXES[suffix]
     new = compression.prepare()
+    largest_piece = 4096 if compression.is_zstd else sys.maxsize
     parts: list[bytes] = []
-    position, left = 0, max_bytes
-    while position < len(data) or not parts:
-        try:
-            part, position = _read_stream(new(), data, position, left, compression.largest_piece)
-        except _TooLargeError as error:
-            raise _TooLargeError(f"it decompresses to more than max_bytes={max_bytes:,} bytes") from error
-        left -= len(part)
-        parts.append(part)
-        if compression.may_be_padded:
-            position = _NOT_ZERO.search(data, position).start()  # type: ignore[union-attr]
+    end, left = 0, max_bytes
+    while end < len(data) or not parts:
+        machine = new()
+        # The first stream, mostly the only one, is read in large pieces. For those after it they begin small and grow
+        # with the stream: the machine copies what follows the stream in a piece, and so all streams take linear time.
+        size = min(largest_piece, _FIRST_PIECE if end else len(data))
+        while not machine.eof:
+            if end == len(data):
+                raise ValueError("the compressed data is cut off before its end")
+            piece = data[end : end + size]
+            part = machine.decompress(piece) if compression.is_zstd else machine.decompress(piece, left + 1)
+            end = min(end + size, len(data))
+            left -= len(part)
+            if left < 0:
+                raise _TooLargeError(f"it decompresses to more than max_bytes={max_bytes:,}")
+            parts.append(part)
+            size = min(2 * size, largest_piece)
+        end -= len(machine.unused_data)
+        if not compression.is_zstd:
+            end = _NOT_ZERO.search(data, end).start()  # type: ignore[union-attr]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def compress(suffix: str, data: bytes) -> bytes:
-    r"""Compresses a whole field; the same data gives the same bytes at any time.
-
-    Args:
-        suffix: One of ``SUFFIXES``.
-        data: The bytes to compress.
-
-    Returns:
-        One stream.
+    r"""Compresses a whole field into one stream; the same data always gives the same bytes.
 
     Raises:
         MissingPackageError: for ``zst`` without the zstandard package.
@@ -80,25 +93,17 @@ def compress(suffix: str, data: bytes) -> bytes:
         b'\x1f\x8b\x08\x00\x00\x00\x00\x00'
     """
     if suffix == "zst":
-        _zstandard()  # says of fields what the storage would say of shards
+        _zstandard()  # its absence is reported for fields, where the storage would speak of shards
     compressor = open_compressor(suffix)
     return compressor.compress(data) + compressor.flush()
 
 
 def is_compressed(suffix: str, data: bytes) -> bool:
-    """Tells whether data is whole in a suffix's compression, so that a field of it reads back.
-
-    Args:
-        suffix: One of ``SUFFIXES``.
-        data: Any bytes.
+    """Returns whether data is whole in a suffix's compression, so that a field of it reads back.
 
     Raises:
-        ValueError: if it seems so, but decompresses to more than readers accept by themselves.
+        ValueError: if it seems so, but decompresses to more than readers accept by default.
         MissingPackageError: for ``zst`` without the zstandard package.
-
-    Example:
-        >>> is_compressed("gz", b"7"), is_compressed("gz", compress("gz", b"7"))
-        (False, True)
     """
     if not data.startswith(SUFFIXES[suffix].magic):
         return False
@@ -109,36 +114,6 @@ def is_compressed(suffix: str, data: bytes) -> bool:
     except Exception:  # noqa: BLE001 - each library has its own for damage
         return False
     return True
-
-
-class _TooLargeError(ValueError):
-    """Data decompresses to more than the limit."""
-
-
-def _read_stream(machine: Any, data: bytes, begin: int, limit: int, largest_piece: int) -> tuple[bytes, int]:
-    """Reads one stream; gives its content and where it ends.
-
-    The first stream, mostly the only one, is read in large pieces. For those after it they begin small, and grow with
-    the stream: the machine copies what follows the stream in a piece, and so all streams together take linear time.
-    """
-    size = min(largest_piece, len(data) if begin == 0 else _FIRST_PIECE)
-    parts: list[bytes] = []
-    end = begin
-    while not machine.eof:
-        if end == len(data):
-            raise ValueError("the compressed data is cut off before its end")
-        part = machine.decompress(data[end : end + size], limit + 1)
-        end = min(end + size, len(data))
-        limit -= len(part)
-        if limit < 0:
-            raise _TooLargeError
-        parts.append(part)
-        size = min(2 * size, largest_piece)
-    return parts[0] if len(parts) == 1 else b"".join(parts), end - len(machine.unused_data)
-
-
-def _gzip() -> Callable[[], Any]:
-    return partial(zlib.decompressobj, zlib.MAX_WBITS | 16)
 
 
 def _bzip2() -> Callable[[], Any]:
@@ -154,55 +129,18 @@ def _xz() -> Callable[[], Any]:
 
 
 def _zstd() -> Callable[[], Any]:
-    decompressor = _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    return lambda: _ZstdMachine(decompressor.decompressobj())
-
-
-class _ZstdMachine:
-    """zstandard's decompressor with the interface of the others; what one call gives is limited by its input only."""
-
-    def __init__(self, machine: Any) -> None:
-        self._machine = machine
-
-    @property
-    def eof(self) -> bool:
-        done: bool = self._machine.eof
-        return done
-
-    @property
-    def unused_data(self) -> bytes:
-        data: bytes = self._machine.unused_data
-        return data
-
-    def decompress(self, data: bytes, limit: int) -> bytes:  # noqa: ARG002
-        content: bytes = self._machine.decompress(data)
-        return content
+    make: Callable[[], Any] = _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj
+    return make
 
 
 def _zstandard() -> Any:
     return import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
 
 
-class Compression(NamedTuple):
-    """One compression.
-
-    Attributes:
-        magic: What a stream begins with.
-        prepare: Gives a function that makes a new decompressor, with ``decompress(data, limit)``.
-        may_be_padded: Whether zero bytes may follow a stream.
-        largest_piece: The most compressed bytes that a decompressor gets at a time.
-    """
-
-    magic: bytes
-    prepare: Callable[[], Callable[[], Any]]
-    may_be_padded: bool = True
-    largest_piece: int = sys.maxsize
-
-
 #: Suffix -> its compression.
 SUFFIXES: dict[str, Compression] = {
-    "gz": Compression(b"\x1f\x8b", _gzip),
+    "gz": Compression(b"\x1f\x8b", lambda: partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
     "bz2": Compression(b"BZh", _bzip2),
     "xz": Compression(b"\xfd7zXZ\0", _xz),
-    "zst": Compression(b"\x28\xb5\x2f\xfd", _zstd, may_be_padded=False, largest_piece=_ZSTD_PIECE),
+    "zst": Compression(b"\x28\xb5\x2f\xfd", _zstd, is_zstd=True),
 }

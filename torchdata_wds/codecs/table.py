@@ -9,16 +9,10 @@ from typing import Any
 from torchdata_wds.codecs.images.encoding import IMAGE_ENCODERS, refuse_image
 from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.codecs.values.json import decode_json, encode_json
 from torchdata_wds.codecs.values.numpy import decode_npy, decode_npz, encode_npy, encode_npz
 from torchdata_wds.codecs.values.pickle import decode_pickle, encode_pickle
-from torchdata_wds.codecs.values.records import (
-    decode_cbor,
-    decode_json,
-    decode_msgpack,
-    encode_cbor,
-    encode_json,
-    encode_msgpack,
-)
+from torchdata_wds.codecs.values.records import decode_cbor, decode_msgpack, encode_cbor, encode_msgpack
 from torchdata_wds.codecs.values.tenbin import decode_tenbin, encode_tenbin
 from torchdata_wds.codecs.values.text import decode_int, decode_int_or_word, decode_text, encode_int, encode_text
 from torchdata_wds.codecs.values.torch import decode_torch, encode_torch

@@ -1,4 +1,4 @@
-"""Python values as JSON: what reads back equal is written, all else refused."""
+"""JSON fields: what reads back equal is written, all else refused."""
 
 from __future__ import annotations
 
@@ -9,31 +9,41 @@ from typing import Any
 import numpy as np
 
 from torchdata_wds.codecs.failures import describe_value
+from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.codecs.values.text import without_bom
 from torchdata_wds.handlers import warn_once
 
-__all__ = ["write_json"]
-
+__all__ = ["decode_json", "encode_json", "write_json"]
 
 # Deeper values would read back or not, depending on how deep in other calls the reader stands.
 _MAX_DEPTH = 500
 
 _CONTAINERS = (dict, list, tuple)
-
 _PLAIN = frozenset([type(None), bool, int, float, str])
-
 _STR = frozenset([str])
-
-_NUMBERS = "biuf"
 
 # Two lone surrogates that belong together are written as one character is.
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+# What json.loads calls in the end: for a small field, its checks of options take longer than the field.
+_decode_text = json.JSONDecoder().decode
+
+
+def decode_json(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
+    """Decodes UTF-8 JSON; a byte order mark is fine, NaN and Infinity too, as Python's ``json`` has them."""
+    return _decode_text(without_bom(data).decode("utf-8"))
+
+
+def encode_json(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Encodes a value as JSON; a str becomes a JSON string, tuples become lists."""
+    return write_json(value)
 
 
 def write_json(value: Any) -> bytes:
     r"""Writes a value as compact UTF-8 JSON, with NumPy's numbers and arrays as numbers and lists.
 
     Raises:
-        TypeError: if something in it is no JSON, or a key of a dict no str.
+        TypeError: if something in it has no JSON form, or a key of a dict is not a str.
         ValueError: if it is nested too deeply, or holds a surrogate pair as two characters.
 
     Example:
@@ -44,14 +54,18 @@ def write_json(value: Any) -> bytes:
         _check(value, 1)
     text = _write(value)
     if "NaN" in text or "Infinity" in text:
-        _note_nan(value)
+        _warn_of_nan(value)
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
-        return _write_surrogates(value, text)
+        if _PAIR.search(text):
+            raise ValueError(
+                "it holds a str with a surrogate pair as two characters, which would read back as one"
+            ) from None
+        return _write_ascii(value).encode("ascii")
 
 
-def _note_nan(value: Any) -> None:
+def _warn_of_nan(value: Any) -> None:
     """Warns about numbers that are not JSON; a str may hold the same words."""
     try:
         _write_strict(value)
@@ -63,14 +77,8 @@ def _note_nan(value: Any) -> None:
         )
 
 
-def _write_surrogates(value: Any, text: str) -> bytes:
-    if _PAIR.search(text):
-        raise ValueError("it holds a str with a surrogate pair as two characters, which would read back as one")
-    return _write_ascii(value).encode("ascii")
-
-
 def _check(container: Any, depth: int) -> None:
-    """Looks at what json does not look at: keys that it would make str of, and the depth."""
+    """Checks what json does not: keys that it would turn into str, and the depth."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep, or contains itself")
     if isinstance(container, tuple):
@@ -83,7 +91,7 @@ def _check(container: Any, depth: int) -> None:
         if not _STR.issuperset(map(type, container)):
             _check_keys(container)
         container = container.values()
-    # most containers hold plain values only, and this finds out fastest
+    # most containers hold plain values only, and this is the fastest way to find out
     if _PLAIN.issuperset(map(type, container)):
         return
     for item in container:
@@ -101,9 +109,9 @@ def _check_keys(mapping: dict[Any, Any]) -> None:
 
 
 def _to_plain(value: Any) -> Any:
-    """Gives Python's numbers and lists for NumPy's; called by json for what it does not know."""
+    """Converts NumPy's numbers and arrays; json calls it for what it does not know."""
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):
-        if value.dtype.kind in _NUMBERS and value.dtype.itemsize <= 8:
+        if value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
             return value.tolist()
         raise TypeError(
             f"JSON has no numbers like those of dtype {value.dtype}; convert them, as with .astype() or str()"
@@ -116,7 +124,5 @@ def _to_plain(value: Any) -> Any:
 
 # One encoder each: json.dumps makes a new one at every call.
 _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_to_plain).encode
-
 _write_strict = json.JSONEncoder(allow_nan=False, default=_to_plain).encode
-
 _write_ascii = json.JSONEncoder(separators=(",", ":"), default=_to_plain).encode

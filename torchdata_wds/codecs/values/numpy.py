@@ -14,18 +14,13 @@ from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
 __all__ = ["decode_npy", "decode_npz", "encode_npy", "encode_npz"]
 
-
-_ZIP_END = b"PK\x05\x06"
-
-_ZIP_END_SIZE = 22
+_ZIP_END, _ZIP_END_SIZE = b"PK\x05\x06", 22
 
 # The first moment that a zip archive can name: its bytes must not depend on the time of day.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
 _ZIP_UNIX = 3
-
 _MAX_NAME = 60_000
-
 _MOST_WITHOUT_BYTES = 1 << 20
 
 # The header of version 3 is that of version 2 with other names of fields in it, and NumPy gives no function for it.
@@ -40,11 +35,7 @@ _PLAIN_KINDS = "biufcmMSU"
 
 
 def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # noqa: ARG001
-    """Decodes an npy file into an array that owns its memory.
-
-    Raises:
-        ValueError: if it is cut, has bytes behind the array, or holds Python objects.
-    """
+    """Decodes an npy file into an array that owns its memory; refuses one that holds Python objects."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     if version not in _READ_HEADER:
@@ -58,59 +49,35 @@ def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # 
     if rest < 0:
         raise ValueError(f"cut off: an array of {dtype} and shape {shape} takes {-rest:,} more bytes")
     if rest:
-        raise ValueError(f"{rest} bytes follow behind the array")
+        raise ValueError(f"{rest} bytes follow the array")
     # no bytes bound these, and NumPy takes a byte for each, or looks at all of them
     if not dtype.itemsize and math.prod(shape) > _MOST_WITHOUT_BYTES:
         raise ValueError(f"an array of {dtype} and shape {shape} claims too many values, of no bytes each")
     if version == (3, 0):
-        return _read_array(io.BytesIO(data))
+        array: np.ndarray[Any, Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        return array
     return np.ndarray(shape, dtype, data, begin, order="F" if is_fortran else "C").copy(order="K")
 
 
-def _read_array(stream: io.BytesIO) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
-
-
 def decode_npz(data: bytes, options: DecodeOptions) -> dict[str, Any]:
-    """Decodes an npz archive into a dict of arrays, all read and checked.
-
-    Raises:
-        ValueError: if an array is damaged, bytes follow the archive, or it unpacks to more than the limit.
-        zipfile.BadZipFile: if the archive is damaged.
-    """
+    """Decodes an npz archive into a dict of arrays, all read and checked; files that are not npy stay bytes."""
+    values: dict[str, Any] = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        _check_archive(archive, data, options.max_bytes)
-        return dict(_decode_entry(archive, name, options) for name in archive.namelist())
-
-
-def _check_archive(archive: zipfile.ZipFile, data: bytes, max_bytes: int) -> None:
-    end = len(data) - _ZIP_END_SIZE - len(archive.comment)
-    if data[end : end + 4] != _ZIP_END:
-        raise ValueError("bytes follow behind the archive's end")
-    size = sum(entry.file_size for entry in archive.infolist())
-    if size > max_bytes:
-        raise ValueError(f"the archive unpacks to {size:,} bytes, more than max_bytes={max_bytes:,}")
-
-
-def _decode_entry(archive: zipfile.ZipFile, name: str, options: DecodeOptions) -> tuple[str, Any]:
-    data = archive.read(name)
-    if not name.endswith(".npy"):
-        return name, data
-    return name.removesuffix(".npy"), decode_npy(data, options)
+        end = len(data) - _ZIP_END_SIZE - len(archive.comment)
+        if data[end : end + 4] != _ZIP_END:
+            raise ValueError("bytes follow the archive's end")
+        size = sum(entry.file_size for entry in archive.infolist())
+        if size > options.max_bytes:
+            raise ValueError(f"the archive unpacks to {size:,} bytes, more than max_bytes={options.max_bytes:,}")
+        for name in archive.namelist():
+            content = archive.read(name)
+            is_array = name.endswith(".npy")
+            values[name.removesuffix(".npy")] = decode_npy(content, options) if is_array else content
+    return values
 
 
 def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes an array, or a NumPy scalar as an array without dimensions, never with pickle.
-
-    Raises:
-        TypeError: if it is something else, or a masked array.
-        ValueError: if its type would need pickle, or does not read back.
-
-    Example:
-        >>> decode_npy(encode_npy(np.arange(3), EncodeOptions()), DecodeOptions())
-        array([0, 1, 2])
-    """
+    """Encodes an array, or a NumPy scalar as an array without dimensions; refuses types that need pickle."""
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError("expected a NumPy array; convert it with numpy.asarray(), a tensor with .numpy()")
     if isinstance(value, np.ma.MaskedArray):
@@ -118,7 +85,16 @@ def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     array = np.asarray(value)
     if array.dtype.hasobject:
         raise ValueError("arrays of Python objects need pickle; give the array a type with .astype(), or name it .pkl")
-    data = _write_npy(array)
+    # the shortest header that takes the type: with the choice left to it, NumPy warns about every one but the first
+    for version in ((1, 0), (2, 0), (3, 0)):
+        stream = io.BytesIO()
+        try:
+            np.lib.format.write_array(stream, array, version, allow_pickle=False)
+            break
+        except ValueError:
+            if version == (3, 0):
+                raise
+    data = stream.getvalue()
     if array.dtype.kind not in _PLAIN_KINDS:
         found = decode_npy(data, DecodeOptions()).dtype
         if found != array.dtype:
@@ -126,26 +102,8 @@ def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     return data
 
 
-def _write_npy(array: np.ndarray[Any, Any]) -> bytes:
-    # with the version left to it, NumPy warns about every one but the first
-    for version in ((1, 0), (2, 0)):
-        stream = io.BytesIO()
-        try:
-            np.lib.format.write_array(stream, array, version, allow_pickle=False)
-        except ValueError:
-            continue
-        return stream.getvalue()
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, (3, 0), allow_pickle=False)
-    return stream.getvalue()
-
-
 def encode_npz(value: Any, options: EncodeOptions) -> bytes:
     """Encodes a dict of arrays as an npz archive, or one array, which is stored as ``arr_0``.
-
-    Raises:
-        TypeError: if it is something else, or a name is no str.
-        ValueError: if a name does not read back, or an array cannot be written as npy.
 
     Example:
         >>> decode_npz(encode_npz({"a": np.arange(3)}, EncodeOptions()), DecodeOptions())
@@ -155,21 +113,19 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
-            entry = zipfile.ZipInfo(_check_name(name) + ".npy", _ZIP_TIME)
+            _check_name(name)
+            entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_TIME)
             entry.create_system = _ZIP_UNIX
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, _encode_named(name, array, options))
+            try:
+                content = encode_npy(array, options)
+            except (TypeError, ValueError) as cause:
+                raise type(cause)(f"array {name!r} of type {type(array).__name__}: {cause}") from cause
+            archive.writestr(entry, content)
     return out.getvalue()
 
 
-def _encode_named(name: str, array: Any, options: EncodeOptions) -> bytes:
-    try:
-        return encode_npy(array, options)
-    except (TypeError, ValueError) as cause:
-        raise type(cause)(f"array {name!r} of type {type(array).__name__}: {cause}") from cause
-
-
-def _check_name(name: object) -> str:
+def _check_name(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"the names of arrays must be str, found {name!r}")
     # the archive would end the first at the NUL, and read the second as a path on Windows
@@ -177,4 +133,3 @@ def _check_name(name: object) -> str:
         raise ValueError(f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename the array")
     if len(name.encode("utf-8", "replace")) > _MAX_NAME:
         raise ValueError(f"the name {name[:20]!r}... is too long for an archive; rename the array")
-    return name

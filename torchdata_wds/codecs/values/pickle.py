@@ -11,17 +11,12 @@ from torchdata_wds.errors import UnsafeDataError
 
 __all__ = ["decode_pickle", "encode_pickle"]
 
-
 # Fixed, so that the bytes do not depend on the Python that writes them.
 _PROTOCOL = 4
 
 
 def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
-    """Unpickles a field, with ``allow_pickle=True`` and without ``WDS_SECURE=1`` only.
-
-    Raises:
-        UnsafeDataError: if that was not allowed.
-    """
+    """Unpickles a field, only with ``allow_pickle=True`` and without ``WDS_SECURE=1``."""
     if not options.allow_pickle:
         raise UnsafeDataError(
             "is a pickle, which can run any code while it is loaded. If you trust whoever wrote the shard, decode with "
@@ -37,12 +32,5 @@ def encode_pickle(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
     Equal values may have different pickles: sets of str have another order in each process, unless PYTHONHASHSEED is
     set, and an object that is in a value twice is written once, where two equal ones are written twice.
-
-    Raises:
-        Exception: whatever the value raises when it cannot be pickled.
-
-    Example:
-        >>> decode_pickle(encode_pickle({1, 2}, EncodeOptions()), DecodeOptions(allow_pickle=True))
-        {1, 2}
     """
     return pickle.dumps(value, _PROTOCOL)

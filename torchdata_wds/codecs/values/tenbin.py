@@ -18,22 +18,14 @@ from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
 __all__ = ["decode_tenbin", "encode_tenbin"]
 
-
 _MAGIC = b"~TenBin~"
-
 _PREFIX = struct.Struct("<8sq")
-
 _DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
-
 _MAX_RANK = 9
 
 
 def decode_tenbin(data: bytes, options: DecodeOptions) -> list[np.ndarray[Any, Any]]:  # noqa: ARG001
-    """Decodes tenbin into a list of arrays that own their memory; info strings are dropped.
-
-    Raises:
-        ValueError: if the data is cut or no tenbin, with the byte where that shows.
-    """
+    """Decodes tenbin into a list of arrays that own their memory; info strings are dropped."""
     chunks = list(_split_chunks(memoryview(data)))
     if len(chunks) % 2:
         raise ValueError("the last array has a header but no data")
@@ -56,14 +48,6 @@ def _split_chunks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _build_array(header: memoryview, payload: memoryview) -> np.ndarray[Any, Any]:
-    dtype, shape = _parse_header(header)
-    expected = math.prod(shape) * dtype.itemsize
-    if len(payload) != expected:
-        raise ValueError(f"an array of {dtype.name} {shape} takes {expected:,} bytes, found {len(payload):,}")
-    return np.frombuffer(payload, dtype=dtype).reshape(shape).copy()
-
-
-def _parse_header(header: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if len(header) < 24 or len(header) % 8:
         raise ValueError(f"an array's header has {len(header)} bytes")
     _, _, rank, *shape = struct.unpack(f"<{len(header) // 8}q", header)
@@ -72,7 +56,11 @@ def _parse_header(header: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]]:
         raise ValueError(f"unknown array type {code!r}")
     if rank != len(shape) or rank > _MAX_RANK or min(shape, default=0) < 0:
         raise ValueError(f"an array's header declares rank {rank} and dimensions {shape}")
-    return np.dtype("<" + code), tuple(shape)
+    dtype = np.dtype("<" + code)
+    expected = math.prod(shape) * dtype.itemsize
+    if len(payload) != expected:
+        raise ValueError(f"an array of {dtype.name} {tuple(shape)} takes {expected:,} bytes, found {len(payload):,}")
+    return np.frombuffer(payload, dtype=dtype).reshape(shape).copy()
 
 
 def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
@@ -80,10 +68,6 @@ def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
     The bytes are those of ``webdataset.tenbin``, where that can do the arrays: it has no uint32, and writes arrays
     without dimensions but cannot read them.
-
-    Raises:
-        TypeError: if it is something else.
-        ValueError: if an array has a type or a rank that tenbin does not have.
 
     Example:
         >>> decode_tenbin(encode_tenbin([np.arange(3)], EncodeOptions()), DecodeOptions())

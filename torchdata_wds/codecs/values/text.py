@@ -11,9 +11,7 @@ from torchdata_wds.handlers import warn_once
 
 __all__ = ["decode_int", "decode_int_or_word", "decode_text", "encode_int", "encode_text", "without_bom"]
 
-
 _BOM = b"\xef\xbb\xbf"
-
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -30,8 +28,7 @@ def decode_text(data: bytes, options: DecodeOptions) -> str:
 def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
     """Decodes a decimal number in ASCII, with blanks, newlines and byte order marks around it, into ``int``.
 
-    Raises:
-        ValueError: for anything else, also for what only Python calls a number (``1_000``, digits of other scripts).
+    What only Python calls a number (``1_000``, digits of other scripts) is a ValueError.
     """
     if data.isdigit():
         return int(data)
@@ -58,16 +55,7 @@ def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
 
 
 def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    r"""Encodes ``str`` as UTF-8; one that begins with a byte order mark gets another, which reading drops.
-
-    Raises:
-        TypeError: if it is no str.
-        ValueError: if it holds lone surrogates, which UTF-8 has no bytes for.
-
-    Example:
-        >>> encode_text("größer", EncodeOptions())
-        b'gr\xc3\xb6\xc3\x9fer'
-    """
+    """Encodes ``str`` as UTF-8; one that begins with a byte order mark gets another, which reading drops."""
     if not isinstance(value, str):
         raise TypeError("expected a str; convert it with str()")
     try:
@@ -81,29 +69,16 @@ def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def encode_int(value: Any, options: EncodeOptions) -> bytes:
-    """Encodes an integer of any sort (also bool, NumPy's, tensors of one element), or a str that reads as one.
-
-    Raises:
-        TypeError: if it is no integer; 7.0 is none.
-        ValueError: if it is a str that does not read as an integer.
-
-    Example:
-        >>> encode_int(True, EncodeOptions()), encode_int("-7", EncodeOptions())
-        (b'1', b'-7')
-    """
+    """Encodes an integer of any sort (bool, NumPy's, a tensor of one element; not 7.0), or a str that reads as one."""
     if type(value) is int:
         return b"%d" % value
     if isinstance(value, str):
         data = encode_text(value, options)
         decode_int(data, DecodeOptions())
         return data
-    return b"%d" % _to_index(value)
-
-
-def _to_index(value: Any) -> int:
     if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
-        return int(value)  # NumPy's truth values are integers nowhere else
+        return b"%d" % int(value)  # NumPy's truth values are integers nowhere else
     try:
-        return operator.index(value)
+        return b"%d" % operator.index(value)
     except TypeError as cause:
         raise TypeError("expected an int, or a str such as '7'; convert it with int()") from cause

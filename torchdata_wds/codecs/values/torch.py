@@ -1,7 +1,4 @@
-"""Torch fields, which load without running code from them.
-
-What torch fields may hold, and tensors that are small views of large memory.
-"""
+"""Torch fields: loaded without running code from them, and written without the memory that a view does not show."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from torchdata_wds.codecs.values.torch_claims import check_claims
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["compact_views", "is_plain", "decode_torch", "encode_torch"]
-
+__all__ = ["decode_torch", "encode_torch"]
 
 # Not bytes and complex: torch.save writes some of them as calls of functions that weights_only refuses.
 _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
@@ -26,53 +22,89 @@ _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
 _MAX_INT = 2**31
 
 _MAPPINGS = (dict, collections.OrderedDict)
-
 _SEQUENCES = (list, tuple)
-
-_SETS = (set, frozenset)
 
 # Storages begin at addresses that suit every type; the parts that are cut out of them must, too.
 _ALIGNMENT = 64
 
 
-def is_plain(value: Any) -> bool:
-    """Tells whether a value is tensors, numbers and text in plain containers, which always load with ``weights_only``.
+def decode_torch(data: bytes, options: DecodeOptions) -> Any:
+    """Loads what ``torch.save`` wrote, on the CPU and always with ``weights_only=True``."""
+    import torch
 
-    False means: not known by its types alone.
+    check_claims(data, options.max_bytes)
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as cause:
+        # torch's own message is long and recommends weights_only=False, which there is no option for here
+        shown = str(cause).split("\n", 1)[0].split(". ", 1)[0][:200]
+        raise ValueError(
+            "torch.load(weights_only=True) refused it as damaged, or as holding more than tensors and plain "
+            f"containers ({shown})"
+        ) from cause
+
+
+def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory.
+
+    Equal values may give different bytes: an object that is in a value twice is written once, also a str, where two
+    equal ones are written twice.
 
     Raises:
-        TypeError: if there is a set, which is not written with the same bytes each time.
+        TypeError: if there is a set in it, whose order differs between processes.
+        ValueError: if it would not load with ``weights_only=True``.
+        Exception: whatever a value raises when it cannot be pickled.
+
+    Example:
+        >>> import torch
+        >>> decode_torch(encode_torch(torch.zeros(1000)[:2], EncodeOptions()), DecodeOptions())
+        tensor([0., 0.])
     """
     import torch
 
-    is_known = True
-    tensors = (torch.Tensor, torch.nn.Parameter)
-    for leaf in _leaves(value, set()):
+    leaves = list(_leaves(value, set()))
+    loads_surely = _is_plain(leaves)
+    stream = io.BytesIO()
+    torch.save(_compact_views(value, leaves), stream)
+    data = stream.getvalue()
+    if not loads_surely:
+        try:
+            decode_torch(data, DecodeOptions())
+        except ValueError as cause:
+            raise ValueError(f"it could not be read back: {cause}; keep to those, or name the field pkl") from cause
+    return data
+
+
+def _is_plain(leaves: list[Any]) -> bool:
+    """Returns whether the types alone say that a value of tensors, numbers and text loads with ``weights_only``."""
+    import torch
+
+    is_plain = True
+    for leaf in leaves:
         kind = type(leaf)
-        if kind is int:
-            is_known = is_known and -_MAX_INT <= leaf < _MAX_INT
-        elif kind in _SETS:
+        if kind in (set, frozenset):
             raise TypeError("a set has its items in another order in each process; write sorted(value) instead")
-        elif kind in tensors:
-            is_known = is_known and not vars(leaf)
-        elif kind not in _PLAIN_TYPES:
-            is_known = False
-    return is_known
+        if kind is int:
+            is_plain = is_plain and -_MAX_INT <= leaf < _MAX_INT
+        elif kind in (torch.Tensor, torch.nn.Parameter):
+            is_plain = is_plain and not vars(leaf)
+        else:
+            is_plain = is_plain and kind in _PLAIN_TYPES
+    return is_plain
 
 
-def compact_views(value: Any) -> Any:
+def _compact_views(value: Any, leaves: list[Any]) -> Any:
     """Gives tensors memory of their own where ``torch.save`` would write much more than they show.
 
-    Tensors that share memory with each other still do. Looks into dicts, lists and tuples, and changes nothing of
-    what it is given: where something is replaced, the containers around it are new ones.
+    Tensors that share memory with each other still do. Nothing of the value is changed: where a tensor is replaced, the
+    containers around it are new ones.
     """
     import torch
 
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    tensors = {id(leaf): leaf for leaf in _leaves(value, set()) if type(leaf) in kinds and _can_move(leaf)}
     sharing: dict[int, list[torch.Tensor]] = collections.defaultdict(list)
-    for tensor in tensors.values():
-        sharing[tensor.untyped_storage()._cdata].append(tensor)
+    for leaf in {id(leaf): leaf for leaf in leaves if type(leaf) in (torch.Tensor, torch.nn.Parameter)}.values():
+        if leaf.layout is torch.strided and not leaf.is_quantized and leaf.device.type != "meta":
+            sharing[leaf.untyped_storage()._cdata].append(leaf)
     moved: dict[int, Any] = {}
     for group in sharing.values():
         moved.update(_move(group))
@@ -80,7 +112,7 @@ def compact_views(value: Any) -> Any:
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Gives what is in the containers, and a container itself where it comes again: it may hold itself."""
+    """Yields what is in the containers, and a container itself where it comes again: it may hold itself."""
     kind = type(value)
     if (kind not in _MAPPINGS and kind not in _SEQUENCES) or id(value) in seen:
         yield value
@@ -90,14 +122,8 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
         yield from _leaves(item, seen)
 
 
-def _can_move(tensor: torch.Tensor) -> bool:
-    import torch
-
-    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-
-
 def _move(group: list[torch.Tensor]) -> dict[int, Any]:
-    """Copies the part of a storage that tensors show; gives id -> its new tensor, or nothing where they show it all."""
+    """Copies the part of a storage that tensors show; returns id -> new tensor, or nothing where they show it all."""
     import torch
 
     size = group[0].untyped_storage().nbytes()
@@ -117,7 +143,7 @@ def _move(group: list[torch.Tensor]) -> dict[int, Any]:
 
 
 def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Gives a new tensor the type, the gradient's flag and the attributes of the one it stands for."""
+    """Gives a new tensor the type, the gradient's flag and the attributes of the one that it replaces."""
     import torch
 
     if type(tensor) is torch.nn.Parameter:
@@ -163,61 +189,3 @@ def _rebuild(value: Any, done: dict[int, Any]) -> Any:
     if kind is tuple:
         return done.setdefault(id(value), tuple(_rebuild(item, done) for item in value))
     return value
-
-
-def decode_torch(data: bytes, options: DecodeOptions) -> Any:
-    """Loads what ``torch.save`` wrote, on the CPU and with ``weights_only=True`` always.
-
-    Raises:
-        ValueError: if it is damaged, unpacks to more than the limit, claims much more memory than it has bytes, or
-            holds objects that ``weights_only`` refuses.
-    """
-    import torch
-
-    check_claims(data, options.max_bytes)
-    try:
-        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as cause:
-        # torch's own message is long and recommends weights_only=False, which there is no option for here
-        raise ValueError(
-            "torch.load(weights_only=True) refused it as damaged, or as holding more than tensors and plain "
-            f"containers ({_first_sentence(cause)})"
-        ) from cause
-
-
-def _first_sentence(cause: Exception) -> str:
-    return str(cause).split("\n", 1)[0].split(". ", 1)[0][:200]
-
-
-def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory.
-
-    Equal values may give different bytes: an object that is in a value twice is written once, also a str, where two
-    equal ones are written twice.
-
-    Raises:
-        TypeError: if there is a set in it, whose order is another in each process.
-        ValueError: if it would not load with ``weights_only=True``.
-        Exception: whatever a value raises when it cannot be pickled.
-
-    Example:
-        >>> import torch
-        >>> decode_torch(encode_torch(torch.zeros(1000)[:2], EncodeOptions()), DecodeOptions())
-        tensor([0., 0.])
-    """
-    import torch
-
-    is_known = is_plain(value)
-    stream = io.BytesIO()
-    torch.save(compact_views(value), stream)
-    data = stream.getvalue()
-    if not is_known:
-        _check_loads(data)
-    return data
-
-
-def _check_loads(data: bytes) -> None:
-    try:
-        decode_torch(data, DecodeOptions())
-    except ValueError as cause:
-        raise ValueError(f"it could not be read back: {cause}; keep to those, or name the field pkl") from cause

@@ -15,18 +15,16 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = ["check_claims"]
-
 
 #: What a field may claim, in bytes: so much, and so many times its size.
 _ROOM, _TIMES = 16 << 20, 8
 
 _LARGEST_ITEM = 16
-
 _HASH_MODULUS = sys.hash_info.modulus
-
 _MOST_OF_A_HASH = 200
 
 _ITEM_SIZES = {
@@ -38,12 +36,15 @@ _ITEM_SIZES = {
 
 _TEXT_ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8")
 
-# In the old format the field's value comes after these: a magic number, a version, and facts of the machine.
+# In the old format the field's value is the last of these: a magic number, a version, facts of the machine, the value.
 _OLD_PARTS = 4
 
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
-
 _ENTRY_SIZE, _END_SIZE, _END_64_SIZE, _LOCATOR_64_SIZE = 30, 22, 56, 20
+
+
+class ClaimError(ValueError):
+    """A field claims too much."""
 
 
 def check_claims(data: bytes, max_bytes: int) -> None:
@@ -60,10 +61,9 @@ def check_claims(data: bytes, max_bytes: int) -> None:
         if data.startswith(b"PK\x03\x04"):
             _check_archive(data, max_bytes)
         else:
-            stream = io.BytesIO(data)
-            claims = _Claims(len(data))
+            reader = _Reader(data, len(data))
             for _ in range(_OLD_PARTS):
-                _Reader(stream, claims).load()
+                reader.load()
     except (ClaimError, MemoryError):
         raise
     except Exception as error:  # whatever nonsense in the place of a pickle makes Python's unpickler raise
@@ -84,19 +84,15 @@ def _check_archive(data: bytes, max_bytes: int) -> None:
         if len(sizes) < len(entries):
             raise ClaimError("its archive has two entries of one name")
         folder = entries[0].filename.partition("/")[0] if entries else ""
-        content = _read_entry(archive, data, f"{folder}/data.pkl")
-    claims = _Claims(size, {name.removeprefix(f"{folder}/data/"): size for name, size in sizes.items()})
-    _Reader(io.BytesIO(content), claims).load()
-
-
-def _read_entry(archive: zipfile.ZipFile, data: bytes, name: str) -> bytes:
-    entry = archive.getinfo(name)
-    if entry.compress_type != zipfile.ZIP_STORED:
-        return archive.read(entry)
-    # as torch.save writes it: for small fields opening an entry would take as long as all the rest
-    begin = entry.header_offset + _ENTRY_SIZE
-    begin += sum(struct.unpack("<HH", data[begin - 4 : begin]))
-    return data[begin : begin + entry.file_size]
+        entry = archive.getinfo(f"{folder}/data.pkl")
+        if entry.compress_type == zipfile.ZIP_STORED:
+            # as torch.save writes it: for small fields opening an entry would take as long as all the rest
+            begin = entry.header_offset + _ENTRY_SIZE
+            begin += sum(struct.unpack("<HH", data[begin - 4 : begin]))
+            content = data[begin : begin + entry.file_size]
+        else:
+            content = archive.read(entry)
+    _Reader(content, size, {name.removeprefix(f"{folder}/data/"): size for name, size in sizes.items()}).load()
 
 
 def _check_directory(data: bytes) -> None:
@@ -114,70 +110,75 @@ def _check_directory(data: bytes) -> None:
         raise ClaimError("its archive does not end with its directory")
 
 
-class ClaimError(ValueError):
-    """A field claims too much."""
-
-
+@dataclass(eq=False)
 class _Standin:
-    """An object of which only the size counts.
+    """An object of which only the size counts: the items that a copy takes, and for a storage its elements."""
+
+    size: int = 0
+    storage: int | None = None
+
+
+@dataclass(eq=False)
+class _Global:
+    """A name in a pickle, which is called or stands for itself."""
+
+    name: str
+    reader: _Reader
+
+    def __call__(self, *arguments: Any) -> _Standin:
+        return self.reader.call(self.name, arguments)
+
+
+class _Reader(pickle._Unpickler):
+    """Follows pickles, makes only stand-ins, text, numbers and plain containers, and adds up what they claim.
 
     Args:
-        size: The number of items that a copy of it takes.
-        storage: For a storage, how many elements it has.
-    """
-
-    def __init__(self, size: int = 0, storage: int | None = None) -> None:
-        self.size = size
-        self.storage = storage
-
-
-class _Claims:
-    """The account of what a field asks for.
-
-    Args:
+        data: The pickles.
         size: The bytes of the field, unpacked.
         records: The sizes of what storages are read from, by key; None where they follow the pickle.
     """
 
-    def __init__(self, size: int, records: Mapping[str, int] | None = None) -> None:
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, data: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
         self._left = _ROOM + _TIMES * size
         self._records = records
         self._storages: set[Any] = set()
         self._hashes: Counter[int] = Counter()
 
-    def take(self, size: int, what: str) -> None:
-        """Adds a claim.
-
-        Raises:
-            ClaimError: if all together are more than the field may have.
-        """
+    def _take(self, size: int, what: str) -> None:
         self._left -= size
         if self._left < 0:
             raise ClaimError(f"it asks for {size:,} bytes ({what}), out of all proportion to its size")
 
-    def take_copies(self, values: Iterable[Any], what: str) -> None:
-        """Adds a claim for copies of what is given to a function."""
+    def _take_copies(self, values: Iterable[Any], what: str) -> None:
         for value in values:
-            self.take(_LARGEST_ITEM * _size_of(value), what)
+            self._take(_LARGEST_ITEM * _size_of(value), what)
 
-    def take_storage(self, identity: Any) -> _Standin:
-        """Adds a claim for a storage that a pickle refers to."""
+    def find_class(self, module: str, name: str) -> Any:
+        return _Global(f"{module}.{name}", self)
+
+    def persistent_load(self, identity: Any) -> _Standin:
+        """Adds the claim of a storage that the pickle refers to."""
         if not isinstance(identity, tuple) or len(identity) < 5:
             return _Standin()
         _, kind, key, _, count = identity[:5]
-        item_size = _ITEM_SIZES.get(str(kind).rpartition(".")[2].removesuffix("Storage"), 1)
+        name = kind.name if isinstance(kind, _Global) else str(kind)
         if not isinstance(count, int) or count < 0:
             raise ClaimError(f"a storage has {count!r} items")
-        if self._records is not None and count * item_size > self._records.get(str(key), 0):
-            found = self._records.get(str(key), 0)
-            raise ClaimError(f"storage {key!r} has {found:,} bytes instead of {count * item_size:,}")
+        size = count * _ITEM_SIZES.get(name.rpartition(".")[2].removesuffix("Storage"), 1)
+        if self._records is not None and size > (found := self._records.get(str(key), 0)):
+            raise ClaimError(f"storage {key!r} has {found:,} bytes instead of {size:,}")
         if key not in self._storages:
             self._storages.add(key)
-            self.take(count * item_size, "a storage")
-        return _Standin(count, storage=count)
+            self._take(size, "a storage")
+        return _Standin(count, count)
 
     def call(self, function: str, arguments: tuple[Any, ...]) -> _Standin:
-        """Adds what a call takes, and gives its result."""
+        """Adds the claim of a call of a function of torch or a few others; returns its result."""
         short = function.rpartition(".")[2]
         if short == "bytearray" or function == "_codecs.encode":
             return self._call_bytes(function, arguments)
@@ -186,47 +187,27 @@ class _Claims:
         if short.startswith("_rebuild_parameter"):
             return _Standin(_size_of(arguments[0]) if arguments else 0)
         if short.startswith("_rebuild_tensor"):
-            return self.view(arguments)
+            return _view(arguments)
         if short == "_rebuild_qtensor":
-            shown = self.view(arguments)
-            self.take(8 * shown.size, "a quantized tensor")
-            self.take_copies(_tensors_in(arguments[4]), "scales")
+            shown = _view(arguments)
+            self._take(8 * shown.size, "a quantized tensor")
+            self._take_copies(_find(_Standin, arguments[4]), "scales")
             return shown
         if short.startswith(("_rebuild_meta", "_rebuild_wrapper")):
             return _Standin()
         if short.startswith("_rebuild"):
-            self.take_copies(_tensors_in(arguments), function)
-            return _Standin(sum(map(_size_of, _tensors_in(arguments))))
+            tensors = _find(_Standin, arguments)
+            self._take_copies(tensors, function)
+            return _Standin(sum(map(_size_of, tensors)))
         if short.endswith(("Tensor", "Storage")):
-            self.take(8 * math.prod(_numbers_in(arguments)), function)
-        self.take_copies(arguments, function)
+            lengths = _find(int, arguments)
+            self._take(8 * math.prod(lengths) if lengths else 0, function)
+        self._take_copies(arguments, function)
         for argument in arguments:
             if isinstance(argument, (list, tuple)):
-                self.note_keys(argument)
-                self.note_keys(item[0] for item in argument if isinstance(item, (list, tuple)) and item)
+                self._count_keys(argument)
+                self._count_keys(item[0] for item in argument if isinstance(item, (list, tuple)) and item)
         return _Standin(sum(map(_size_of, arguments)))
-
-    def note_keys(self, keys: Iterable[Any]) -> None:
-        """Counts keys of dicts and items of sets by their hash: very many of one hash would take quadratic time."""
-        for key in keys:
-            if (type(key) is int and not -_HASH_MODULUS < key < _HASH_MODULUS) or type(key) is tuple:
-                self._hashes[hash(key)] += 1
-                if self._hashes[hash(key)] > _MOST_OF_A_HASH:
-                    raise ClaimError(f"more than {_MOST_OF_A_HASH} keys of dicts and sets have the same hash")
-
-    def view(self, arguments: tuple[Any, ...]) -> _Standin:
-        """Adds nothing for a tensor that lies in its storage; torch would enlarge one that is too small.
-
-        Raises:
-            ClaimError: if it does not.
-        """
-        storage, offset, shape, strides = arguments[:4]
-        count = math.prod(shape)
-        if count and isinstance(storage, _Standin) and storage.storage is not None:
-            last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
-            if last >= storage.storage:
-                raise ClaimError(f"a tensor goes on to item {last:,} of a storage of {storage.storage:,}")
-        return _Standin(count)
 
     def _call_bytes(self, function: str, arguments: tuple[Any, ...]) -> _Standin:
         if not arguments:
@@ -237,45 +218,35 @@ class _Claims:
             # hex of hex of hex ...: twice as much each time
             raise ClaimError(f"it calls {function} for something else than text")
         size = content if isinstance(content, int) else 2 * _size_of(content)
-        self.take(size, function)
+        self._take(size, function)
         return _Standin(size)
 
-
-class _Reader(pickle._Unpickler):
-    """Follows a pickle and makes nothing but stand-ins, text, numbers and plain containers."""
-
-    stack: list[Any]
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
-
-    def __init__(self, stream: io.BytesIO, claims: _Claims) -> None:
-        super().__init__(stream, encoding="bytes")
-        self._claims = claims
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _Global(f"{module}.{name}", self._claims)
-
-    def persistent_load(self, identity: Any) -> _Standin:
-        return self._claims.take_storage(identity)
+    def _count_keys(self, keys: Iterable[Any]) -> None:
+        """Counts keys of dicts and items of sets by their hash: very many of one hash would take quadratic time."""
+        for key in keys:
+            if (type(key) is int and not -_HASH_MODULUS < key < _HASH_MODULUS) or type(key) is tuple:
+                self._hashes[hash(key)] += 1
+                if self._hashes[hash(key)] > _MOST_OF_A_HASH:
+                    raise ClaimError(f"more than {_MOST_OF_A_HASH} keys of dicts and sets have the same hash")
 
     def load_empty_dict(self) -> None:
         self.append(_Standin())
 
     def load_setitems(self) -> None:
         items = self.pop_mark()
-        self._claims.note_keys(items[::2])
+        self._count_keys(items[::2])
         self.stack[-1].size += len(items) // 2
 
     def load_setitem(self) -> None:
         self.stack.pop()
-        self._claims.note_keys((self.stack.pop(),))
+        self._count_keys((self.stack.pop(),))
         self.stack[-1].size += 1
 
     def load_build(self) -> None:
         state = self.stack.pop()
         if isinstance(state, tuple) and len(state) >= 4 and isinstance(state[0], _Standin):
-            self._claims.view(state)
-        self._claims.take_copies((state,), "a state")
+            _view(state)
+        self._take_copies((state,), "a state")
 
     def load_newobj(self) -> None:
         arguments = self.stack.pop()
@@ -300,18 +271,15 @@ class _Reader(pickle._Unpickler):
     dispatch[pickle.NEWOBJ[0]] = load_newobj
 
 
-class _Global:
-    """A name in a pickle, which is called or stands for itself."""
-
-    def __init__(self, name: str, claims: _Claims) -> None:
-        self._name = name
-        self._claims = claims
-
-    def __call__(self, *arguments: Any) -> _Standin:
-        return self._claims.call(self._name, arguments)
-
-    def __str__(self) -> str:
-        return self._name
+def _view(arguments: tuple[Any, ...]) -> _Standin:
+    """Returns a tensor that lies in its storage, which claims nothing; torch would enlarge one that is too small."""
+    storage, offset, shape, strides = arguments[:4]
+    count = math.prod(shape)
+    if count and isinstance(storage, _Standin) and storage.storage is not None:
+        last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        if last >= storage.storage:
+            raise ClaimError(f"a tensor goes on to item {last:,} of a storage of {storage.storage:,}")
+    return _Standin(count)
 
 
 def _size_of(value: Any) -> int:
@@ -320,18 +288,10 @@ def _size_of(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes, list, tuple, dict, set)) else 0
 
 
-def _tensors_in(value: Any) -> list[_Standin]:
-    """The stand-ins in a value, or one or two tuples down, which is as deep as functions of torch take tensors."""
+def _find(kind: type[Any], value: Any) -> list[Any]:
+    """Finds objects in a value, or one or two tuples down, which is as deep as functions of torch take them."""
     found = []
     for item in value if isinstance(value, (tuple, list)) else (value,):
         inner = item if isinstance(item, (tuple, list)) else (item,)
-        found += [each for each in inner if isinstance(each, _Standin)]
+        found += [each for each in inner if isinstance(each, kind)]
     return found
-
-
-def _numbers_in(value: Any) -> list[int]:
-    """The numbers in arguments that may be the lengths of a tensor."""
-    found = []
-    for item in value:
-        found += [each for each in (item if isinstance(item, (tuple, list)) else (item,)) if isinstance(each, int)]
-    return found or [0]

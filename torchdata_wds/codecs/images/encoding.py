@@ -1,4 +1,4 @@
-"""Images to files: which format holds what, and what would not read back equal is refused.
+"""Images to files: which format holds what; what would not read back equal is refused.
 
 What a format holds was found by writing each of Pillow's modes and reading it back with our own decoder.
 """
@@ -22,8 +22,7 @@ from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGE_ENCODERS", "encode_image"]
-
+__all__ = ["IMAGE_ENCODERS", "encode_image", "refuse_image"]
 
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
@@ -73,11 +72,8 @@ def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat)
         options: Says how tensors lie, and how hard to compress.
         file_format: The format of the file.
 
-    Returns:
-        The bytes of the file.
-
     Raises:
-        TypeError: if it is no image.
+        TypeError: if it is not an image.
         ValueError: if the format does not hold such images, so that reading would give another.
         OSError: if Pillow cannot write it.
 
@@ -87,33 +83,45 @@ def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat)
     """
     from PIL import Image
 
-    if isinstance(value, Image.Image):
+    if not isinstance(value, Image.Image):
+        pixels = to_pixels(value, channels_first=options.channels_first)
+        _check_size(pixels.shape[:2], file_format)
+        if pixels.itemsize > 1:
+            return _write_deep(pixels, b"", file_format, options)
+        image, exif = Image.fromarray(pixels), b""
+    else:
         value.load()
         _check_size(value.size, file_format)
         exif = _exif(value)
-        image = _without_state(value)
-        deep = _to_deep(image)
-        _check_info(image, exif, file_format, deep is not None)
-    else:
-        pixels = to_pixels(value, channels_first=options.channels_first)
-        _check_size(pixels.shape[:2], file_format)
-        deep = pixels if pixels.itemsize > 1 else None
-        exif = b""
-    if deep is not None:
-        _check_deep(deep, file_format)
-        return _write_deep(deep, exif, file_format, options)
-    if not isinstance(value, Image.Image):
-        image = Image.fromarray(pixels)
+        orientation = 1 if file_format.keeps_exif else parse_orientation(exif)
+        is_deep = value.mode.startswith("I")
+        image = _without_state(value, file_format, is_deep)
+        if image.mode == "P":
+            _check_palette(image, file_format)
+        if orientation != 1:
+            raise ValueError(
+                f"a {file_format.name} file does not keep the EXIF orientation, here {orientation}; turn the image "
+                "with PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
+            )
+        if is_deep:
+            return _write_deep(_deep_pixels(image), exif, file_format, options)
     _check_mode(image.mode, file_format)
-    return _write(image, exif, file_format, options)
+    if file_format.name == "PBM" or (file_format.name == "PNM" and image.mode == "1"):
+        bits = np.asarray(image)
+        if image.mode == "L" and np.any((bits != 0) & (bits != 255)):
+            raise ValueError(
+                "a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png"
+            )
+        return write_bitmap(bits.astype(bool))
+    if file_format.name in ("PGM", "PNM"):
+        return write_pnm(np.asarray(image.convert("L") if image.mode == "1" else image))
+    if file_format.name == "PPM":
+        return write_pnm(np.asarray(image.convert("RGB")))
+    return _save(image, exif, file_format, options)
 
 
 def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Refuses an image of a format that is only read: what it wrote would not read back equal.
-
-    Raises:
-        TypeError: always.
-    """
+    """Refuses an image of a format that is only read: what it wrote would not read back equal."""
     raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
 
 
@@ -142,10 +150,8 @@ def _check_size(size: tuple[int, ...], file_format: FileFormat) -> None:
         )
 
 
-def _to_deep(image: Image) -> Pixels | None:
-    """Gives the pixels of an image with a mode of 16 or 32 bits; None for other modes."""
-    if not image.mode.startswith("I"):
-        return None
+def _deep_pixels(image: Image) -> Pixels:
+    """Returns the pixels of an image of a mode with 16 or 32 bits as uint16."""
     pixels = np.asarray(image)
     lowest, highest = int(pixels.min()), int(pixels.max())
     if lowest < 0 or highest > 65535:
@@ -156,67 +162,40 @@ def _to_deep(image: Image) -> Pixels | None:
     return pixels.astype(np.uint16)
 
 
-def _without_state(image: Image) -> Image:
-    """Makes an image of the same pixels that has nothing of what saving sets and looks at besides them.
+def _without_state(image: Image, file_format: FileFormat, is_deep: bool) -> Image:
+    """Makes an image of the same pixels without what else saving looks at, except a transparent colour.
 
-    The pixels themselves are not copied, and nothing is changed of the user's object.
+    The pixels are not copied, and the user's object is not changed.
     """
     fresh = image._new(image.im)
     key = fresh.info.pop("transparency", None)
-    if key is not None:
-        fresh.info["transparency"] = _plain_key(key)
-    return fresh
-
-
-def _plain_key(key: Any) -> Any:
-    """Gives Python's integers for those of NumPy in a transparent colour."""
-    if isinstance(key, BYTES_TYPES):
-        return bytes(key)
-    try:
-        plain = tuple(map(operator.index, key)) if np.ndim(key) else operator.index(key)
-    except TypeError as cause:
-        raise _wrong_key(key) from cause
-    if min(plain if isinstance(plain, tuple) else (plain,), default=-1) < 0:
-        raise _wrong_key(key)
-    return plain
-
-
-def _wrong_key(key: Any) -> ValueError:
-    return ValueError(
-        "image.info['transparency'] must be an int (modes L and P), three of them (RGB), or bytes (P), each as large "
-        f"as its pixels can be, not {key!r}; correct it, or use image.convert('RGBA')"
-    )
-
-
-def _check_info(image: Image, exif: bytes, file_format: FileFormat, is_deep: bool) -> None:
-    """Refuses what the file would not keep: transparent colours, the alpha of palettes, orientations."""
-    key = image.info.get("transparency")
-    if key is not None:
-        if is_deep or image.mode not in file_format.keyed_modes.split():
-            raise ValueError(
-                f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
-                "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
-            )
-        _check_key(key, image.mode)
-    if image.mode == "P":
-        _check_palette(image, file_format)
-    orientation = 1 if file_format.keeps_exif else parse_orientation(exif)
-    if orientation != 1:
+    if key is None:
+        return fresh
+    if is_deep or image.mode not in file_format.keyed_modes.split():
         raise ValueError(
-            f"a {file_format.name} file does not keep the EXIF orientation, here {orientation}; turn the image with "
-            "PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
+            f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
+            "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
         )
-
-
-def _check_key(key: Any, mode: str) -> None:
-    if isinstance(key, bytes):
-        is_right = mode == "P" and len(key) <= 256
-    elif isinstance(key, tuple):
-        is_right = mode == "RGB" and len(key) == 3 and max(key) <= 255
-    else:
-        is_right = mode in ("L", "P") and key <= 255
+    cause: Exception | None = None
+    try:
+        if isinstance(key, BYTES_TYPES):
+            plain: Any = bytes(key)
+            is_right = image.mode == "P" and len(plain) <= 256
+        elif np.ndim(key):
+            plain = tuple(map(operator.index, key))
+            is_right = image.mode == "RGB" and len(plain) == 3 and min(plain) >= 0 and max(plain) <= 255
+        else:
+            plain = operator.index(key)
+            is_right = image.mode in ("L", "P") and 0 <= plain <= 255
+    except TypeError as error:
+        cause, is_right = error, False
     if not is_right:
-        raise _wrong_key(key)
+        raise ValueError(
+            "image.info['transparency'] must be an int (modes L and P), three of them (RGB), or bytes (P), each as "
+            f"large as its pixels can be, not {key!r}; correct it, or use image.convert('RGBA')"
+        ) from cause
+    fresh.info["transparency"] = plain
+    return fresh
 
 
 def _check_palette(image: Image, file_format: FileFormat) -> None:
@@ -237,7 +216,7 @@ def _check_palette(image: Image, file_format: FileFormat) -> None:
 
 
 def _exif(image: Image) -> bytes:
-    """Gives the EXIF data as it came, or what ``getexif()`` gives where an orientation was set there, or is in XMP."""
+    """Returns the EXIF data as it came, or that of ``getexif()`` where an orientation was set there, or is in XMP."""
     # getexif() keeps what it has parsed: only where the user has called it is that asked for
     asked = image if getattr(image, "_exif", None) is not None else image._new(image.im)
     stored = image.info.get("exif")
@@ -250,35 +229,30 @@ def _check_mode(mode: str, file_format: FileFormat) -> None:
     modes = file_format.modes.split()
     if mode in modes:
         return
+    # what to convert to: the nearest mode that the format holds, and without alpha where it holds none
+    drops_alpha = mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes
+    wanted = "RGBA" if mode.endswith(("A", "a")) and not drops_alpha else "RGB"
+    nearest = wanted if wanted in modes else modes[-1]
     if mode == "F":
         cure = "make it an array of 0..1: numpy.asarray(image) / highest"
-    elif mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes:
+    elif drops_alpha:
         cure = (
-            f"drop the alpha with image.convert({_nearest(mode[:-1], modes)!r}) or array[..., :-1], or name the field "
-            "png, which keeps it"
+            f"drop the alpha with image.convert({nearest!r}) or array[..., :-1], or name the field png, which keeps it"
         )
     else:
-        cure = f"use image.convert({_nearest(mode, modes)!r})"
+        cure = f"use image.convert({nearest!r})"
     raise ValueError(f"a {file_format.name} file holds images of mode {', '.join(modes)}, but not {mode}; {cure}")
 
 
-def _nearest(mode: str, modes: list[str]) -> str:
-    wanted = "RGBA" if mode.endswith(("A", "a")) else "RGB"
-    return wanted if wanted in modes else modes[-1]
-
-
-def _check_deep(pixels: Pixels, file_format: FileFormat) -> None:
-    mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
-    if mode in file_format.deep_modes.split():
-        return
-    held = f"16 bits a channel as {file_format.deep_modes} only" if file_format.deep_modes else "8 bits a channel only"
-    raise ValueError(
-        f"a {file_format.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
-        "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
-    )
-
-
 def _write_deep(pixels: Pixels, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
+    mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
+    if mode not in file_format.deep_modes.split():
+        deep = file_format.deep_modes
+        held = f"16 bits a channel as {deep} only" if deep else "8 bits a channel only"
+        raise ValueError(
+            f"a {file_format.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
+            "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
+        )
     if file_format.name == "PNG":
         return write_deep_png(pixels, options.png_compression, exif)
     if file_format.name == "TIFF":
@@ -288,23 +262,6 @@ def _write_deep(pixels: Pixels, exif: bytes, file_format: FileFormat, options: E
     if file_format.name == "PPM" and pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, np.newaxis], 3, axis=2)
     return write_pnm(pixels)
-
-
-def _write(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
-    if file_format.name == "PBM" or (file_format.name == "PNM" and image.mode == "1"):
-        return write_bitmap(_to_bits(image))
-    if file_format.name in ("PGM", "PNM"):
-        return write_pnm(np.asarray(image.convert("L") if image.mode == "1" else image))
-    if file_format.name == "PPM":
-        return write_pnm(np.asarray(image.convert("RGB")))
-    return _save(image, exif, file_format, options)
-
-
-def _to_bits(image: Image) -> Pixels:
-    pixels = np.asarray(image)
-    if image.mode == "L" and np.any((pixels != 0) & (pixels != 255)):
-        raise ValueError("a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png")
-    return pixels.astype(bool)
 
 
 def _save(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:

@@ -10,13 +10,13 @@ from torchdata_wds.codecs.images.files import open_image, read_orientation
 from torchdata_wds.codecs.images.jpeg import read_header, read_jpeg
 from torchdata_wds.codecs.images.pixels import Pixels, fitting_size, to_pil, to_values, turn
 from torchdata_wds.codecs.images.sixteen_bit import is_deep, read_deep, resize_deep
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS, ImageSpec, parse_image_spec
+from torchdata_wds.codecs.images.specs import IMAGE_FIELDS, parse_image_spec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["ImageDecoder", "decode_image", "image_decoder"]
+__all__ = ["ImageDecoder", "image_decoder"]
 
 
 class ImageDecoder:
@@ -33,14 +33,30 @@ class ImageDecoder:
         self.exif_transpose = exif_transpose
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Decodes an image field, or passes with None if the key's last part is no image extension."""
+        """Decodes an image field; None if the key's last part is not an image extension."""
         if key.lower().rpartition(".")[2] not in IMAGE_FIELDS:
             return None
         return self.decode(data)
 
     def decode(self, data: bytes) -> Any:
-        """Decodes an image."""
-        return decode_image(data, self._parsed, max_size=self.max_size, exif_transpose=self.exif_transpose)
+        """Decodes an image file into an array, a tensor or a PIL image."""
+        spec, max_size, exif_transpose = self._parsed, self.max_size, self.exif_transpose
+        if spec.container != "pil":
+            pixels = _read_plain_jpeg(data, spec.mode, max_size, exif_transpose)
+            if pixels is not None:
+                return to_values(pixels, spec)
+        with open_image(data) as image:
+            if is_deep(image):
+                pixels = resize_deep(read_deep(image, data, spec.mode), max_size)
+                orientation = read_orientation(image) if exif_transpose else 1
+            else:
+                flat = _read_flat(image, spec.mode, max_size)
+                orientation = read_orientation(image) if exif_transpose else 1
+                if spec.container == "pil" and orientation == 1:
+                    return flat.copy() if flat is image else flat
+                pixels = np.asarray(flat)
+        pixels = turn(pixels, orientation)
+        return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
 
     def __repr__(self) -> str:
         options = f", max_size={self.max_size}" if self.max_size is not None else ""
@@ -68,7 +84,7 @@ def image_decoder(spec: str, *, max_size: int | None = None, exif_transpose: boo
         exif_transpose: Whether to turn the image as its EXIF orientation says (Pillow turns TIFF files by itself).
 
     Returns:
-        A ``callable(key, data)`` that gives None for fields that are no images.
+        A ``callable(key, data)`` that returns None for fields that are not images.
 
     Raises:
         ValueError: for an unknown spec, or a ``max_size`` below 1.
@@ -83,42 +99,8 @@ def image_decoder(spec: str, *, max_size: int | None = None, exif_transpose: boo
     return ImageDecoder(spec, max_size=max_size, exif_transpose=exif_transpose)
 
 
-def decode_image(data: bytes, spec: ImageSpec, *, max_size: int | None = None, exif_transpose: bool = False) -> Any:
-    """Decodes one image file as the spec says.
-
-    Args:
-        data: The bytes of the file.
-        spec: What to make of it.
-        max_size: As in ``image_decoder``.
-        exif_transpose: As in ``image_decoder``.
-
-    Returns:
-        An array, a tensor or a PIL image.
-
-    Raises:
-        OSError: if the file is cut or Pillow does not know it.
-        ValueError: if its pixels have no defined range.
-    """
-    if spec.container != "pil":
-        pixels = _read_plain_jpeg(data, spec.mode, max_size, exif_transpose)
-        if pixels is not None:
-            return to_values(pixels, spec)
-    with open_image(data) as image:
-        if is_deep(image):
-            pixels = resize_deep(read_deep(image, data, spec.mode), max_size)
-            orientation = read_orientation(image) if exif_transpose else 1
-        else:
-            flat = _read_flat(image, spec.mode, max_size)
-            orientation = read_orientation(image) if exif_transpose else 1
-            if spec.container == "pil" and orientation == 1:
-                return flat.copy() if flat is image else flat
-            pixels = np.asarray(flat)
-    pixels = turn(pixels, orientation)
-    return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
-
-
 def _read_plain_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: bool) -> Pixels | None:
-    """Reads a JPEG file without Pillow, or gives None where that is Pillow's."""
+    """Reads a JPEG file without Pillow; None where the file is left to Pillow."""
     header = read_header(data)
     if header is None:
         return None
@@ -129,7 +111,7 @@ def _read_plain_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpos
         with open_image(data) as image:
             orientation = read_orientation(image) if exif_transpose else 1
     size = fitting_size(header.size, max_size)
-    pixels = read_jpeg(data, header, mode, None if size == header.size else _draft_size(size))
+    pixels = read_jpeg(data, header, mode, None if size == header.size else (2 * size[0], 2 * size[1]))
     if pixels is None:
         return None
     if size != header.size:
@@ -143,13 +125,15 @@ def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
     """Reads an image of at most 8 bits a channel into an image of the mode and size: another one or itself."""
     size = fitting_size(image.size, max_size)
     if size != image.size:
-        image.draft(None, _draft_size(size))
+        image.draft(None, (2 * size[0], 2 * size[1]))
     image.load()
-    return _resize(_convert(image, mode), size)
-
-
-def _draft_size(size: tuple[int, int]) -> tuple[int, int]:
-    return 2 * size[0], 2 * size[1]
+    flat: Image = image
+    if image.mode != mode:
+        # Pillow warns about palettes with transparency on the way to RGB; by way of RGBA the colours are the same.
+        if image.mode in ("P", "PA") and mode != "RGBA" and "transparency" in image.info:
+            flat = image.convert("RGBA")
+        flat = flat.convert(mode)
+    return _resize(flat, size)
 
 
 def _resize(image: Image, size: tuple[int, int]) -> Image:
@@ -158,12 +142,3 @@ def _resize(image: Image, size: tuple[int, int]) -> Image:
     from PIL.Image import Resampling
 
     return image.resize(size, Resampling.LANCZOS)
-
-
-def _convert(image: Image, mode: str) -> Image:
-    if image.mode == mode:
-        return image
-    # Pillow warns about palettes with transparency on the way to RGB; by way of RGBA the colours are the same.
-    if image.mode in ("P", "PA") and mode != "RGBA" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert(mode)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["open_image", "parse_orientation", "read_orientation"]
 
-
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
 
@@ -23,11 +22,9 @@ _ORIENTATION = 0x0112
 
 
 def open_image(data: bytes) -> ImageFile:
-    """Opens an image file of one of the accepted formats; reads its header only.
+    """Opens an image file of one of the accepted formats; reads only its header.
 
-    Raises:
-        PIL.Image.DecompressionBombError: above ``PIL.Image.MAX_IMAGE_PIXELS``, where Pillow itself only warns.
-        OSError: if Pillow does not know it.
+    Above ``PIL.Image.MAX_IMAGE_PIXELS`` it raises ``DecompressionBombError``, where Pillow itself only warns.
     """
     pillow, formats = _pillow()
     image = pillow.open(io.BytesIO(data), formats=formats)
@@ -43,7 +40,7 @@ def open_image(data: bytes) -> ImageFile:
 
 @functools.cache
 def _pillow() -> tuple[Any, tuple[str, ...]]:
-    """Pillow's module of images, and the accepted formats that this Pillow reads: an old one has no AVIF."""
+    """Returns Pillow's module of images, and the accepted formats that it reads: an old one has no AVIF."""
     import PIL.Image
     from PIL import IcoImagePlugin, Jpeg2KImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (registers them)
 

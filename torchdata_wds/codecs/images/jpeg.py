@@ -15,9 +15,7 @@ from torchdata_wds.codecs.images.pixels import Pixels
 
 __all__ = ["JpegHeader", "read_header", "read_jpeg"]
 
-
 _START = b"\xff\xd8\xff"
-
 _FRAME = struct.Struct(">BHHB")
 
 # Quantization and Huffman tables, the restart interval, comments.
@@ -27,7 +25,6 @@ _SKIPPED = frozenset([0xDB, 0xC4, 0xDD, 0xFE])
 _FRAMES = frozenset([0xC0, 0xC1, 0xC2])
 
 _SCAN = 0xDA
-
 _FIRST_APPLICATION, _LAST_APPLICATION = 0xE0, 0xEF
 
 # EXIF, XMP and Photoshop's resources: Pillow parses them as it opens a file, and some damage there ends that.
@@ -37,7 +34,6 @@ _SEVERAL_IMAGES = b"MPF\0"
 
 # Pillow refuses files where an application segment is cut short; of the usual ones only Adobe's is below 16 bytes.
 _USUAL_LENGTH = 16
-
 _ADOBE = 14, 0xEE
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
@@ -67,30 +63,26 @@ def read_header(data: bytes) -> JpegHeader | None:
         header = _walk(data)
     except (IndexError, struct.error):
         return None
-    if header is None:
-        return None
-    width, height = header[0]
     limit = libraries[1].MAX_IMAGE_PIXELS
-    return None if limit is not None and width * height > limit else header
+    if header is None or (limit is not None and header.size[0] * header.size[1] > limit):
+        return None
+    return header
 
 
 def read_jpeg(data: bytes, header: JpegHeader, mode: str, wanted: tuple[int, int] | None = None) -> Pixels | None:
-    """Decodes a JPEG file.
+    """Decodes a JPEG file into uint8, HW for the mode ``L``, else HWC; None if it is to be left to Pillow.
 
-    Args:
-        data: The bytes of the file.
-        header: Its header.
-        mode: ``L``, ``RGB`` or ``RGBA``.
-        wanted: For a size smaller than the file's: the image is decoded at the smallest of the sizes 1/1, 1/2, 1/4
-            and 1/8 that is at least this in both directions, as in Pillow's draft mode.
-
-    Returns:
-        uint8, HW for ``L``, else HWC; None if it is to be left to Pillow.
+    A size ``wanted`` that is smaller than the file's means the smallest of the sizes 1/1, 1/2, 1/4 and 1/8 that is at
+    least this in both directions, as in Pillow's draft mode.
     """
     libraries = _libraries()
     if libraries is None or (mode == "L" and header.channels != 1):
         return None  # the decoder's own grey of colours is not rounded as Pillow's
-    width, height = header.size if wanted is None else _reduced(header.size, wanted)
+    width, height = header.size
+    if wanted is not None:
+        factor = min(width // wanted[0], height // wanted[1])
+        scale = next(scale for scale in (8, 4, 2, 1) if scale <= max(1, factor))
+        width, height = -(-width // scale), -(-height // scale)
     try:
         pixels: Pixels = libraries[0].decode_jpeg(data, _SPACES[mode], min_width=width, min_height=height)
     except Exception:  # noqa: BLE001 - whatever it refuses or warns of: Pillow decides
@@ -125,12 +117,6 @@ def _walk(data: bytes) -> JpegHeader | None:
         else:
             return JpegHeader(size, channels, has_metadata) if marker == _SCAN and channels else None
         position += 2 + length
-
-
-def _reduced(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
-    factor = min(size[0] // wanted[0], size[1] // wanted[1])
-    scale = next(scale for scale in (8, 4, 2, 1) if scale <= max(1, factor))
-    return -(-size[0] // scale), -(-size[1] // scale)
 
 
 @functools.cache

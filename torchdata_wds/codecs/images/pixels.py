@@ -1,7 +1,4 @@
-"""Pixels on their way from a decoded image to the array, tensor or PIL image that was asked for.
-
-Arrays and tensors on their way to an image file: checked, and made uint8 or uint16 pixels.
-"""
+"""Pixels: from a decoded image to an array, tensor or PIL image, and from an array or tensor to an image file."""
 
 from __future__ import annotations
 
@@ -17,9 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Pixels", "fitting_size", "to_pil", "to_values", "turn", "to_pixels"]
 
-
 #: uint8 or uint16, HW or HWC.
 Pixels = np.ndarray[Any, Any]
+
+_CHANNELS = (1, 2, 3, 4)
+
+# How many floats are made into pixels at a time.
+_CACHED = 2**16
 
 # EXIF orientation, where it is not 1 -> (swap the axes, then reverse the rows, reverse the columns)
 _TURNS = {
@@ -43,13 +44,14 @@ def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]
 
 
 def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
-    """Makes uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec asks for.
-
-    Pixels in their final form already, in writable memory of their own, are taken as they are; others are copied once.
-    """
+    """Makes uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec names, with one copy at most."""
     if spec.container == "torch" and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
-    values = _to_float(pixels) if spec.is_float else _to_uint8(pixels)
+    if spec.is_float:
+        values = np.empty(pixels.shape, np.float32)
+        np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=values)
+    else:
+        values = _to_uint8(pixels)
     if spec.container == "numpy":
         return values
     import torch
@@ -57,13 +59,8 @@ def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
     return torch.from_numpy(values if values.ndim == 3 else values[np.newaxis])
 
 
-def _to_float(pixels: Pixels) -> Pixels:
-    values = np.empty(pixels.shape, np.float32)
-    np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=values)
-    return values
-
-
 def _to_uint8(pixels: Pixels) -> Pixels:
+    """Reduces pixels to 8 bits; takes them as they are where they have that form, in writable memory of their own."""
     if pixels.itemsize == 1:
         flags = pixels.flags
         return pixels if flags.c_contiguous and flags.owndata and flags.writeable else np.array(pixels, order="C")
@@ -78,7 +75,7 @@ def to_pil(pixels: Pixels) -> Image:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Turns an image upright as its EXIF orientation, 1 to 8, says; gives a view, or for 1 the image itself."""
+    """Turns an image upright as its EXIF orientation, 1 to 8, says; returns a view, or for 1 the image itself."""
     if orientation == 1:
         return pixels
     swapped, rows, columns = _TURNS[orientation]
@@ -87,29 +84,12 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
 
 
-_CHANNELS = (1, 2, 3, 4)
-
-# Floats that are made into pixels at a time.
-_CACHED = 2**16
-
-
 def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
-    """Makes an array or tensor into pixels, without changing it.
+    """Makes an array or tensor, HW or HWC, into uint8 or uint16 pixels, HW for one channel; floats become 8 bits.
 
     Args:
-        value: An array, HW or HWC, of uint8, uint16, or floats in 0..1; or a tensor of the same.
+        value: Of uint8, uint16, or floats in 0..1; it is not changed.
         channels_first: Whether a tensor of three dimensions is CHW.
-
-    Returns:
-        uint8 or uint16, HW for one channel, else HWC; floats become 8 bits.
-
-    Raises:
-        TypeError: if it is something else, or has another type of numbers.
-        ValueError: if it has no such shape, no pixels, or floats outside 0..1.
-
-    Example:
-        >>> to_pixels(np.array([[0.0, 1.0]]), channels_first=False)
-        array([[  0, 255]], dtype=uint8)
     """
     torch = sys.modules.get("torch")  # before torch is imported, there are no tensors
     if torch is not None and isinstance(value, torch.Tensor):
@@ -120,7 +100,22 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
         raise TypeError("expected a PIL image, a NumPy array or a tensor")
     if array.size == 0:
         raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
-    return _to_depth(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+    pixels = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    kind, size = pixels.dtype.kind, pixels.dtype.itemsize
+    if kind == "u" and size <= 2:
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    if kind == "f" and size <= 8:
+        return _from_floats(pixels)
+    cures = {
+        "b": "images have no truth values; use array.astype(numpy.uint8) * 255",
+        **dict.fromkeys(
+            "iu",
+            f"images have no {pixels.dtype} pixels; use .astype(numpy.uint8) if they are 0..255, or "
+            ".astype(numpy.uint16) if they are 0..65535",
+        ),
+    }
+    other = f"images have no {pixels.dtype} pixels; use uint8, uint16, or float32 in 0..1"
+    raise TypeError(cures.get(kind, other))
 
 
 def _from_tensor(tensor: Any, channels_first: bool) -> Pixels:
@@ -146,22 +141,6 @@ def _check_shape(array: Pixels, cure: str) -> Pixels:
     if array.ndim == 3 and array.shape[0] in _CHANNELS and min(array.shape[1:]) > 2 * max(_CHANNELS) - 1:
         raise ValueError(f"expected shape HW or HWC with 1 to 4 channels, but this looks like CHW; use {cure}")
     raise ValueError("expected shape HW or HWC with 1 to 4 channels; reshape it, one image for each field")
-
-
-def _to_depth(pixels: Pixels) -> Pixels:
-    kind, size = pixels.dtype.kind, pixels.dtype.itemsize
-    if kind == "u" and size <= 2:
-        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-    if kind == "f" and size <= 8:
-        return _from_floats(pixels)
-    if kind == "b":
-        raise TypeError("images have no truth values; use array.astype(numpy.uint8) * 255")
-    if kind in "iu":
-        raise TypeError(
-            f"images have no {pixels.dtype} pixels; use .astype(numpy.uint8) if they are 0..255, or "
-            ".astype(numpy.uint16) if they are 0..65535"
-        )
-    raise TypeError(f"images have no {pixels.dtype} pixels; use uint8, uint16, or float32 in 0..1")
 
 
 def _from_floats(pixels: Pixels) -> Pixels:

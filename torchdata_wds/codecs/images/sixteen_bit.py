@@ -1,9 +1,8 @@
-"""Images with more than 8 bits a channel: read at full depth, as uint16.
+"""Images with more than 8 bits a channel, read at full depth as uint16; and files that are written without Pillow.
 
 Pillow has 16-bit grey images, but reads 16-bit colour as its upper bytes. There the file is read twice, once as
-big-endian and once as little-endian, which gives the upper and the lower bytes.
-
-Image files that are written without Pillow: 16-bit PNG, which it cannot do in colour, and PBM, PGM and PPM.
+big-endian and once as little-endian, which gives the upper and the lower bytes. Nor does it write 16-bit colour: PNG
+files of it, and PBM, PGM and PPM, are written here.
 """
 
 from __future__ import annotations
@@ -24,33 +23,32 @@ if TYPE_CHECKING:
 
 __all__ = ["is_deep", "read_deep", "resize_deep", "EXIF_PREFIX", "write_bitmap", "write_deep_png", "write_pnm"]
 
-
 _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16([LBN])")
-
 _TIFF_PHOTOMETRIC = 262
+
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # channels -> PNG's colour type
+_FILTER_UP = 2
+
+# A chunk's length must stay below 2**31.
+_CHUNK_BYTES = 1 << 30
+
+#: What EXIF data begins with in JPEG files and in Pillow, but not in PNG and WebP files.
+EXIF_PREFIX = b"Exif\0\0"
 
 
 def is_deep(image: ImageFile) -> bool:
-    """Tells whether an opened image, not yet loaded, has more than 8 bits a channel that can be read here."""
+    """Returns whether an opened image, not yet loaded, has more than 8 bits a channel that can be read here."""
     if image.mode.startswith(("I", "F")):
         return True
-    return bool(image.tile) and (_is_deep_ppm(image) or _is_deep_colour(image))
+    if not image.tile:
+        return False
+    raw_mode = _raw_mode(image)
+    return _is_deep_ppm(image) or raw_mode == "LA;16B" or bool(_COLOUR.fullmatch(raw_mode))
 
 
 def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels:
-    """Reads a deep image as uint16.
-
-    Args:
-        image: The opened image.
-        data: The bytes that it was opened from.
-        mode: ``L``, ``RGB`` or ``RGBA``.
-
-    Returns:
-        uint16, HW for ``L``, else HWC.
-
-    Raises:
-        ValueError: if pixels of a 32-bit image lie outside 0..65535, or those of a float image outside 0..1.
-    """
+    """Reads a deep image, opened from these bytes, as uint16: HW for the mode ``L``, else HWC."""
     if image.mode.startswith(("I", "F")):
         pixels = _read_grey(image)
     elif _is_deep_ppm(image):
@@ -59,7 +57,12 @@ def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels:
         pixels = _read_grey_alpha(image)
     else:
         pixels = _read_colour(image, data)
-    return _to_mode(_with_transparency(pixels, image.info.get("transparency")), mode)
+    stacked = pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
+    colour = image.info.get("transparency")
+    if stacked.shape[2] in (1, 3) and isinstance(colour, int | tuple):  # a PNG's transparent colour is its alpha
+        opaque = np.any(stacked != np.asarray(colour, np.uint16), axis=2, keepdims=True)
+        stacked = np.concatenate([stacked, opaque * np.uint16(65535)], axis=2)
+    return _to_mode(stacked, mode)
 
 
 def resize_deep(pixels: Pixels, max_size: int | None) -> Pixels:
@@ -78,18 +81,13 @@ def _raw_mode(image: ImageFile) -> str:
 
 
 def _is_deep_ppm(image: ImageFile) -> bool:
-    codec: str = image.tile[0][0]
-    arguments: Any = image.tile[0][3]
+    codec, _, _, arguments = image.tile[0]
     return codec == "ppm" and image.mode == "RGB" and isinstance(arguments, tuple) and int(arguments[1]) > 255
 
 
-def _is_deep_colour(image: ImageFile) -> bool:
-    raw_mode = _raw_mode(image)
-    return raw_mode == "LA;16B" or bool(_COLOUR.fullmatch(raw_mode))
-
-
 def _read_grey(image: ImageFile) -> Pixels:
-    brightest = _brightest(image)
+    is_twelve_bit = bool(image.tile) and _raw_mode(image) == "I;12"
+    brightest = 1 if image.mode == "F" else 4095 if is_twelve_bit else 65535
     image.load()
     pixels = np.asarray(image)
     lowest, highest = pixels.min(), pixels.max()
@@ -103,12 +101,6 @@ def _read_grey(image: ImageFile) -> Pixels:
     return 65535 - pixels if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0 else pixels
 
 
-def _brightest(image: ImageFile) -> int:
-    if image.mode == "F":
-        return 1
-    return 4095 if image.tile and _raw_mode(image) == "I;12" else 65535
-
-
 def _scale(pixels: Pixels, brightest: int) -> Pixels:
     """Stretches 0..brightest to 0..65535."""
     if brightest == 65535:
@@ -117,15 +109,14 @@ def _scale(pixels: Pixels, brightest: int) -> Pixels:
 
 
 def _read_ppm(image: ImageFile, data: bytes) -> Pixels:
-    offset: int = image.tile[0][2]
-    arguments: Any = image.tile[0][3]
+    tile: Any = image.tile[0]
+    _, _, offset, arguments = tile
     width, height = image.size
-    maximum = int(arguments[1])
     needed = width * height * 6
     if len(data) - offset < needed:
         raise ValueError(f"cut off: expected {needed:,} bytes of pixels, found {len(data) - offset:,}")
     pixels = np.frombuffer(data, ">u2", width * height * 3, offset).reshape(height, width, 3)
-    return _scale(pixels, maximum)
+    return _scale(pixels, int(arguments[1]))
 
 
 def _read_grey_alpha(image: ImageFile) -> Pixels:
@@ -139,8 +130,7 @@ def _read_colour(image: ImageFile, data: bytes) -> Pixels:
     match = _COLOUR.fullmatch(_raw_mode(image))
     assert match is not None
     channels, order = match.groups()
-    native_is_little = sys.byteorder == "little"
-    is_little = order == "L" or (order == "N" and native_is_little)
+    is_little = order == "L" or (order == "N" and sys.byteorder == "little")
     with open_image(data) as other:
         _set_raw_mode(other, f"{channels};16{'B' if is_little else 'L'}")
         other.load()
@@ -160,35 +150,21 @@ def _set_raw_mode(image: ImageFile, raw_mode: str) -> None:
     image.tile = tiles
 
 
-def _with_transparency(pixels: Pixels, colour: Any) -> Pixels:
-    """Adds the alpha channel that a PNG's transparent colour stands for."""
-    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    if channels not in (1, 3) or not isinstance(colour, int | tuple):
-        return pixels
-    stacked = pixels.reshape(*pixels.shape[:2], channels)
-    opaque = np.any(stacked != np.asarray(colour, np.uint16), axis=2, keepdims=True)
-    return np.concatenate([stacked, opaque * np.uint16(65535)], axis=2)
-
-
-def _to_mode(pixels: Pixels, mode: str) -> Pixels:
-    stacked = pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
+def _to_mode(stacked: Pixels, mode: str) -> Pixels:
     has_alpha = stacked.shape[2] in (2, 4)
     colours = stacked[:, :, :-1] if has_alpha else stacked
+    is_grey = colours.shape[2] == 1
     if mode == "L":
-        return _to_grey(colours)
-    rgb = np.repeat(colours, 3, axis=2) if colours.shape[2] == 1 else colours
+        if is_grey:
+            return colours[:, :, 0]
+        # Pillow's weights for L, in 1/65536; the sum stays below 2**32
+        weighted = colours.astype(np.uint32) @ np.array([19595, 38470, 7471], np.uint32)
+        return ((weighted + 0x8000) >> 16).astype(np.uint16)
+    rgb = np.repeat(colours, 3, axis=2) if is_grey else colours
     if mode == "RGB":
         return rgb
     alpha = stacked[:, :, -1:] if has_alpha else np.full((*rgb.shape[:2], 1), 65535, np.uint16)
     return np.concatenate([rgb, alpha], axis=2)
-
-
-def _to_grey(colours: Pixels) -> Pixels:
-    if colours.shape[2] == 1:
-        return colours[:, :, 0]
-    # Pillow's weights for L, in 1/65536; the sum stays below 2**32
-    weighted = colours.astype(np.uint32) @ np.array([19595, 38470, 7471], np.uint32)
-    return ((weighted + 0x8000) >> 16).astype(np.uint16)
 
 
 def _resize_channel(channel: Pixels, size: tuple[int, int]) -> Pixels:
@@ -198,32 +174,8 @@ def _resize_channel(channel: Pixels, size: tuple[int, int]) -> Pixels:
     return np.clip(np.round(np.asarray(plane)), 0, 65535).astype(np.uint16)
 
 
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-
-# channels -> PNG's colour type
-_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-
-_FILTER_UP = 2
-
-#: What EXIF data begins with in JPEG files and in Pillow, but not in PNG and WebP files.
-EXIF_PREFIX = b"Exif\0\0"
-
-# A chunk's length must stay below 2**31.
-_CHUNK_BYTES = 1 << 30
-
-
 def write_deep_png(pixels: Pixels, compression: int, exif: bytes | None = None) -> bytes:
-    r"""Writes a PNG file of 16 bits a channel.
-
-    Args:
-        pixels: uint16, HW, or HWC with 2 (grey and alpha), 3 or 4 channels.
-        compression: 0 to 9.
-        exif: EXIF data to put in, if any.
-
-    Example:
-        >>> write_deep_png(np.zeros((2, 2), np.uint16), 6)[:16]
-        b'\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR'
-    """
+    """Writes a PNG file of uint16 pixels, HW, or HWC with 2 (grey and alpha), 3 or 4 channels."""
     height, width = pixels.shape[:2]
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     rows = pixels.astype(">u2").reshape(height, -1).view(np.uint8)

@@ -9,7 +9,6 @@ from typing import Literal
 
 __all__ = ["IMAGE_FIELDS", "IMAGE_SPECS", "ImageSpec", "parse_image_spec"]
 
-
 #: The extensions that hold images.
 IMAGE_FIELDS = (
     *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff"),
@@ -17,7 +16,6 @@ IMAGE_FIELDS = (
 )
 
 _WORDS = re.compile("torch|pil|rgba|rgb|l|8")
-
 Container = Literal["numpy", "torch", "pil"]
 
 
@@ -38,37 +36,29 @@ class ImageSpec:
     is_float: bool = False
 
 
-def _make_specs() -> dict[str, ImageSpec]:
-    modes: tuple[tuple[str, Literal["L", "RGB", "RGBA"]], ...] = (("l", "L"), ("rgb", "RGB"), ("rgba", "RGBA"))
-    containers: tuple[tuple[str, Container], ...] = (("", "numpy"), ("torch", "torch"))
-    specs = [ImageSpec(prefix + word + "8", kind, mode) for prefix, kind in containers for word, mode in modes]
-    specs += [ImageSpec(prefix + word, kind, mode, True) for prefix, kind in containers for word, mode in modes]
-    specs += [ImageSpec("pil" + word, "pil", mode) for word, mode in modes]
-    specs += [ImageSpec("torch", "torch", "RGB", True), ImageSpec("pil", "pil", "RGB")]
-    return {spec.name: spec for spec in specs}
+_MODES: dict[str, Literal["L", "RGB", "RGBA"]] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+_ARRAYS: dict[str, Container] = {"": "numpy", "torch": "torch"}
 
+_SPECS = (
+    *(ImageSpec(f"{prefix}{word}8", kind, mode) for prefix, kind in _ARRAYS.items() for word, mode in _MODES.items()),
+    *(ImageSpec(prefix + word, kind, mode, True) for prefix, kind in _ARRAYS.items() for word, mode in _MODES.items()),
+    *(ImageSpec(f"pil{word}", "pil", mode) for word, mode in _MODES.items()),
+    *(ImageSpec("torch", "torch", "RGB", True), ImageSpec("pil", "pil", "RGB")),
+)
 
 #: Every valid spec by its name.
-IMAGE_SPECS: dict[str, ImageSpec] = _make_specs()
+IMAGE_SPECS: dict[str, ImageSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def parse_image_spec(spec: str) -> ImageSpec:
-    """Looks up an image spec.
-
-    Raises:
-        TypeError: if it is no str.
-        ValueError: if there is none of that name; names the nearest and all.
-    """
+    """Looks up an image spec; the error for an unknown one names the nearest and all."""
     if not isinstance(spec, str):
         raise TypeError(f"an image spec is a str such as 'rgb8' or 'pil', not {spec!r}")
     if spec in IMAGE_SPECS:
         return IMAGE_SPECS[spec]
-    nearest = _turned(spec.lower()) or difflib.get_close_matches(spec.lower(), IMAGE_SPECS, n=1, cutoff=0.0)[0]
-    raise ValueError(f"unknown image spec {spec!r}: did you mean {nearest!r}? The specs are {', '.join(IMAGE_SPECS)}")
-
-
-def _turned(spec: str) -> str | None:
-    """The spec of the same words in the right order: ``torchrgb8`` for ``rgb8torch``."""
-    words = _WORDS.findall(spec)
+    # the same words in the right order, as torchrgb8 for rgb8torch, are nearer than what looks alike
+    words = _WORDS.findall(spec.lower())
     turned = "".join(sorted(words, key=("torch", "pil").__contains__, reverse=True))
-    return turned if "".join(words) == spec and turned in IMAGE_SPECS else None
+    is_turned = "".join(words) == spec.lower() and turned in IMAGE_SPECS
+    nearest = turned if is_turned else difflib.get_close_matches(spec.lower(), IMAGE_SPECS, n=1, cutoff=0.0)[0]
+    raise ValueError(f"unknown image spec {spec!r}: did you mean {nearest!r}? The specs are {', '.join(IMAGE_SPECS)}")

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
+from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.codecs.matching import ExtensionDecoder
 from torchdata_wds.codecs.media.audio import read_samples
 from torchdata_wds.codecs.media.video import Clip, read_frames
 
 __all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
 
-
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
-
 AUDIO_FIELDS = "flac wav mp3 ogg m4a sox wma opus aac"
 
 #: What a video or audio field may decode to, unless ``max_bytes=`` says otherwise: 4 GiB.
 DEFAULT_MAX_BYTES = 2**32
 
 
-class VideoDecoder(ExtensionDecoder):
+class _MediaDecoder(ExtensionDecoder):
+    """What both decoders share: a span of seconds, and a repr and a pickle of the options that were given."""
+
+    name: ClassVar[str]
+
+    def __init__(self, fields: str, start: float, end: float | None, max_bytes: int) -> None:
+        for name, value in (("start", start), ("end", end)):
+            if name == "end" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} must be a second from 0 on, not {value}")
+        if end is not None and end <= start:
+            raise ValueError(f"end must come after start={start}, not at {end}")
+        super().__init__(fields, self.decode)
+        self.start = start
+        self.end = end
+        self.max_bytes = checked_int("max_bytes", max_bytes, 1)
+
+    def decode(self, data: bytes) -> Any:
+        raise NotImplementedError
+
+    def _options(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("extensions", "fn")}
+
+    def __repr__(self) -> str:
+        defaults = vars(type(self)())  # type: ignore[call-arg]
+        given = [f"{option}={value!r}" for option, value in self._options().items() if value != defaults[option]]
+        return f"{self.name}({', '.join(given)})" if given else self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), **self._options()), ()
+
+
+class VideoDecoder(_MediaDecoder):
     """Decodes video fields into frames and audio: ``torch_video`` is one, for ``.wds_decode(torch_video)``.
 
     Called with options, as ``torch_video(start=2, max_frames=16)``, it gives a decoder with these. The fields are
@@ -36,7 +71,7 @@ class VideoDecoder(ExtensionDecoder):
       first sample).
 
     Seconds are counted from the beginning of the file, as FFmpeg counts them. A clip begins with the first frame that
-    is not before ``start``, exactly, wherever the keyframes are; ``end`` and what lies behind it are left out. Where
+    is not before ``start``, exactly, wherever the keyframes are; ``end`` and what follows it are left out. Where
     ``max_frames`` leaves frames out, the audio ends with the first of these. Files with a variable frame rate give the
     frames that they have: their times are in ``video_pts``. Of several streams the first counts.
 
@@ -44,14 +79,14 @@ class VideoDecoder(ExtensionDecoder):
     bytes is read: playlists and scripts that name other files are refused, whatever the field is called.
 
     Damage that FFmpeg notices raises, up to the next keyframe, as does an MP4, MOV, Matroska, WebM, AVI or Ogg file
-    that is cut off. Nothing tells that an MPEG, WMV or raw stream is cut, that values changed in a stream without
+    that is cut off. Nothing shows that an MPEG, WMV or raw stream is cut, that values changed in a stream without
     checksums, that WebM has lost a frame, or that a table in the head of an MP4 is wrong.
 
     Args:
         start: The second at which the clip begins.
         end: The second before which it ends; None for the end of the file.
         stride: Take every n-th frame, beginning with the first of the clip.
-        max_frames: Take at most so many frames; None for all.
+        max_frames: The most frames to take; None for all.
         audio: Whether to decode the audio, too.
         max_bytes: The most that frames and audio may each take, in bytes; more is an error.
 
@@ -61,9 +96,11 @@ class VideoDecoder(ExtensionDecoder):
 
     Example:
         >>> decoder = torch_video(start=1.5, stride=2, max_frames=8)
-        >>> decoder(".txt", b"no video") is None
+        >>> decoder(".txt", b"not a video") is None
         True
     """
+
+    name = "torch_video"
 
     def __init__(
         self,
@@ -75,19 +112,11 @@ class VideoDecoder(ExtensionDecoder):
         audio: bool = True,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        _check_span(start, end)
-        _check_count("stride", stride)
-        _check_count("max_frames", max_frames if max_frames is not None else 1)
-        _check_count("max_bytes", max_bytes)
-        if not isinstance(audio, bool):
-            raise TypeError(f"audio must be True or False, not {audio!r}")
-        super().__init__(VIDEO_FIELDS, self.decode)
-        self.start = start
-        self.end = end
-        self.stride = stride
-        self.max_frames = max_frames
+        check_flags(audio=audio)
+        super().__init__(VIDEO_FIELDS, start, end, max_bytes)
+        self.stride = checked_int("stride", stride, 1)
+        self.max_frames = None if max_frames is None else checked_int("max_frames", max_frames, 1)
         self.audio = audio
-        self.max_bytes = max_bytes
 
     @overload
     def __call__(self, key: str, data: bytes, /) -> Any: ...
@@ -106,16 +135,10 @@ class VideoDecoder(ExtensionDecoder):
 
     def __call__(self, *field: Any, **options: Any) -> Any:
         """Decodes a video field, or passes with None; with options instead, makes a decoder that has them."""
-        return super().__call__(*field) if field else VideoDecoder(**{**_options(self), **options})
+        return super().__call__(*field) if field else VideoDecoder(**{**self._options(), **options})
 
     def decode(self, data: bytes) -> Any:
-        """Decodes a video file, whatever its field is called.
-
-        Args:
-            data: The bytes of the file.
-
-        Returns:
-            ``(frames, audio, info)``.
+        """Decodes the bytes of a video file into ``(frames, audio, info)``, whatever its field is called.
 
         Raises:
             ImportError: without the ``[media]`` extra.
@@ -135,14 +158,8 @@ class VideoDecoder(ExtensionDecoder):
                 info.update(audio_fps=samples.rate, audio_start=samples.start)
         return torch.from_numpy(frames.pixels), audio, info
 
-    def __repr__(self) -> str:
-        return _show("torch_video", self, _VIDEO_DEFAULTS)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (VideoDecoder, _options(self))
-
-
-class AudioDecoder(ExtensionDecoder):
+class AudioDecoder(_MediaDecoder):
     r"""Decodes audio fields into samples: ``torch_audio`` is one, for ``.wds_decode(torch_audio)``.
 
     Called with options, as ``torch_audio(start=2, end=12)``, it gives a decoder with these. The fields are
@@ -174,13 +191,10 @@ class AudioDecoder(ExtensionDecoder):
         (tensor([[ 0.5000, -0.5000]]), 8000)
     """
 
+    name = "torch_audio"
+
     def __init__(self, *, start: float = 0.0, end: float | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        _check_span(start, end)
-        _check_count("max_bytes", max_bytes)
-        super().__init__(AUDIO_FIELDS, self.decode)
-        self.start = start
-        self.end = end
-        self.max_bytes = max_bytes
+        super().__init__(AUDIO_FIELDS, start, end, max_bytes)
 
     @overload
     def __call__(self, key: str, data: bytes, /) -> Any: ...
@@ -190,16 +204,10 @@ class AudioDecoder(ExtensionDecoder):
 
     def __call__(self, *field: Any, **options: Any) -> Any:
         """Decodes an audio field, or passes with None; with options instead, makes a decoder that has them."""
-        return super().__call__(*field) if field else AudioDecoder(**{**_options(self), **options})
+        return super().__call__(*field) if field else AudioDecoder(**{**self._options(), **options})
 
     def decode(self, data: bytes) -> Any:
-        """Decodes an audio file, whatever its field is called.
-
-        Args:
-            data: The bytes of the file.
-
-        Returns:
-            ``(samples, rate)``.
+        """Decodes the bytes of an audio file into ``(samples, rate)``, whatever its field is called.
 
         Raises:
             ImportError: without the ``[media]`` extra.
@@ -216,51 +224,9 @@ class AudioDecoder(ExtensionDecoder):
             raise ValueError(f"there is no sample from second {self.start:g} on{before}")
         return torch.from_numpy(samples.values), samples.rate
 
-    def __repr__(self) -> str:
-        return _show("torch_audio", self, _AUDIO_DEFAULTS)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (AudioDecoder, _options(self))
-
-
-def _restore(kind: type[Any], options: dict[str, Any]) -> Any:
-    return kind(**options)
-
-
-def _options(decoder: ExtensionDecoder) -> dict[str, Any]:
-    return {name: value for name, value in vars(decoder).items() if name not in ("extensions", "fn")}
-
-
-def _show(name: str, decoder: ExtensionDecoder, defaults: dict[str, Any]) -> str:
-    given = [f"{option}={value!r}" for option, value in _options(decoder).items() if value != defaults[option]]
-    return f"{name}({', '.join(given)})" if given else name
-
-
-def _check_span(start: object, end: object) -> None:
-    for name, value in (("start", start), ("end", end)):
-        if name == "end" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"{name} must be a second from 0 on, not {value}")
-        if name == "end" and isinstance(start, (int, float)) and value <= start:
-            raise ValueError(f"end must come after start={start}, not at {value}")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
-
 
 #: Decodes video fields into ``(frames, audio, info)``; see `VideoDecoder`.
 torch_video = VideoDecoder()
 
 #: Decodes audio fields into ``(samples, rate)``; see `AudioDecoder`.
 torch_audio = AudioDecoder()
-
-_VIDEO_DEFAULTS = _options(torch_video)
-
-_AUDIO_DEFAULTS = _options(torch_audio)

@@ -14,7 +14,6 @@ from torchdata_wds.codecs.media.video import origin_of
 
 __all__ = ["Samples", "read_samples"]
 
-
 Values = np.ndarray[Any, Any]
 
 # FFmpeg's name of a sample format, without the p of the planar ones -> what is subtracted, and what is full scale.
@@ -23,7 +22,6 @@ _SCALES = {"u8": (128, 2**7), "s16": (0, 2**15), "s32": (0, 2**31), "s64": (0, 2
 # Formats with a time for every sample. Lossy codecs are read from the beginning all the same: they take over values
 # from one frame to the next, and give others when they are started in the middle.
 _SEEKABLE = ("flac", "wav", "mov,mp4,m4a,3gp,3g2,mj2")
-
 _LOSSLESS = ("flac", "alac", "pcm_")
 
 # Seconds; below it, times differ because they are rounded or clocks drift. FFmpeg's resampler fills from there on, too.
@@ -34,13 +32,7 @@ _MP3_TOLERANCE = 3 * 1152
 
 
 class Samples(NamedTuple):
-    """The audio of a clip.
-
-    Attributes:
-        values: float32, (channels, n).
-        rate: Samples per second of each channel.
-        start: The second of the first one.
-    """
+    """The audio of a clip: float32 (channels, n), samples per second, and the second of the first one."""
 
     values: Values
     rate: int
@@ -67,11 +59,6 @@ def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *
     Returns:
         The samples; None where there is no audio stream. What is not in the file is not there, at the beginning and
         at the end; with `with_video`, pauses are silent.
-
-    Raises:
-        MissingPackageError: without the av package.
-        ValueError: for damage, or more than `max_bytes`.
-        Exception: what PyAV raises for a damaged file.
     """
     with open_media(data) as container:
         streams = container.streams.audio
@@ -104,7 +91,7 @@ def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *
 
 
 def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, None]:
-    """Gives a file's audio in order, from a sample or one before it on."""
+    """Yields a file's audio in order, from a sample or one before it on."""
     with open_media(data) as container:
         stream = container.streams.audio[0]
         if _seek(container, stream, first, with_video):
@@ -151,7 +138,7 @@ def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) 
     place = 0
     for packet in container.demux(stream):
         if packet.is_corrupt:
-            raise ValueError(f"it is damaged or cut off behind sample {place:,}")
+            raise ValueError(f"it is damaged or cut off after sample {place:,}")
         for frame in packet.decode():
             values = _to_values(frame)
             has_time = zero is not None and frame.pts is not None
@@ -161,10 +148,10 @@ def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) 
             if shape != (values.shape[0], frame.sample_rate):
                 raise ValueError(
                     f"its audio changes from {shape[0]} channels at {rate} samples a second to {values.shape[0]} at "
-                    f"{frame.sample_rate} behind sample {place:,}; decode one part with start and end"
+                    f"{frame.sample_rate} after sample {place:,}; decode one part with start and end"
                 )
             if frame.is_corrupt:
-                raise ValueError(f"it is damaged behind sample {place:,}")
+                raise ValueError(f"it is damaged after sample {place:,}")
             if fills and time - place > rate * _SHORTEST_PAUSE:
                 # takes no memory before it is known whether it is wanted, and how much of it may be
                 yield _Part(place, np.broadcast_to(np.float32(0), (shape[0], time - place)))
@@ -179,7 +166,7 @@ def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
     name = container.format.name
     tolerance = 0 if name == "flac" else _MP3_TOLERANCE
     if name in ("flac", "mp3") and (name == "flac" or _has_frame_count(data)) and count + tolerance < told:
-        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header tells of {int(told):,}")
+        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header says {int(told):,}")
 
 
 def _has_frame_count(data: bytes) -> bool:

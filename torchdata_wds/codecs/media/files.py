@@ -11,7 +11,6 @@ from torchdata_wds.codecs.options import import_optional
 
 __all__ = ["find_cut", "import_av", "open_media"]
 
-
 # What a member may be, whatever it is called: FFmpeg's names of the formats that hold their data themselves. It also
 # knows playlists and scripts (hls, dash, concat, ...), which name other files and addresses to read.
 _FORMATS = (
@@ -23,37 +22,25 @@ _OPTIONS = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"
 
 # Boxes of an MP4 file that hold what cannot be missing, and sizes that writers use where they cannot seek back.
 _BOXES = (b"moov", b"mdat", b"moof")
-
 _UNKNOWN_RIFF = 0x7FFF0000
-
 _SEGMENT = b"\x18\x53\x80\x67"
 
 
 def import_av() -> Any:
-    """Imports PyAV.
-
-    Raises:
-        MissingPackageError: if it is not installed.
-    """
+    """Imports PyAV, which is optional."""
     return import_optional("av", extra="media", fields="fields that torch_video and torch_audio decode")
 
 
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
-    """Opens a video or audio file for PyAV, which reads from these bytes and from nothing else.
-
-    Raises:
-        MissingPackageError: without the av package.
-        ValueError: if the file is cut, or in none of the formats that hold their data themselves.
-        Exception: what PyAV raises for a damaged file.
-    """
+    """Opens a video or audio file for PyAV, which reads from these bytes and from nothing else."""
     av = import_av()
     if cut := find_cut(data):
         raise ValueError(cut)
     try:
         container = av.open(io.BytesIO(data), container_options=_OPTIONS, metadata_errors="replace")
     except av.error.ArgumentError as cause:
-        raise ValueError(f"it is no file of the formats that are read here ({' '.join(_FORMATS)})") from cause
+        raise ValueError(f"it is not a file of the formats that are read here ({' '.join(_FORMATS)})") from cause
     with container:
         yield container
 
@@ -61,7 +48,7 @@ def open_media(data: bytes) -> Iterator[Any]:
 def find_cut(data: bytes) -> str | None:
     """Says what is missing at the end of a file that is shorter than its headers say; None where nothing is known.
 
-    MP4 and MOV, Matroska and WebM, AVI and WAV, and Ogg tell; MPEG, WMV, MP3 and raw streams do not.
+    MP4 and MOV, Matroska and WebM, AVI and WAV, and Ogg say how long they are; MPEG, WMV, MP3 and raw streams do not.
 
     Example:
         >>> find_cut(b"RIFF" + bytes(4) + b"WAVEdata" + (100).to_bytes(4, "little"))
@@ -127,7 +114,7 @@ def _end_of_segment(data: bytes) -> tuple[str, int] | None:
 
 
 def _read_size(data: bytes, start: int) -> tuple[int, int]:
-    """Reads a size of Matroska's: gives where it ends, and the size."""
+    """Reads a size of Matroska's; returns where it ends, and the size."""
     first = data[start] if start < len(data) else 0
     length = 9 - first.bit_length()
     return start + length, int.from_bytes(data[start : start + length]) & ((1 << 7 * length) - 1)

@@ -15,7 +15,6 @@ from torchdata_wds.codecs.media.files import import_av, open_media
 
 __all__ = ["Clip", "Frames", "origin_of", "read_frames"]
 
-
 # Display matrix -> EXIF orientation: its signs (a, b, c, d), where x' = ax + cy and y' = bx + dy.
 _ORIENTATIONS = {
     (-1, 0, 0, 1): 2,
@@ -29,7 +28,6 @@ _ORIENTATIONS = {
 
 # Where each packet holds one frame and says when it is shown.
 _WHOLE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-
 _WHOLE_CODECS = ("h264", "hevc", "vp9")
 
 _MOST_PIXELS = 2**31 - 1
@@ -50,15 +48,7 @@ class Timed(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """Which part of a file is wanted.
-
-    Attributes:
-        start: From this second on.
-        end: Up to, not with, this one; None for all.
-        stride: Every n-th frame.
-        max_frames: At most so many.
-        max_bytes: The most that the decoded values may take.
-    """
+    """Which part of a file is wanted, in the options of ``torch_video``."""
 
     start: float
     end: float | None
@@ -84,20 +74,18 @@ class Frames(NamedTuple):
 
 
 def read_frames(data: bytes, clip: Clip) -> Frames:
-    """Decodes the frames of a clip.
-
-    Raises:
-        MissingPackageError: without the av package.
-        ValueError: if there is no video stream, no frame in the clip, damage in it, or more than `max_bytes`.
-        Exception: what PyAV raises for a damaged file.
-    """
+    """Decodes the frames of a clip; having none is an error, as is damage in it."""
     with open_media(data) as container:
         rate = _video_of(container, clip.max_bytes).average_rate
     with closing(_timed_frames(data, clip.start, clip.max_bytes)) as timed:
         pixels, times, end = _collect(timed, clip)
     if not pixels:
-        raise ValueError(f"there is no frame from second {clip.start:g} on{_before(clip.end)}")
-    return Frames(_stack(pixels), times, float(rate) if rate else None, end)
+        before = "" if clip.end is None else f" and before second {clip.end:g}"
+        raise ValueError(f"there is no frame from second {clip.start:g} on{before}")
+    stacked = np.empty((len(pixels), *pixels[0].shape), np.uint8)
+    for number in reversed(range(len(pixels))):
+        stacked[number] = pixels.pop()  # each frame is freed when it is copied: a clip is not in memory twice
+    return Frames(stacked, times, float(rate) if rate else None, end)
 
 
 def origin_of(container: Any) -> Fraction:
@@ -110,12 +98,8 @@ def origin_of(container: Any) -> Fraction:
     return max(Fraction(0), min(starts, default=Fraction(0)))
 
 
-def _before(end: float | None) -> str:
-    return f" and before second {end:g}" if end is not None else ""
-
-
 def _video_of(container: Any, max_bytes: int) -> Any:
-    """Finds the first video stream that is no cover picture, for frames of at most so many bytes."""
+    """Finds the first video stream that is not a cover picture, and limits its frames to `max_bytes`."""
     cover = import_av().stream.Disposition.attached_pic
     stream = next((stream for stream in container.streams.video if not stream.disposition & cover), None)
     if stream is None:
@@ -132,7 +116,7 @@ def _video_of(container: Any, max_bytes: int) -> Any:
 
 
 def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[Timed, None, None]:
-    """Gives the frames from a time on with their times, by way of the keyframe before it where that works."""
+    """Yields the frames from a time on with their times, by way of the keyframe before it where that works."""
     if start > 0:
         with open_media(data) as container:
             stream = _video_of(container, max_bytes)
@@ -180,7 +164,7 @@ def _decode(container: Any, stream: Any) -> Iterator[Timed]:
     number = 0
     for packet in container.demux(stream):
         if packet.is_corrupt:
-            raise ValueError(f"it is damaged or cut off behind frame {number}")
+            raise ValueError(f"it is damaged or cut off after frame {number}")
         if is_whole and packet.pts is not None and not packet.is_discard:
             due.add(packet.pts)
         for frame in packet.decode():
@@ -211,7 +195,7 @@ def _without_shown(due: set[int], first: int | None, shown: int) -> set[int]:
 
 
 def _collect(timed: Iterable[Timed], clip: Clip) -> tuple[list[Pixels], list[float], float | None]:
-    """Takes the frames of a clip; gives pixels, times, and where the clip ends."""
+    """Takes the frames of a clip; returns pixels, times, and where the clip ends."""
     pixels: list[Pixels] = []
     times: list[float] = []
     size = 0
@@ -248,11 +232,3 @@ def _to_pixels(frame: Any) -> Pixels:
     values = np.frombuffer(bytes(matrix), np.int32)
     a, b, c, d = (int(np.sign(value)) for value in values[[0, 1, 3, 4]])
     return turn(pixels, _ORIENTATIONS.get((a, b, c, d), 1))
-
-
-def _stack(pixels: list[Pixels]) -> Pixels:
-    """Stacks frames, and lets go of each when it is copied: a clip is not in memory twice."""
-    stacked = np.empty((len(pixels), *pixels[0].shape), np.uint8)
-    for number in reversed(range(len(pixels))):
-        stacked[number] = pixels.pop()
-    return stacked

@@ -41,20 +41,20 @@ class ShardCache(CacheSettings):
     def open(
         self, url: str, path: str, offset: int = 0, *, finish: bool = False, facts: ShardFacts | None = None
     ) -> ByteStream:
-        """Opens the copy of a shard, which is made if it is not there.
+        """Opens the copy of a shard, and makes it if it is missing.
 
         Args:
             url: The shard.
             path: The path of its copy.
-            offset: Decompressed bytes to leave out.
-            finish: Whether to make the copy whole also when the stream is closed before its end.
-            facts: What is known of the shard. The copy is then made before it is read, and compared; another one is
-                made again, once.
+            offset: How many decompressed bytes to skip.
+            finish: Whether to complete the copy even if the stream is closed before its end.
+            facts: What is known of the shard. The copy is then made before it is read, and compared; if it differs, it
+                is made again, once.
 
         Raises:
             ShardOpenError: if there is no copy, and the source cannot be opened or read.
-            ShardFormatError: if the copy is not as `facts` say.
-            CacheError: if the copy is that of another shard.
+            ShardFormatError: if the copy differs from `facts`.
+            CacheError: if the copy belongs to another shard.
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative, found {offset}")
@@ -71,12 +71,12 @@ class ShardCache(CacheSettings):
         return wrap_source(source, mask_url(url), skip=offset)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
-        """Makes the copy of a shard if it is not there, and gives its path; other processes' downloads are waited for.
+        """Makes the copy of a shard if it is missing, or waits for another process's download; returns its path.
 
         Raises:
-            CacheError: if it cannot be kept, or is that of another shard.
+            CacheError: if it cannot be kept, or belongs to another shard.
             ShardOpenError: if the source cannot be opened or read.
-            ShardFormatError: if the copy is not as `facts` say.
+            ShardFormatError: if the copy differs from `facts`.
         """
         reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
         if reason is not None:
@@ -85,7 +85,7 @@ class ShardCache(CacheSettings):
         return Path(path)
 
     def _make(self, url: str, path: str) -> str | None:
-        """Makes a copy that is not there, or waits for who does; gives the reason if there can be none."""
+        """Makes a missing copy, or waits for the process that does; returns the reason if there cannot be one."""
         try:
             waiting = Waiting()
             while not os.path.exists(path):  # noqa: PTH110 - a str
@@ -105,10 +105,10 @@ class ShardCache(CacheSettings):
         return None
 
     def _make_as(self, facts: ShardFacts, url: str, path: str) -> str | None:
-        """Makes a copy that is as an index says, once more where there was another one; gives the reason if it cannot.
+        """Makes a copy that agrees with an index, again if there was a stale one; returns the reason if it cannot.
 
         Raises:
-            ShardFormatError: if what the source gives is not as the index says.
+            ShardFormatError: if what the source gives differs from the index.
         """
         may_be_old = os.path.exists(path)  # noqa: PTH110 - a str
         while (reason := self._make(url, path)) is None:
@@ -145,7 +145,7 @@ class ShardCache(CacheSettings):
         return open_shard(url, offset=offset, storage_options=self.storage_options)
 
     def _open_copy(self, url: str, path: str, offset: int) -> ByteStream | None:
-        """Opens a finished copy; None where there is none, any more."""
+        """Opens a finished copy; None if there is none (any longer)."""
         try:
             file = open_copy(path)
         except FileNotFoundError:
@@ -169,9 +169,9 @@ class ShardCache(CacheSettings):
 
 
 class _CopySource(Source):
-    """The decompressed bytes of a finished copy; where that cannot be read on, the rest comes from the source.
+    """The decompressed bytes of a finished copy; if it cannot be read further, the rest comes from the source.
 
-    Where it turns out to be damaged, what was read before may be wrong, too: that is an error, and the copy goes.
+    If it turns out to be damaged, what was read before may be wrong as well: that is an error, and the copy is removed.
     """
 
     def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, position: int) -> None:
@@ -251,7 +251,7 @@ class _CopySource(Source):
 
 
 def _is_open_ended(file: int) -> bool:
-    """Tells whether an open file is evidently not whole: a tar archive that does not end as one."""
+    """Returns whether an open file is evidently cut: a tar archive without an end."""
     size = os.fstat(file).st_size
     if os.pread(file, 5, 257) != b"ustar":
         return size == 0

@@ -1,9 +1,4 @@
-"""One download into a cache: from a source to a file that appears when it is whole.
-
-Waiting for another process, which may be suspended or stuck.
-
-What a cache says about its work, on request.
-"""
+"""One download into a cache: from a source to a file that appears only when it is whole."""
 
 from __future__ import annotations
 
@@ -41,14 +36,14 @@ _LONGEST_WAIT = 300.0
 
 
 class StalledError(OSError):
-    """Another process has a shard's lock, and nothing comes."""
+    """Another process has a shard's lock, and makes no progress."""
 
     def __init__(self) -> None:
         super().__init__(f"the process that downloads it has not gone on for {_LONGEST_WAIT:.0f} seconds")
 
 
 class Waiting:
-    """Waiting for what another process does, as long as it goes on."""
+    """Waits for another process, as long as that makes progress."""
 
     def __init__(self) -> None:
         self._pause = _SHORTEST_PAUSE
@@ -56,14 +51,7 @@ class Waiting:
         self._since = time.monotonic()
 
     def go_on(self, seen: object = None) -> None:
-        """Sleeps for a little, and each time longer.
-
-        Args:
-            seen: How far the other process has come.
-
-        Raises:
-            StalledError: if that has been the same for long.
-        """
+        """Sleeps briefly, longer each time; a StalledError if `seen` of the other has not changed for minutes."""
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._since = seen, now
@@ -77,12 +65,9 @@ logger = logging.getLogger(__name__)
 
 
 def report(verbose: bool, message: str, *values: object) -> None:
-    """Logs what has happened; if asked to, also where nobody has configured logging: on standard error.
+    """Logs an event; if reports are on and logging is not configured, prints it on standard error instead.
 
-    Args:
-        verbose: Whether the cache was asked to; ``WDS_VERBOSE_CACHE=1`` is the same.
-        message: The message, for the values to be put in.
-        values: Their secrets are masked already.
+    ``verbose=True`` and ``WDS_VERBOSE_CACHE=1`` turn reports on. Secrets in `values` must already be masked.
     """
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(message, *values)
@@ -93,11 +78,7 @@ def report(verbose: bool, message: str, *values: object) -> None:
 
 @contextlib.contextmanager
 def download_bar(url: str, verbose: bool) -> Iterator[Callable[[int], Any]]:
-    """Shows the progress of a download, if asked to and tqdm is installed, where standard error is a terminal.
-
-    Yields:
-        What is to be called with the number of bytes that have come.
-    """
+    """Shows progress on a terminal if reports are on and tqdm is installed; yields a function of the new bytes."""
     if not (verbose or reports_caching()):
         yield int
         return
@@ -119,14 +100,14 @@ _SENT_AT_ONCE = 8 << 20
 
 
 class Outcome(enum.Enum):
-    """How a download has ended.
+    """How a download ended.
 
     Attributes:
-        KEPT: The copy is there.
+        KEPT: The copy exists.
         WHOLE: The source was read to its verified end, but there is no copy.
-        DIRECT: The copy cannot be written; the source is to be read on by itself.
+        DIRECT: The copy cannot be written; the reader reads on from the source.
         FAILED: The source failed.
-        STOPPED: Nobody wants it any more.
+        STOPPED: Nobody needs it any longer.
     """
 
     KEPT = enum.auto()
@@ -137,25 +118,20 @@ class Outcome(enum.Enum):
 
 
 class Download:
-    """Fills the file of a copy at the source's speed, in a thread or at once.
+    """Fills the file of a copy at the source's speed, in a thread or at once; the copy's lock is released at the end.
 
-    Args:
-        cache: The cache.
-        url: The shard.
-        lock: The lock of its copy, which is given up at the end.
-        is_quiet: Whether nobody is to be warned where the copy cannot be kept.
+    With `is_quiet`, nobody is warned if the copy cannot be kept.
 
     Attributes:
         part: The path of the file that is filled.
-        url: The shard.
-        position: How many bytes of it are there.
-        outcome: How it has ended; None while it runs.
-        failure: Why it has failed.
+        position: How many bytes it has.
+        outcome: How it ended; None while it runs.
+        failure: Why it failed.
         reason: Why the copy cannot be kept.
-        is_stopping: Whether nobody wants it any more.
+        is_stopping: Whether nobody needs it any longer.
 
     Raises:
-        OSError: if the file cannot be made, or the program is ending. The lock is then given up.
+        OSError: if the file cannot be created, or the program is ending. The lock is then released.
     """
 
     def __init__(self, cache: CacheSettings, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
@@ -189,7 +165,7 @@ class Download:
         _remember(self)
 
     def open_file(self) -> LockedFile:
-        """Opens the file for reading along."""
+        """Opens the file for a reader."""
         return LockedFile(os.dup(self._file.fileno()))
 
     @property
@@ -198,7 +174,7 @@ class Download:
         return self._owner == os.getpid()
 
     def start(self) -> None:
-        """Lets it run in a thread."""
+        """Runs it in a thread."""
         self._thread = threading.Thread(target=self.run, name="wds-cache", daemon=True)
         try:
             self._thread.start()
@@ -207,7 +183,7 @@ class Download:
             self.run()
 
     def run(self) -> None:
-        """Lets it run to its end."""
+        """Runs it to its end."""
         outcome = Outcome.FAILED
         try:
             outcome = self._fill()
@@ -232,7 +208,7 @@ class Download:
                 self.changed.notify_all()
 
     def complete(self) -> str | None:
-        """Lets it run to its end; gives the reason if the copy cannot be kept.
+        """Runs it to its end; returns the reason if the copy cannot be kept.
 
         Raises:
             ShardOpenError: if the source fails.
@@ -244,22 +220,18 @@ class Download:
         return None if self.outcome is Outcome.KEPT else self.reason
 
     def wait_for(self, position: int, seconds: float | None = None) -> bool:
-        """Waits until more bytes than so many are there or it has ended; tells whether that is so."""
+        """Waits until there are more than `position` bytes or it has ended; returns whether that is so."""
         with self.changed:
             return self.changed.wait_for(lambda: self.position > position or self.outcome is not None, seconds)
 
     def take_rest(self) -> io.RawIOBase:
-        """What the source gives behind the file's bytes, where the outcome is `Outcome.DIRECT`; for one reader."""
+        """Returns the bytes of the source after the file's, for one reader, if the outcome is `Outcome.DIRECT`."""
         rest, self._rest = self._rest, None
         assert rest is not None
         return rest
 
     def stop(self, patience: float = _PATIENCE) -> None:
-        """Ends it and removes its file, unless it has ended.
-
-        Args:
-            patience: How many seconds to wait for a source that does not answer; its thread then ends by itself.
-        """
+        """Ends it and removes its file; a source that does not answer for `patience` seconds ends later by itself."""
         if not self.is_here:
             return
         self.is_stopping = True
@@ -291,7 +263,7 @@ class Download:
         return Outcome.STOPPED
 
     def _write(self, piece: memoryview) -> str | None:
-        """Writes a piece; if that fails, keeps what was not written for the reader, and tells why."""
+        """Writes a piece; if that fails, keeps what was not written for the reader, and returns the reason."""
         reason = self._cache.too_large(self.position + len(piece))
         count = 0
         try:
@@ -316,7 +288,7 @@ class Download:
             raise OSError(f"somebody has changed {self.part}: it has {size:,} bytes, and not {self.position:,}")
 
     def _send_to_disk(self) -> None:
-        """Has the disk begin with what is written, so that there is less to wait for at the end."""
+        """Tells the disk to start writing, so that there is less to wait for at the end."""
         with contextlib.suppress(OSError, AttributeError):
             length = self.position - self._sent
             os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)
@@ -383,7 +355,7 @@ class Download:
 
 
 class _Rest(Source):
-    """A piece, and what its source gives behind it."""
+    """A piece, and what its source gives after it."""
 
     def __init__(self, piece: bytes, source: io.RawIOBase) -> None:
         self._piece = piece
@@ -409,7 +381,7 @@ _running: weakref.WeakSet[Download] = weakref.WeakSet()
 
 
 class _AtExit:
-    """In which process `_stop_all` is registered to run at the end, and whether it has."""
+    """In which process `_stop_all` is registered to run at the end, and whether it has run."""
 
     process = 0
     has_begun = False

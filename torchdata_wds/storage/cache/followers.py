@@ -1,8 +1,8 @@
 """Reading a shard while it is downloaded, by this process or another one.
 
-A reader has the growing file open by itself and never waits for another reader: only for the download, which waits for
-nobody. Where the download is given up, its maker is killed, or the file goes, the reader becomes the next maker, or
-follows that one; what it has delivered by then is compared with what comes, and not delivered again.
+Each reader opens the growing file itself and waits only for the download, never for another reader; the download waits
+for nobody. If the download is given up, its process is killed, or the file disappears, the reader starts a download of
+its own or follows a new one. What it has delivered by then is compared with the new bytes, and not delivered again.
 """
 
 from __future__ import annotations
@@ -35,18 +35,13 @@ _FINISH_SECONDS = 10.0
 
 
 class _LostError(Exception):
-    """What was read from is gone before its end."""
+    """What was read from has gone before its end."""
 
 
 class FollowedShard(Source):
-    """The stored bytes of a shard, from its copy as it comes into being.
+    """The stored bytes of a shard, from its copy while that is written.
 
-    Args:
-        cache: The cache.
-        url: The shard.
-        path: The path of its copy.
-        origin: Where it is read first.
-        finish: Whether to wait for the whole copy when the stream is closed before its end.
+    `origin` is where it is read first. With `finish`, closing the stream before its end waits for the whole copy.
     """
 
     def __init__(self, cache: CacheSettings, url: str, path: str, origin: Origin, *, finish: bool = False) -> None:
@@ -61,7 +56,7 @@ class FollowedShard(Source):
         self._origin = origin
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Reads what comes next, and waits for it; 0 only at the verified end."""
+        """Reads the next bytes, waiting for them; 0 only at the verified end."""
         view = memoryview(buffer)
         while True:
             if self._is_interrupted:
@@ -108,7 +103,7 @@ class FollowedShard(Source):
         )
 
     def interrupt(self) -> None:
-        """Ends a download of its own, or the waiting for another's."""
+        """Ends its own download, or the wait for another's."""
         self._is_interrupted = True
         self._origin.stop()
 
@@ -134,33 +129,29 @@ class Origin:
         self._source = source
 
     def read(self, view: memoryview, position: int) -> int:  # noqa: ARG002 - a source goes forward only
-        """Reads some bytes at a position; none only at the verified end.
-
-        Raises:
-            _LostError: if somewhere else must be looked for them.
-        """
+        """Reads bytes at a position; 0 only at the verified end. A `_LostError` means to look for them elsewhere."""
         return self._source.readinto(view) or 0
 
     def release_file(self) -> LockedFile | None:
-        """Gives the file away that was read from, if there is one."""
+        """Gives away the file that was read from, if there is one."""
         return None
 
     def stop(self) -> None:
-        """Ends a read that another thread waits in, and a download that this reader has started."""
+        """Ends a read in another thread, and a download that this reader started."""
         if isinstance(self._source, Source):
             self._source.interrupt()
 
     def finish(self) -> None:
-        """Waits for a download that this reader has started, as long as it comes on."""
+        """Waits for a download that this reader started, while it makes progress."""
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases all resources."""
         with contextlib.suppress(Exception):
             self._source.close()
 
 
 class _FileOrigin(Origin):
-    """A copy, or what is to become one, which another process or another part of this one fills."""
+    """A copy, or the file of one in the making, which another reader or process fills."""
 
     def __init__(self, file: LockedFile, path: str, *, is_copy: bool = False) -> None:
         self._file = file
@@ -186,18 +177,14 @@ class _FileOrigin(Origin):
         return 0
 
     def _is_lost(self) -> bool:
-        """Tells whether it ended before its end: its maker has given it up, or somebody has cut it."""
+        """Returns whether it ended early: its maker gave it up, or somebody cut it."""
         file = self._file.fileno()
         if self._size is not None:
             return os.fstat(file).st_size != self._size
         return is_of_other_size(file) or not (self._file.is_at(self._path) or is_sealed(file))
 
     def check(self, cache: CacheSettings, url: str) -> None:
-        """Makes sure that the file is not that of another shard.
-
-        Raises:
-            CacheError: if it is.
-        """
+        """Raises a CacheError if the file is a copy of another shard."""
         cache.check_mark(url, self._path, self._file.fileno())
 
     def stop(self) -> None:
@@ -263,10 +250,10 @@ class _DownloadOrigin(_FileOrigin):
 
 
 def find_origin(cache: CacheSettings, url: str, path: str) -> Origin:
-    """Finds where to read a shard: in its copy, in one in the making, in one of its own making, or at its source.
+    """Finds where to read a shard: its copy, a copy in the making, a download that is started here, or the source.
 
     Raises:
-        CacheError: if the copy, or what is to become it, is that of another shard.
+        CacheError: if the copy, or the file of one in the making, belongs to another shard.
         ShardOpenError: if the source cannot be opened.
     """
     try:

@@ -1,9 +1,9 @@
 """The files of a cache's folder: locks, copies in the making, finished ones, and which of those are removed.
 
-Everything is said by files and the system's locks on them, which end with the process that holds them, however it ends.
-A finished copy ``x.tar`` is only ever renamed into place. Who makes it has ``x.tar.lock``, and fills a file
-``x.tar.<unique>.part``, whose name is written in the former; an exclusive lock on it says that there is more to come.
-Whoever reads a finished copy has a shared lock on it.
+All state is in files and the system's locks on them, which end with the process that holds them, however it ends. A
+finished copy ``x.tar`` is only ever renamed into place. The process that makes it holds ``x.tar.lock`` and fills a file
+``x.tar.<unique>.part``, whose name it writes into the lock file; an exclusive lock on the part says that more bytes
+will follow. Readers of a finished copy hold a shared lock on it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ OLD_SECONDS = 24 * 3600.0
 class CopyLock:
     """The lock of one copy: the process that has it may make the copy.
 
-    Where the file system has no locks everybody has it: several processes may make one copy, each in a file of its own.
-
-    Attributes:
-        path: The copy's path.
+    On a file system without locks every process has it: several may make one copy, each in a file of its own.
     """
 
     def __init__(self, path: str, file: LockedFile | None) -> None:
@@ -77,10 +74,10 @@ class CopyLock:
 
     @staticmethod
     def acquire(path: str) -> CopyLock | None:
-        """Takes the lock of a copy; None if somebody has it.
+        """Takes the lock of a copy; None if another process has it.
 
         Raises:
-            OSError: if there can be no file in this folder.
+            OSError: if no file can be created in the folder.
         """
         name = path + LOCK
         while True:
@@ -100,7 +97,7 @@ class CopyLock:
 
     @staticmethod
     def part_of(path: str) -> str | None:
-        """The path of the file that the holder of a copy's lock fills; None if there is none yet."""
+        """Returns the path of the file that the holder of a copy's lock fills; None if there is none yet."""
         try:
             with open(path + LOCK, "rb") as file:  # noqa: PTH123
                 name = os.fsdecode(file.read(4096))
@@ -110,7 +107,7 @@ class CopyLock:
 
     @staticmethod
     def progress_of(path: str) -> tuple[str, int] | None:
-        """The file that the holder of a copy's lock fills, and how far it has come."""
+        """Returns the file that the holder of a copy's lock fills, and its size."""
         part = CopyLock.part_of(path)
         try:
             return None if part is None else (part, os.stat(part).st_size)  # noqa: PTH116 - a str
@@ -118,10 +115,10 @@ class CopyLock:
             return None
 
     def create_part(self) -> tuple[str, LockedFile]:
-        """Makes the file for a copy, after removing those that its former makers left, and old ones of other copies.
+        """Creates the file for a copy, after removing those that former makers left, and abandoned ones of other copies.
 
         Returns:
-            Its path, and the file with the exclusive lock that tells readers that it is being filled.
+            Its path, and the file with the exclusive lock that tells readers that more will follow.
         """
         if self._file is not None:
             os.ftruncate(self._file.fileno(), 0)
@@ -147,7 +144,7 @@ class CopyLock:
         return part, file
 
     def release(self) -> None:
-        """Lets go of the lock, and removes its file; in a forked child, nothing."""
+        """Releases the lock and removes its file; does nothing in a forked child."""
         if self._file is not None and not self._file.closed:
             with contextlib.suppress(OSError):
                 if self._file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
@@ -156,14 +153,14 @@ class CopyLock:
 
 
 def _remove_empty(name: str, file: LockedFile) -> None:
-    """Removes a file that cannot be locked, unless it is that of a machine that can: such a one has a name in it."""
+    """Removes a lock file that cannot be locked, unless a machine that can lock it uses it: then a name is in it."""
     with contextlib.suppress(OSError):
         if not os.fstat(file.fileno()).st_size and file.is_at(name):
             os.unlink(name)  # noqa: PTH108
 
 
 def open_part(path: str) -> LockedFile | None:
-    """Opens a file that somebody fills; None if it is not there, or nobody is known to fill it."""
+    """Opens a file that is being filled; None if it is missing, or no process fills it."""
     try:
         file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -175,7 +172,7 @@ def open_part(path: str) -> LockedFile | None:
 
 
 def _is_abandoned(part: str) -> bool:
-    """Tells whether nobody has filled a file for long, nor does now."""
+    """Returns whether a part is old and no process fills it."""
     if os.stat(part).st_mtime > time.time() - OLD_SECONDS:  # noqa: PTH116
         return False
     file = open_part(part)
@@ -185,10 +182,10 @@ def _is_abandoned(part: str) -> bool:
 
 
 def open_copy(path: str) -> LockedFile:
-    """Opens a finished copy, with a shared lock if that can be had, and notes its use by the time of access.
+    """Opens a finished copy, with a shared lock where possible, and notes its use as time of access.
 
     Raises:
-        OSError: if it cannot be opened; FileNotFoundError if it is not there.
+        OSError: if it cannot be opened; FileNotFoundError if it is missing.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     status = os.fstat(file)
@@ -203,24 +200,24 @@ def open_copy(path: str) -> LockedFile:
 
 
 def seal(file: int) -> None:
-    """Marks an open file as complete although it is not kept, for those who are reading it."""
+    """Marks an open file as complete although it is not kept, for its readers."""
     with contextlib.suppress(OSError):
         os.utime(file, ns=(_SEAL, _SEAL))
 
 
 def is_sealed(file: int) -> bool:
-    """Tells whether an open file was marked by `seal`."""
+    """Returns whether an open file was marked by `seal`."""
     return os.fstat(file).st_mtime_ns == _SEAL
 
 
 def mark_as_ours(file: int, digest: str, size: int | None = None) -> None:
-    """Notes of which URL a file is the copy, and how long it is in the end, where the file system allows it."""
+    """Notes which URL a file is the copy of, and its final size, where the file system allows it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setxattr(file, _MARK, (digest if size is None else f"{digest} {size}").encode())
 
 
 def mark_of(file: int | str) -> str | None:
-    """The digest of the URL that a file is the copy of; None if it was not made by this package, or changed since."""
+    """Returns the digest of the URL that a file is a copy of; None if it is not ours, or changed since."""
     digest, size = _note_of(file)
     with contextlib.suppress(FileNotFoundError):
         if size is None or os.stat(file).st_size == size:  # noqa: PTH116 - maybe a descriptor
@@ -229,7 +226,7 @@ def mark_of(file: int | str) -> str | None:
 
 
 def is_of_other_size(file: int) -> bool:
-    """Tells whether an open copy is known to have had another length when it was made."""
+    """Returns whether an open copy is known to have had another size when it was made."""
     return _note_of(file)[1] not in (None, os.fstat(file).st_size)
 
 
@@ -242,7 +239,7 @@ def _note_of(file: int | str) -> tuple[str | None, int | None]:
 
 
 class Kept(NamedTuple):
-    """A finished copy that this package has made."""
+    """A finished copy that this package made."""
 
     used: int
     size: int
@@ -251,16 +248,12 @@ class Kept(NamedTuple):
 
 @contextlib.contextmanager
 def make_room(folder: str, size: int, max_bytes: float, *, deep: bool) -> Iterator[tuple[bool, list[Kept]]]:
-    """Removes the copies that were not used for longest, until another one fits in; nobody else adds one meanwhile.
+    """Removes the least recently used copies until a new one of `size` bytes fits; meanwhile nobody else can add one.
 
-    Args:
-        folder: The cache's folder.
-        size: How large the new copy is, in bytes.
-        max_bytes: How large all may be together.
-        deep: Whether copies lie in folders of that folder, too.
+    With `deep`, copies in subfolders count as well.
 
     Yields:
-        Whether there is room, or the others would at least fit in by themselves; and what was removed.
+        Whether there is room, or at least the remaining copies fit by themselves; and what was removed.
     """
     name = os.path.join(folder, ROOM)  # noqa: PTH118
     with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
@@ -291,7 +284,7 @@ def _kept(folder: str, deep: bool) -> Iterator[Kept]:
 
 
 def _remove_unread(path: str) -> bool:
-    """Removes a file, unless somebody has it open for reading."""
+    """Removes a file unless a reader has it open."""
     try:
         return remove_unlocked(path) != "in use"
     except FileNotFoundError:
@@ -304,7 +297,7 @@ def remove_unlocked(path: str) -> Removal:
     """Removes a file that nobody has a lock on.
 
     Raises:
-        OSError: if it is not there, or cannot be removed.
+        OSError: if it is missing, or cannot be removed.
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -28,15 +28,15 @@ _without_locks: set[str] = set()
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The settings of a folder of copies: nothing is open, and they can be pickled at any time.
+    """The settings of a folder of copies; nothing is open, and they can be pickled at any time.
 
     Attributes:
         folder: The absolute path of the folder.
-        max_bytes: How large all copies may be together; None is no limit.
-        is_named_by_digest: Whether names tell all shards apart, so that a copy can only be that of its own.
-        check: Tells whether a download is a whole shard; None keeps whatever has the length that was announced.
+        max_bytes: How many bytes all copies may have together; None is no limit.
+        is_named_by_digest: Whether names tell all shards apart, so that a copy can only belong to its own.
+        check: Raises if a download is not a whole shard; None keeps whatever has the announced length.
         while_reading: Whether a shard is read while it is downloaded.
-        verbose: Whether to tell of hits, downloads and evictions.
+        verbose: Whether to report hits, downloads and evictions.
         storage_options: Options by protocol, for reading.
     """
 
@@ -49,11 +49,11 @@ class CacheSettings:
     storage_options: StorageOptions = field(default_factory=StorageOptions)
 
     def mark_for(self, url: str) -> str:
-        """What marks the copy of a shard as that of the place where it comes from."""
+        """Returns the mark of a copy of a shard: a digest of where it comes from."""
         return digest_of(unsigned(origin_of(url, self.storage_options)))
 
     def too_large(self, size: int) -> str | None:
-        """Says why a shard of so many bytes cannot be kept; None if it can."""
+        """Returns why a shard of `size` bytes cannot be kept; None if it can."""
         if self.max_bytes is None or size <= self.max_bytes:
             return None
         return f"it is larger than max_bytes={self.max_bytes:,}"
@@ -65,7 +65,7 @@ class CacheSettings:
         warn_rarely("not cached", CacheError(message, shard=shard))
 
     def warn_of_no_locks(self) -> None:
-        """Warns, once in a process, that processes may download the same shard."""
+        """Warns, once per process, that several processes may download the same shard."""
         if self.folder not in _without_locks:
             _without_locks.add(self.folder)
             logger.warning(
@@ -75,11 +75,11 @@ class CacheSettings:
             )
 
     def is_cut(self, file: LockedFile) -> bool:
-        """Tells whether an open copy has not the length any more with which this package has made it."""
+        """Returns whether an open copy no longer has the length with which this package made it."""
         return self.is_named_by_digest and is_of_other_size(file.fileno())
 
     def drop(self, path: str, file: LockedFile) -> bool:
-        """Removes a damaged copy that this package has made; tells whether it is gone."""
+        """Removes a damaged copy that this package made; returns whether it is gone."""
         if not self.is_named_by_digest and mark_of(file.fileno()) is None:
             return False
         with contextlib.suppress(OSError):
@@ -93,11 +93,7 @@ class CacheSettings:
         return not file.is_at(path)
 
     def check_mark(self, url: str, path: str, file: int | str) -> None:
-        """Makes sure that a copy whose name may be that of several shards is not that of another one.
-
-        Raises:
-            CacheError: if it is.
-        """
+        """Raises a CacheError if a copy, whose name several shards may have, belongs to another one."""
         if self.is_named_by_digest:
             return
         mark = mark_of(file)

@@ -115,7 +115,7 @@ class CopyLock:
             return None
 
     def create_part(self) -> tuple[str, LockedFile]:
-        """Creates the file for a copy, after removing those that former makers left, and abandoned ones of other copies.
+        """Creates the file for a copy, after removing those that former makers left and abandoned ones of others.
 
         Returns:
             Its path, and the file with the exclusive lock that tells readers that more will follow.

@@ -15,9 +15,15 @@ WdsError
 └── SpecError         (ValueError)   a dataset file is wrong
 
 Each takes one positional message and the place as keywords, so that it survives pickling and worker processes.
+
+What to do about an error is its `Advice`, in two wordings: options are named otherwise in Python and on a command line.
+`str` of an error has the library's; `cli_message` gives the whole message with the other.
 """
 
 from __future__ import annotations
+
+import copy
+from typing import Literal, NamedTuple, Self
 
 __all__ = [
     "WdsError",
@@ -36,6 +42,54 @@ __all__ = [
 ]
 
 
+class Advice(NamedTuple):
+    """What to do about an error: whole sentences, in the words of the library and in those of the ``wds`` program."""
+
+    library: str
+    cli: str
+
+    @classmethod
+    def of(cls, text: str, library: str, cli: str) -> Advice:
+        """Makes an advice of a text whose ``{}`` stands for one of two wordings.
+
+        Example:
+            >>> Advice.of("Pass {}.", "overwrite=True", "--force").cli
+            'Pass --force.'
+        """
+        return cls(text.format(library), text.format(cli))
+
+
+#: The two ways to skip what fails.
+SKIPPING = ("handler=warn_and_continue", "--errors skip")
+
+SKIP_DAMAGED = Advice.of("Skip damaged shards with {}.", *SKIPPING)
+
+SKIP_SAMPLES = Advice.of("Repair it, or skip such samples with {}.", *SKIPPING)
+
+DOWNLOAD_AGAIN = Advice.of("Download it again, or skip damaged shards with {}.", *SKIPPING)
+
+TRY_AGAIN = Advice.of("Try again, or skip failing shards with {}.", *SKIPPING)
+
+#: What is wrong with a shard's bytes; ``wds validate`` reports these words.
+DamageKind = Literal[
+    "empty",  # it has no bytes at all
+    "no-tar",  # it is another kind of file
+    "cut",  # it ends too early
+    "trailing-bytes",  # it goes on after its end marker
+    "multi-volume",  # it is one volume of several
+    "bad-header",  # a header has a wrong checksum, a wrong number or a damaged extension
+    "sparse",  # the map of a sparse member is wrong
+    "hard-link",  # a hard link points at nothing, or at what cannot be read again
+    "ambiguous",  # programs disagree on what it contains
+    "too-large",  # a member or record exceeds the limit or the memory
+    "bad-record",  # a record does not decode
+    "compression",  # its compressed data is cut or wrong
+    "index",  # its index is damaged, or belongs to another version of the shard
+    "unsupported",  # it is sound, but another program cannot read it that way
+    "damage",  # anything else
+]
+
+
 class WdsError(Exception):
     """Base of all exceptions that this package raises about data.
 
@@ -45,6 +99,10 @@ class WdsError(Exception):
         member: Name of the archive member.
         key: Key of the sample.
         field: Field of the sample.
+        advice: What to do, appended to the message; a str where library and command line use the same words.
+
+    Attributes:
+        cli_message: The message with the advice for the command line; empty where that is the same.
     """
 
     def __init__(
@@ -55,12 +113,39 @@ class WdsError(Exception):
         member: str | None = None,
         key: str | None = None,
         field: str | None = None,
+        advice: Advice | str = "",
     ) -> None:
-        super().__init__(message)
+        words = advice.library if isinstance(advice, Advice) else advice
+        super().__init__(f"{message} {words}" if words else message)
         self.shard = shard
         self.member = member
         self.key = key
         self.field = field
+        self.cli_message = f"{message} {advice.cli}" if isinstance(advice, Advice) else ""
+
+    def extended(self, text: str, *, shard: str | None = None) -> Self:
+        """Returns a copy of the error, whose message ends with more text in both wordings.
+
+        Args:
+            text: What to append.
+            shard: The shard to name instead.
+        """
+        extended = copy.copy(self)
+        extended.args = (f"{self}{text}",)
+        extended.shard = self.shard if shard is None else shard
+        extended.cli_message = self.cli_message and self.cli_message + text
+        return extended
+
+
+def cli_message(error: BaseException) -> str:
+    """Returns the message of any exception, with advice in the words of the ``wds`` program.
+
+    Example:
+        >>> error = ShardFormatError("it is cut off.", advice=Advice("Pass a handler.", "Give --errors skip."))
+        >>> str(error), cli_message(error)
+        ('it is cut off. Pass a handler.', 'it is cut off. Give --errors skip.')
+    """
+    return getattr(error, "cli_message", "") or str(error)
 
 
 class ShardListError(WdsError, ValueError):
@@ -72,7 +157,33 @@ class ShardOpenError(WdsError, OSError):
 
 
 class ShardFormatError(WdsError, ValueError):
-    """A shard's bytes are not a whole, undamaged archive."""
+    """A shard's bytes are not a whole, undamaged archive.
+
+    Args:
+        message: As in `WdsError`.
+        shard: As in `WdsError`.
+        member: As in `WdsError`.
+        key: As in `WdsError`.
+        advice: As in `WdsError`.
+        kind: What is wrong, in one word.
+        offset: Where, in bytes of the decompressed archive; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        shard: str | None = None,
+        member: str | None = None,
+        key: str | None = None,
+        field: str | None = None,
+        advice: Advice | str = "",
+        kind: DamageKind = "damage",
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message, shard=shard, member=member, key=key, field=field, advice=advice)
+        self.kind = kind
+        self.offset = offset
 
 
 class SampleError(WdsError, ValueError):

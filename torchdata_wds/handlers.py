@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torchdata_wds.errors import Advice, cli_message
+
 __all__ = [
     "Handler",
     "reraise_exception",
@@ -178,20 +180,24 @@ def warn_rarely(outcome: str, exception: Exception) -> None:
     kind = type(exception).__name__
     count = _warn_count(outcome, kind)
     if count is not None:
-        logger.warning("%s (%s, number %d of its kind): %s", outcome, kind, count, with_notes(exception))
+        message = f"{outcome} ({kind}, number {count} of its kind): "
+        cli = message + with_notes(exception, cli_message)
+        logger.warning("%s%s", message, with_notes(exception), extra={"cli_message": cli})
 
 
-def warn_seldom(kind: str, message: str) -> None:
+def warn_seldom(kind: str, message: str, advice: Advice | None = None) -> None:
     """Logs a warning about data that no handler is called for: the first ten of a kind, the hundredth and so on.
 
     Args:
         kind: What is counted together.
         message: What happened, where, and what to do about it.
+        advice: What to do about it where the command line says it in other words.
     """
     count = _warn_count(kind, "")
     if count is not None:
         number = f" (number {count:,} of its kind; not all are shown)" if count >= _WARNED_IN_FULL else ""
-        logger.warning("%s%s", message, number)
+        library, cli = ("", "") if advice is None else (f" {words}" for words in advice)
+        logger.warning("%s%s%s", message, library, number, extra={"cli_message": message + cli + number})
 
 
 def warn_once(kind: str, message: str) -> None:
@@ -218,8 +224,8 @@ def _warn_count(outcome: str, kind: str) -> int | None:
     return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else None
 
 
-def with_notes(exception: BaseException) -> str:
-    """The message of an exception and its notes, in which stages say where it came.
+def with_notes(exception: BaseException, message: Callable[[BaseException], str] = str) -> str:
+    """Returns the message of an exception after its notes, in which stages say where it was raised.
 
     Example:
         >>> error = ValueError("too small")
@@ -227,7 +233,7 @@ def with_notes(exception: BaseException) -> str:
         >>> with_notes(error)
         "wds_map(crop) failed at sample 'a': too small"
     """
-    return ": ".join([*reversed(getattr(exception, "__notes__", [])), str(exception)])
+    return ": ".join([*reversed(getattr(exception, "__notes__", [])), message(exception)])
 
 
 def _count(handler: str, exception: Exception) -> None:

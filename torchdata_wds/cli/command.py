@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import paused
+from torchdata_wds.errors import cli_message
 
 PROGRAM = "wds"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -162,7 +163,7 @@ def in_our_words(text: str) -> str:
 
 def message_of(error: BaseException) -> str:
     """Returns the error's own text, without the name of the pipe that torch appends."""
-    text = str(error).partition("\nThis exception is thrown by ")[0].strip()
+    text = cli_message(error).partition("\nThis exception is thrown by ")[0].strip()
     return in_our_words(text or type(error).__name__)
 
 
@@ -176,7 +177,7 @@ def let_go_of_output() -> None:
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(in_our_words(record.getMessage()))
+        say(getattr(record, "cli_message", "") or in_our_words(record.getMessage()))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchdata_wds.errors import DecodingError, EncodingError, UnsafeDataError
+from torchdata_wds.errors import SKIPPING, Advice, DecodingError, EncodingError, UnsafeDataError
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = ["NoValueError", "StepFailedError", "describe_failure", "describe_value"]
@@ -44,11 +44,9 @@ def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: 
         return UnsafeDataError(f"{where} {failed.cause}", shard=shard, key=key, field=field)
     data = failed.data
     found = f"It has {len(data):,} bytes, beginning with {data[:_SHOWN_BYTES]!r}" if data else "The field is empty"
-    message = (
-        f"{where} does not decode as {failed.step}: {_describe_cause(failed.cause)}. {found}. "
-        "Repair the sample, leave the field out with only=, or skip such samples with handler=warn_and_continue."
-    )
-    return DecodingError(message, shard=shard, key=key, field=field)
+    message = f"{where} does not decode as {failed.step}: {_describe_cause(failed.cause)}. {found}."
+    advice = Advice.of("Repair the sample, leave the field out with only=, or skip such samples with {}.", *SKIPPING)
+    return DecodingError(message, shard=shard, key=key, field=field, advice=advice)
 
 
 def describe_encoding_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> EncodingError:
@@ -71,9 +69,9 @@ def describe_encoder_failure(name: str, sample: Mapping[str, Any], cause: Except
     """Makes the exception for a user's function that failed to encode a whole sample."""
     key = _key(sample)
     return EncodingError(
-        f"sample {key!r} cannot be encoded by function {name}: {_describe_cause(cause)}. "
-        "Repair the function or the sample, or skip such samples with handler=warn_and_continue.",
+        f"sample {key!r} cannot be encoded by function {name}: {_describe_cause(cause)}.",
         key=key,
+        advice=Advice.of("Repair the function or the sample, or skip such samples with {}.", *SKIPPING),
     )
 
 

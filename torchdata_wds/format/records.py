@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.errors import DOWNLOAD_AGAIN, SKIP_DAMAGED, Advice, DamageKind, ShardFormatError, ShardOpenError
 from torchdata_wds.format.tar.file_kinds import describe_magic
 from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.storage import ByteStream
@@ -105,14 +105,17 @@ class _Place:
         """Makes the error for a shard that ends after so many bytes of the record."""
         return self._error(
             f"is cut off inside record {self.number:,}, which begins at byte {self.offset:,}: the shard ends at byte "
-            f"{self.offset + size:,}. Download it again"
+            f"{self.offset + size:,}.",
+            "cut",
+            DOWNLOAD_AGAIN,
         )
 
     def too_large(self, max_bytes: int) -> ShardFormatError:
         """Makes the error for a record of more than the limit."""
         return self._error(
             f"has a record {self.number:,} at byte {self.offset:,} of more than max_bytes={max_bytes:,} bytes: either "
-            "it is damaged, or the limit must be higher"
+            "it is damaged, or the limit must be higher.",
+            "too-large",
         )
 
     def damaged(self, cause: Exception) -> ShardFormatError:
@@ -120,7 +123,9 @@ class _Place:
         reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
         return self._error(
             f"is damaged: record {self.number:,}, which begins at byte {self.offset:,}, is no {self.record_format} "
-            f"({reason}). Download it again"
+            f"({reason}).",
+            "bad-record",
+            DOWNLOAD_AGAIN,
         )
 
     def check_head(self, head: bytes) -> None:
@@ -130,20 +135,23 @@ class _Place:
             ShardFormatError: if the shard begins like a tar archive or another file, or like text.
         """
         if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
-            raise self._error("is a tar archive, which .load_wds_shards() reads")
+            raise self._error("is a tar archive, which .load_wds_shards() reads.", "bad-record")
         if len(head) >= BLOCK and not any(head[:BLOCK]):
-            raise self._error(f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written")
+            raise self._error(
+                f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written.", "bad-record"
+            )
         if kind := describe_magic(head):
-            raise ShardFormatError(f"shard {self.shard} is no {self.record_format}. {kind}", shard=self.shard)
+            raise ShardFormatError(
+                f"shard {self.shard} is no {self.record_format}. {kind}", shard=self.shard, kind="bad-record"
+            )
         text = head[:_TEXT_SIZE]
         # In MessagePack each byte below 128 is a number by itself; in CBOR it may begin a text.
         if self.record_format == "msgpack" and len(text) == _TEXT_SIZE and text.isascii() and _is_printable(text):
-            raise self._error(f"is text, and no msgpack: it begins with {text!r}")
+            raise self._error(f"is text, and no msgpack: it begins with {text!r}.", "bad-record")
 
-    def _error(self, text: str) -> ShardFormatError:
-        return ShardFormatError(
-            f"shard {self.shard} {text}, or skip damaged shards with handler=warn_and_continue.", shard=self.shard
-        )
+    def _error(self, text: str, kind: DamageKind, advice: Advice = SKIP_DAMAGED) -> ShardFormatError:
+        message = f"shard {self.shard} {text}"
+        return ShardFormatError(message, shard=self.shard, advice=advice, kind=kind, offset=self.offset)
 
 
 def _is_printable(text: bytes) -> bool:

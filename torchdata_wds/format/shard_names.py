@@ -91,7 +91,7 @@ class ShardNames:
         """
         if scheme_of(self.pattern) == "pipe" or _has_number(self.pattern.rpartition("/")[0]):
             raise ValueError(
-                f"start_shard='next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} has not"
+                f"'next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} does not have"
             )
 
     def next_number(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> int:

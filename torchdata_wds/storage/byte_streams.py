@@ -196,6 +196,7 @@ class ShardSource(Source):
                     f"shard {self._shard} ends at byte {self._position:,}, before the offset "
                     f"{self._position + self._skip:,} that was asked for; is its index older than the shard?",
                     shard=self._shard,
+                    kind="index",
                 )
             self._skip -= count
 

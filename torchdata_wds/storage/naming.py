@@ -47,9 +47,7 @@ def naming(url: str, why: str) -> Iterator[None]:
         yield
     except WdsError as error:
         shard = mask_url(url)
-        raise type(error)(
-            f"{error} ({why} shard {shard})", shard=shard, member=error.member, key=error.key, field=error.field
-        ) from error
+        raise error.extended(f" ({why} shard {shard})", shard=shard) from error
 
 
 def named_stream(stream: ByteStream, url: str, why: str) -> ByteStream:

@@ -44,7 +44,7 @@ def test_read_members_refuses_a_member_when_it_is_larger_than_the_limit(tar_form
     archive = tar_bytes(MEMBERS, tar_format=tar_format)
     reading = read_members(io.BytesIO(archive), "x.tar", max_member_bytes=2999)
     assert next(reading).name == "a.txt"
-    with pytest.raises(ShardFormatError, match=r"b\.bin of 3,000 bytes, more than max_member_bytes=2,999") as raised:
+    with pytest.raises(ShardFormatError, match=r"b\.bin of 3,000 bytes, more than the limit of 2,999") as raised:
         next(reading)
     assert raised.value.member == "b.bin"
 

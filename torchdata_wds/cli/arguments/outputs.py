@@ -108,13 +108,9 @@ class SampleOutput:
             # of a key that came before, or that is no name: new keys are the remedy
             if type(error) is not ReappearingKeyError and (type(error) is not SampleError or error.field is not None):
                 raise
-            raise type(error)(
-                f"{str(error).removesuffix('.')}. New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep such "
-                "samples.",
-                shard=error.shard,
-                member=error.member,
-                key=error.key,
-                field=error.field,
+            stop = "" if str(error).endswith(".") else "."
+            raise error.extended(
+                f"{stop} New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep such samples."
             ) from error
         self.count += 1
 

@@ -42,20 +42,6 @@ __all__ = ["CheckFields", "CheckedSample", "ShardValidation", "ValidationRules"]
 CheckFields = Callable[[Mapping[str, Any]], Iterable[Exception]]
 
 #: What an error of the archive begins with, behind the shard's name, and the word for it.
-_DAMAGES = (
-    ("is empty", "empty"),
-    ("is no tar archive", "no-tar"),
-    ("is cut off", "cut"),
-    ("ends behind an extended header", "cut"),
-    ("has bytes behind", "trailing-bytes"),
-    ("begins with the rest", "multi-volume"),
-    ("holds member", "too-large"),
-    ("has more than 256 MiB of zeros", "trailing-bytes"),
-    ("holds a", "sparse"),
-    ("has more than 32 MiB of headers", "bad-header"),
-    ("is ambiguous", "ambiguous"),
-    ("has a", "bad-header"),
-)
 
 
 class ValidationRules(NamedTuple):
@@ -105,15 +91,9 @@ class _Part(NamedTuple):
 
 
 class _Archive(TarEntries):
-    """Entries of an archive; remembers where and how it was found to be damaged."""
+    """Entries of an archive, whose headers are kept."""
 
     keeps_raw = True
-    damage: tuple[str, int] | None = None
-
-    def damaged(self, what: str, cure: str, *, member: str | None = None, at: int | None = None) -> ShardFormatError:
-        kind = next((kind for start, kind in _DAMAGES if what.startswith(start)), "damage")
-        self.damage = kind, self.offset if at is None else at
-        return super().damaged(what, cure, member=member, at=at)
 
 
 class ShardValidation:
@@ -364,8 +344,8 @@ def _draft(url: str, parts: list[_Part], key: str | None = None) -> Draft:
 def _kind_of(error: WdsError, archive: _Archive | None) -> tuple[str, int | None]:
     """A word for damage that ends a shard, and its place."""
     offset = None if archive is None else archive.offset
+    if isinstance(error, ShardFormatError):
+        return error.kind, offset if error.offset is None else error.offset
     if isinstance(error, UnsafeDataError):
         return "refused", offset
-    if isinstance(error, ShardOpenError):
-        return "unreadable", offset
-    return ("compression", offset) if archive is None or archive.damage is None else archive.damage
+    return "unreadable", offset

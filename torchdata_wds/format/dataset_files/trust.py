@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from torchdata_wds.environment import is_secure
-from torchdata_wds.errors import ShardListError, SpecError, UnsafeDataError
+from torchdata_wds.errors import Advice, ShardListError, SpecError, UnsafeDataError
 from torchdata_wds.storage.braces import expand_braces
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.fsspec import protocol_of
@@ -122,9 +122,9 @@ class SpecPlace:
             raise UnsafeDataError(f"{self}: {mask_url(url)} {danger}, which WDS_SECURE forbids", shard=mask_url(url))
         if not self.origin.trusted:
             raise UnsafeDataError(
-                f"{self}: {mask_url(url)} {danger}, which no dataset file may do unasked. Pass allow_pipe=True if you "
-                "trust whoever wrote it, or list these shards in your program",
+                f"{self}: {mask_url(url)} {danger}, which no dataset file may do unasked.",
                 shard=mask_url(url),
+                advice=_allow_pipe(", or list these shards in your program"),
             )
         return url
 
@@ -159,14 +159,18 @@ class SpecPlace:
             return
         if self.origin.remote:
             raise UnsafeDataError(
-                f"{self}: asks for the environment variable {name}, which no file from another machine gets. Pass "
-                "allow_pipe=True if you trust whoever wrote it, or keep a copy of the file here"
+                f"{self}: asks for the environment variable {name}, which no file from another machine gets.",
+                advice=_allow_pipe(", or keep a copy of the file here"),
             )
         if mask_text(f"{name}=value") != f"{name}=value":
             raise UnsafeDataError(
-                f"{self}: asks for the environment variable {name}, whose name says that it is secret. Pass "
-                "allow_pipe=True if you trust whoever wrote it; credentials belong into storage_options"
+                f"{self}: asks for the environment variable {name}, whose name says that it is secret.",
+                advice=_allow_pipe("; credentials belong into storage_options"),
             )
+
+
+def _allow_pipe(otherwise: str) -> Advice:
+    return Advice.of(f"Pass {{}} if you trust its author{otherwise}", "allow_pipe=True", "--allow-pipe")
 
 
 def _danger(url: str) -> str | None:

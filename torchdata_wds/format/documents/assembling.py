@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torchdata_wds.errors import SampleError
+from torchdata_wds.errors import SKIP_SAMPLES, SampleError
 from torchdata_wds.format.documents.parsing import (
     IMAGE_EXTENSIONS,
     Document,
@@ -202,9 +202,9 @@ class _Finder:
         text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
         where = f"sample {key!r}" + (f" in shard {shard}" if shard else "")
         return SampleError(
-            f"field 'json' of {where} is no interleaved document: {text}. "
-            "Repair it, or skip such samples with handler=warn_and_continue.",
+            f"field 'json' of {where} is no interleaved document: {text}.",
             shard=shard,
+            advice=SKIP_SAMPLES,
             key=key,
             field="json",
         )

@@ -115,6 +115,7 @@ class ShardIndex(Sequence[IndexedSample]):
                 f"the index of shard {header.shard} is not whole: it promises {header.samples:,} samples and has "
                 f"{len(rows):,}. Make it again with index_shard",
                 shard=header.shard,
+                kind="index",
             )
         self.header = header
         self._rows = rows
@@ -191,7 +192,7 @@ class ShardIndex(Sequence[IndexedSample]):
         shown = mask_url(url)
         header = _parse_header(head, shown)
         if not rows or rows.pop():
-            raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown)
+            raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown, kind="index")
         return cls(header, rows)
 
 
@@ -251,7 +252,9 @@ def _parse_row(row: str | bytes) -> IndexedSample:
         _check_row(sample)
         return sample
     except (ValueError, TypeError, RecursionError) as error:
-        raise ShardFormatError(f"an index has a damaged line, {row[:80]!r}: {error}. Make it again") from error
+        raise ShardFormatError(
+            f"an index has a damaged line, {row[:80]!r}: {error}. Make it again", kind="index"
+        ) from error
 
 
 def _check_row(sample: IndexedSample) -> None:
@@ -275,7 +278,9 @@ def _parse_header(line: bytes, shown: str) -> IndexHeader:
         return header
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ShardFormatError(
-            f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one", shard=shown
+            f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one",
+            shard=shown,
+            kind="index",
         ) from error
 
 

@@ -60,7 +60,7 @@ def _dali_line(sample: IndexedSample, split: SplitName, shard: str) -> str:
 
 
 def _unfit(shard: str, why: str) -> ShardFormatError:
-    return ShardFormatError(f"DALI cannot read shard {shard} by an index: it {why}", shard=shard)
+    return ShardFormatError(f"DALI cannot read shard {shard} by an index: it {why}", shard=shard, kind="unsupported")
 
 
 def wids_index(
@@ -112,7 +112,9 @@ def wids_list(
     shards = []
     for url, header in headers:
         if header.compressed:
-            raise ShardFormatError(f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard)
+            raise ShardFormatError(
+                f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard, kind="unsupported"
+            )
         shard: dict[str, str | int] = {"url": url, "nsamples": header.samples, "filesize": header.tar_bytes}
         if md5sums and url in md5sums:
             shard["md5sum"] = md5sums[url]

@@ -130,6 +130,8 @@ def _dangling(entry: TarEntry, shard: str) -> ShardFormatError:
         "has no such member before it. Write the shard with tar --hard-dereference.",
         shard=shard,
         member=entry.name,
+        kind="hard-link",
+        offset=entry.offset,
     )
 
 
@@ -287,5 +289,7 @@ def _size(entry: TarEntry, sizes: dict[str, int], shard: str) -> int:
             "shard has no such member before it. Write the shard with tar --hard-dereference.",
             shard=shard,
             member=entry.name,
+            kind="hard-link",
+            offset=entry.offset,
         )
     return size

@@ -244,6 +244,7 @@ def _disagreement(part: ShardSlice, count: int, shard: str) -> ShardFormatError:
         "version of the shard, or keys= of load_wds_shards are not those that it was made with. Make it again with "
         "index_shard, or correct the count",
         shard=shard,
+        kind="index",
     )
 
 
@@ -273,7 +274,7 @@ def check_size(index: ShardIndex, url: str) -> None:
     path = Path(local_path(url))
     found = path.stat().st_size if path.exists() else expected  # opening it says better that it is missing
     if found != expected:
-        raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {expected:,}")
+        raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {expected:,}", kind="index")
 
 
 def place_of_sample(index: ShardIndex, number: int) -> IndexedSample | None:

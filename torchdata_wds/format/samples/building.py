@@ -9,13 +9,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import ne
 from typing import Any, NamedTuple
 
-from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
+from torchdata_wds.errors import Advice, DuplicateFieldError, ReappearingKeyError, SampleError
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules
 from torchdata_wds.format.tar.members import LocatedUrl
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.option_types import OnReappearing
 
 __all__ = ["Draft", "KeyedRun", "check_new", "make_sample", "make_samples"]
+
+_RENAME = Advice(
+    "Rename it with rename= of load_wds_shards, or leave it out with select=.", "Write the shard again without it."
+)
+
+_ALLOW = Advice.of(
+    "Write the shard sorted (tar --sort=name), or pass {} to take each run of members as a sample of its own (also "
+    "where a native loader gives the same archive twice).",
+    "on_reappearing='allow'",
+    "--on-reappearing allow",
+)
+
+_CHOOSE = Advice("Pass on_duplicate='first' or 'last' to choose.", "Pass --on-duplicate first or last to choose.")
+
+_CHOOSE_OR_KEEP_CASE = Advice(
+    "Pass on_duplicate='first' or 'last' to choose, or lowercase=False if they differ in case.",
+    "Pass --on-duplicate first or last to choose, or --keep-case if they differ in case.",
+)
 
 
 class Draft(NamedTuple):
@@ -113,10 +131,9 @@ def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown
     shard, member = shown(draft.url), draft.parts[0][1]
     message = (
         f"key {draft.key!r} comes back at member {member} of shard {shard} after other samples: its members are not "
-        "next to each other. Write the shard sorted (tar --sort=name), or pass on_reappearing='allow' to take each "
-        "run of members as a sample of its own (also where a native loader gives the same archive twice)."
+        "next to each other."
     )
-    error = ReappearingKeyError(message, shard=shard, member=member, key=draft.key)
+    error = ReappearingKeyError(message, shard=shard, member=member, key=draft.key, advice=_ALLOW)
     if on_reappearing == "error":
         raise error
     warn_rarely("kept", error)
@@ -162,8 +179,8 @@ def _mark(samples: Iterable[dict[str, Any]], source: Draft | KeyedRun) -> None:
 
 def _reserved(draft: Draft, field: str, name: str, shard: str) -> SampleError:
     return SampleError(
-        f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself. "
-        "Rename it with rename= of load_wds_shards, or leave it out with select=.",
+        f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself.",
+        advice=_RENAME,
         shard=shard,
         member=name,
         key=draft.key,
@@ -173,10 +190,9 @@ def _reserved(draft: Draft, field: str, name: str, shard: str) -> SampleError:
 
 def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
     first = next(other for spelled, other, _ in draft.parts if (spelled.lower() if lowercase else spelled) == field)
-    cure = "Pass on_duplicate='first' or 'last' to choose"
     return DuplicateFieldError(
-        f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}. "
-        f"{cure}{', or lowercase=False if they differ in case' if lowercase else ''}.",
+        f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}.",
+        advice=_CHOOSE_OR_KEEP_CASE if lowercase else _CHOOSE,
         shard=shard,
         member=name,
         key=draft.key,

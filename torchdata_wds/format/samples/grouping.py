@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
+from torchdata_wds.errors import Advice
 from torchdata_wds.format.samples.building import Draft, KeyedRun, check_new, make_sample, make_samples
 from torchdata_wds.format.samples.names import GroupingRules, grouping_rules, skip_reason, split_names
 from torchdata_wds.format.tar.members import (
@@ -216,7 +217,8 @@ def _warn_of_no_sample(member: ShardMember | FailedMember, shown: Callable[[str]
     warn_seldom(
         "shards without samples",
         f"shard {shown(member.url)} gives no sample: no member has a name of the form key.field; the first is "
-        f"{member.name} ({skip_reason(member.name)}). keys= changes how names are read.",
+        f"{member.name} ({skip_reason(member.name)}).",
+        Advice.of("{} changes how names are read.", "keys=", "--keys"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from torchdata_wds.errors import EncodingError, MissingFieldError, SampleError
+from torchdata_wds.errors import Advice, EncodingError, MissingFieldError, SampleError
 from torchdata_wds.format.samples.names import is_metadata, skip_reason, split_name
 
 __all__ = ["as_bytes", "check_field", "check_key", "is_written"]
@@ -14,6 +14,8 @@ _CURES = {
     "metadata": "its first part has the form __x__, which marks what belongs to no sample",
     "macOS metadata": "macOS writes such names beside the real files, and readers skip them",
 }
+
+_KEEP_CASE = Advice.of("Rename it, or write and read with {}", "lowercase=False", "--keep-case")
 
 
 def is_written(field: object, key: object = None) -> bool:
@@ -83,7 +85,7 @@ def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
     elif "/" in field or "\0" in field:
         reason = "it holds a slash or NUL"
     elif lowercase and field.lower() != field:
-        reason = f"it is read as {field.lower()!r}, in lower case; rename it, or write and read with lowercase=False"
+        reason = f"it is read as {field.lower()!r}, in lower case."
     try:
         encoded = field.encode()
     except UnicodeEncodeError as error:
@@ -93,6 +95,7 @@ def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
             f"field {field!r} of sample {key!r} cannot be written, because it could not be read back: {reason}",
             key=key if isinstance(key, str) else None,
             field=field,
+            advice=_KEEP_CASE if reason.endswith("lower case.") else "",
         )
     return encoded
 

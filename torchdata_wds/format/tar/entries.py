@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn, Protocol
 
-from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, DamageKind, ShardFormatError
 from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar import headers as pax
 from torchdata_wds.format.tar.file_kinds import describe_file
@@ -36,6 +36,23 @@ _LARGEST_RECORD = 20 * BLOCK
 _FILES = REGULAR | {headers.SPARSE}
 
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
+
+_RAISE_LIMIT = Advice(
+    "Raise max_member_bytes if you want it; otherwise leave the member out with select=.", "Raise --max-member-bytes."
+)
+
+_LEAVE_OUT = Advice(
+    "Leave it out with select=, or set max_member_bytes to what one member may take.",
+    "Try where there is more memory.",
+)
+
+_MAYBE_NO_END = Advice.of(
+    "Download it again; if its writer never ends archives, pass {}.", "require_end_marker=False", "--no-end-marker"
+)
+
+_CONCATENATED = Advice.of("If archives were joined with cat, pass {}.", "concatenated=True", "--concatenated")
+
+_TRUNCATE = "Cut it off there with truncate, or write it again."
 
 
 class ByteSource(Protocol):
@@ -159,15 +176,13 @@ class TarEntries:
             ShardFormatError: if they are more than `max_member_bytes`.
         """
         if size > self.max_member_bytes:
-            what = f"holds member {entry.name} of {size:,} bytes, more than max_member_bytes={self.max_member_bytes:,},"
-            cure = "Raise max_member_bytes if you want it; otherwise leave the member out with select=."
-            raise self.damaged(what, cure, member=entry.name, at=entry.offset)
+            what = f"holds member {entry.name} of {size:,} bytes, more than the limit of {self.max_member_bytes:,},"
+            raise self.damaged("too-large", what, _RAISE_LIMIT, member=entry.name, at=entry.offset)
 
     def out_of_memory(self, entry: TarEntry, size: int) -> ShardFormatError:
         """Makes the error for a member that the memory has no room for."""
         what = f"holds member {entry.name} of {size:,} bytes, more than this process has memory for,"
-        cure = "Leave it out with select=, or set max_member_bytes to what one member may take."
-        return self.damaged(what, cure, member=entry.name, at=entry.offset)
+        return self.damaged("too-large", what, _LEAVE_OUT, member=entry.name, at=entry.offset)
 
     def skip(self, entry: TarEntry) -> None:
         """Passes an entry's payload, if its kind has one: by ``stream.pass_over(size)``, or by reading it.
@@ -190,10 +205,19 @@ class TarEntries:
             left -= len(data)
         self._pass_padding(entry)
 
-    def damaged(self, what: str, cure: str, *, member: str | None = None, at: int | None = None) -> ShardFormatError:
+    def damaged(
+        self,
+        kind: DamageKind,
+        what: str,
+        advice: Advice | str = DOWNLOAD_AGAIN,
+        *,
+        member: str | None = None,
+        at: int | None = None,
+    ) -> ShardFormatError:
         """Makes the error for damage at a byte offset."""
-        where = self.offset if at is None else at
-        return ShardFormatError(f"shard {self.shard} {what} at byte {where:,}. {cure}", shard=self.shard, member=member)
+        offset = self.offset if at is None else at
+        message = f"shard {self.shard} {what} at byte {offset:,}."
+        return ShardFormatError(message, shard=self.shard, member=member, advice=advice, kind=kind, offset=offset)
 
     def _take(self, entry: TarEntry) -> bytes:
         size = entry.size
@@ -238,7 +262,8 @@ class TarEntries:
         if block:
             self._cut("inside a header", BLOCK - len(block), starts=block)
         if self.offset == self._first:
-            raise self.damaged("is empty: no tar archive, not even its end marker,", "Download or write it again.")
+            what = "is empty: no tar archive, not even its end marker,"
+            raise self.damaged("empty", what, "Download or write it again.")
         if self._extended or self.require_end_marker:
             self._cut("between two members: there is no end-of-archive marker", BLOCK)
         return b""
@@ -246,11 +271,10 @@ class TarEntries:
     def _cut(self, where: str, missing: int, *, member: str | None = None, starts: bytes = b"") -> NoReturn:
         if starts and self.offset - len(starts) == self._first:
             what = f"is no tar archive: it is only {len(starts)} bytes long, {starts[:40]!r},"
-            raise self.damaged(what, describe_file(starts, self.shard))
-        cure = "Download it again, or skip damaged shards with handler=warn_and_continue."
-        if where.startswith("between"):
-            cure = "Download it again; if its writer never ends archives, pass require_end_marker=False."
-        raise self.damaged(f"is cut off {where}", f"Expected at least {missing:,} more bytes. {cure}", member=member)
+            raise self.damaged("no-tar", what, describe_file(starts, self.shard))
+        advice = _MAYBE_NO_END if where.startswith("between") else DOWNLOAD_AGAIN
+        advice = Advice(*(f"Expected at least {missing:,} more bytes. {words}" for words in advice))
+        raise self.damaged("cut", f"is cut off {where}", advice, member=member)
 
     def _parse(self, block: bytes) -> Header:
         try:
@@ -259,15 +283,15 @@ class TarEntries:
             at = self.offset - BLOCK
             if at == self._first:
                 what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
-                raise self.damaged(what, describe_file(block, self.shard), at=at) from None
+                raise self.damaged("no-tar", what, describe_file(block, self.shard), at=at) from None
             what = f"has a damaged header: {error};"
-            raise self.damaged(what, "Download it again, or skip damaged shards with a handler.", at=at) from None
+            raise self.damaged("bad-header", what, at=at) from None
 
     def _extend(self, header: Header) -> None:
         """Takes in a long name, a long link or PAX records, which describe the entry that follows."""
         if header.size > _LARGEST_EXTENDED_HEADER:
             what = f"has an extended header of {header.size:,} bytes, more than the limit of 16 MiB,"
-            raise self.damaged(what, "The shard is probably corrupt.")
+            raise self.damaged("bad-header", what, "The shard is probably corrupt.")
         if header.kind != headers.GLOBAL_PAX:
             self._count_extended(BLOCK + header.size)
         size = header.size + padding(header.size)
@@ -280,7 +304,8 @@ class TarEntries:
         try:
             name = headers.long_name(content, header.size)
         except HeaderError as error:
-            raise self.damaged(f"has a damaged extended header: {error}", "Write the shard again.") from None
+            what = f"has a damaged extended header: {error}"
+            raise self.damaged("bad-header", what, "Write the shard again.") from None
         self._long["path" if header.kind == headers.LONG_NAME else "linkpath"] = name
 
     def _count_extended(self, size: int) -> None:
@@ -288,20 +313,20 @@ class TarEntries:
         self._extended += size
         if self._extended > _LARGEST_EXTENDED_HEADERS:
             what = "has more than 32 MiB of headers before one member's content,"
-            raise self.damaged(what, "The shard is probably corrupt.", at=self._start)
+            raise self.damaged("bad-header", what, "The shard is probably corrupt.", at=self._start)
 
     def _extend_pax(self, kind: int, data: bytes) -> None:
         try:
             records = pax.parse_records(data)
         except HeaderError as error:
-            raise self.damaged(f"has a damaged extended header before member: {error};", "Download it again.") from None
+            raise self.damaged("bad-header", f"has a damaged extended header before member: {error};") from None
         if pax.begins_elsewhere(records):
             self._refuse_part(text(records.get("GNU.volume.filename", b"?")))
         records = pax.relevant(records)
         if kind == headers.GLOBAL_PAX:
             if pax.is_sparse(records):
                 what = "has a damaged extended header: a sparse map for all members that follow"
-                raise self.damaged(what, "Write the shard again.")
+                raise self.damaged("bad-header", what, "Write the shard again.")
             self._global |= records
             self.has_globals = "path" in self._global or pax.describes_payload(self._global)
             self.raw.clear()
@@ -333,7 +358,7 @@ class TarEntries:
             sparse = self._sparse_source(kind, records, block)
             full = None if sparse is None else full_size(sparse)
         except HeaderError as error:
-            raise self.damaged(f"has a damaged header: {error};", "Download it again.", member=member) from None
+            raise self.damaged("bad-header", f"has a damaged header: {error};", member=member) from None
         return TarEntry(member, kind, size if own_size is None else own_size, target, self._start, full, sparse)
 
     def _sparse_source(self, kind: int, records: dict[str, bytes], block: bytes) -> SparseSource | None:
@@ -373,16 +398,16 @@ class TarEntries:
         what = (
             f"is ambiguous: {word} {entry.name} has {size:,} bytes of content, which programs skip or read as members,"
         )
-        raise self.damaged(what, "Write the shard again without it.", member=entry.name, at=self._start)
+        raise self.damaged("ambiguous", what, "Write the shard again without it.", member=entry.name, at=self._start)
 
     def _refuse_part(self, name: str) -> NoReturn:
         what = f"begins with the rest of member {name} of another volume"
-        raise self.damaged(what, "Join the volumes first.", member=name, at=self._start)
+        raise self.damaged("multi-volume", what, "Join the volumes first.", member=name, at=self._start)
 
     def _pass_end_marker(self) -> bytes:
         """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""
         if self._extended:
-            raise self.damaged("ends behind an extended header, before its member,", "Download it again.")
+            raise self.damaged("cut", "ends behind an extended header, before its member,")
         begin = self.offset
         while True:
             # the first blocks one by one: what follows them at once must not wait for more to come
@@ -395,13 +420,13 @@ class TarEntries:
             if block.count(0) == len(block):
                 if self.offset - begin > _LONGEST_END:
                     what = "has more than 256 MiB of zeros behind its end-of-archive marker,"
-                    raise self.damaged(what, "Cut it off there with truncate, or write it again.", at=begin)
+                    raise self.damaged("trailing-bytes", what, _TRUNCATE, at=begin)
                 continue
             if not self.concatenated:
                 rest = block.lstrip(b"\0")
                 at += (len(block) - len(rest)) // BLOCK * BLOCK
                 what = f"has bytes behind its end-of-archive marker, {rest[:20]!r},"
-                raise self.damaged(what, "If archives were joined with cat, pass concatenated=True.", at=at)
+                raise self.damaged("trailing-bytes", what, _CONCATENATED, at=at)
             if len(block) < BLOCK:
                 self._cut("inside a header", BLOCK - len(block))
             self._start = at

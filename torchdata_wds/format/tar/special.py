@@ -48,7 +48,7 @@ def read_payload(entries: TarEntries, entry: TarEntry, *, look: Callable[[Segmen
         raise entries.out_of_memory(entry, entry.sparse_size) from error
     except HeaderError as error:
         what = f"holds a damaged sparse member {entry.name}: {error};"
-        raise entries.damaged(what, "Write it again.", member=entry.name, at=entry.offset) from None
+        raise entries.damaged("sparse", what, "Write it again.", member=entry.name, at=entry.offset) from None
     if look is not None:
         look(segments, entry.sparse_size)
     return content
@@ -183,6 +183,8 @@ class HardLinks:
             "copy of the folder that 'cp -r' has made.",
             shard=self.shard,
             member=entry.name,
+            kind="hard-link",
+            offset=entry.offset,
         )
 
 

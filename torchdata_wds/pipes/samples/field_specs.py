@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchdata_wds.errors import MissingFieldError
+from torchdata_wds.errors import Advice, MissingFieldError
 from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage import mask_url
@@ -81,12 +81,15 @@ def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFie
     name, place = name_sample(sample)
     message = f"{name} has no field {' or '.join(map(repr, names))}; it has {there}."
     dotted = next((field for field in there if field.endswith(tuple("." + wanted for wanted in names))), None)
+    advice: Advice | str = ""
     if dotted is not None:
-        message += (
-            f" Its file names have more than one dot (field {dotted!r}): ask for that field, or split names at their "
-            "last dot with group_by_key(keys='last_dot')."
+        message += f" Its file names have more than one dot (field {dotted!r}):"
+        advice = Advice.of(
+            "ask for that field, or split names at their last dot with {}.",
+            "group_by_key(keys='last_dot')",
+            "--keys last_dot",
         )
-    return MissingFieldError(message, **place, field=";".join(names))
+    return MissingFieldError(message, **place, field=";".join(names), advice=advice)
 
 
 def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bool | None]]) -> Iterator[Any]:

@@ -339,7 +339,7 @@ def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Uni
     head = next(units)
     name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
     if name != begin.members[0].name:
-        raise ShardFormatError("there is " + (f"member {name}" if name else "the end of the archive"))
+        raise ShardFormatError("there is " + (f"member {name}" if name else "the end of the archive"), kind="index")
     return chain((head,), units)
 
 

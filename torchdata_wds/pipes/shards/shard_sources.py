@@ -109,6 +109,7 @@ class ShardSource(NamedTuple):
             "version of it: make that again with index_shard",
             shard=shard,
             key=begin.key,
+            kind="index",
         )
         if self.strict:
             raise stale from error

@@ -135,6 +135,7 @@ class ShardCache(CacheSettings):
             "index says. Index or shard is of another version: make the index again with index_shard, or remove the "
             "copy if it was put there by hand",
             shard=shard,
+            kind="index",
         )
 
     def _not_kept(self, url: str, reason: str) -> CacheError:
@@ -200,6 +201,7 @@ class _CopySource(Source):
                 f"the copy {path} of shard {shard} ends at byte {size:,}, before the offset {offset:,} that was asked "
                 "for; is the shard's index older than the shard, or the copy?",
                 shard=shard,
+                kind="index",
             )
         file.seek(offset)
         return io.BufferedReader(source, _PLAIN_BUFFER_SIZE)
@@ -225,7 +227,7 @@ class _CopySource(Source):
     def _remove_damaged(self, error: ShardFormatError) -> ShardFormatError:
         is_gone = self._cache.drop(self._path, self._file)
         cure = "The copy was removed: read the shard again" if is_gone else "Remove the copy, and read the shard again"
-        return ShardFormatError(f"{str(error).rstrip('.')}. {cure}", shard=mask_url(self._url))
+        return error.extended(f"{'' if str(error).endswith('.') else '.'} {cure}", shard=mask_url(self._url))
 
     def _turn_to_source(self, reason: Exception) -> None:
         self._cache.warn(self._url, f"its copy {self._path} is damaged: {reason}")

@@ -76,6 +76,7 @@ def _too_large(data: CompressedInput, error: Exception) -> ShardFormatError | No
         f"shard {data.shard} takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is "
         "larger. Compress it again with a preset of xz, or read it through 'pipe:xz -dc PATH'.",
         shard=data.shard,
+        kind="compression",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-from torchdata_wds.errors import ShardFormatError
+from torchdata_wds.errors import DOWNLOAD_AGAIN, ShardFormatError
 
 __all__ = ["CompressedInput"]
 
@@ -116,22 +116,27 @@ class CompressedInput:
             f"shard {self.shard} has {head!r} at byte {self.position:,}, behind the end of its {self.format} data: "
             f"expected the end of the file, zero bytes or more {self.format} data. Was something appended to it?",
             shard=self.shard,
+            kind="compression",
         )
 
     def cut(self, expected: str) -> ShardFormatError:
         """Makes the error for a stream that ends too early."""
         return ShardFormatError(
             f"shard {self.shard} is cut off: its {self.format} data ends at byte {self.position:,} (compressed), "
-            f"expected {expected}. Download it again, or skip damaged shards with handler=warn_and_continue.",
+            f"expected {expected}.",
             shard=self.shard,
+            advice=DOWNLOAD_AGAIN,
+            kind="compression",
         )
 
     def damaged(self, found: object) -> ShardFormatError:
         """Makes the error for data that does not decompress or fails its checksum."""
         return ShardFormatError(
             f"shard {self.shard} is damaged: its {self.format} data is wrong before byte {self.position:,} "
-            f"(compressed): {found}. Download it again, or skip damaged shards with handler=warn_and_continue.",
+            f"(compressed): {found}.",
             shard=self.shard,
+            advice=DOWNLOAD_AGAIN,
+            kind="compression",
         )
 
     def _hold(self, size: int) -> None:

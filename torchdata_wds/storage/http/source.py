@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.errors import TRY_AGAIN, ShardFormatError, ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import Source, StoredVersion
 from torchdata_wds.storage.http.client import Answer, HttpFailure, HttpRequest
@@ -26,8 +26,6 @@ _OVERLAP = 16 * 1024
 _SMALLEST_OVERLAP = 64
 
 _LONGEST_TAG = 40  # of one that is kept in states
-
-_CURE = "Try again, or skip failing shards with handler=warn_and_continue."
 
 
 class Delivered:
@@ -297,7 +295,9 @@ class HttpSource(Source):
             of = "" if self.version.total is None else f" of {self.version.total:,}"
             position = self._delivered.position
             error = ShardOpenError(
-                f"shard {shard} broke off after {position:,}{of} bytes: {failure.reason}{more}. {_CURE}", shard=shard
+                f"shard {shard} broke off after {position:,}{of} bytes: {failure.reason}{more}.",
+                shard=shard,
+                advice=TRY_AGAIN,
             )
         error.__cause__ = failure.cause
         return error
@@ -318,6 +318,7 @@ class HttpSource(Source):
             f"shard {shard} ends at byte {total:,}, before the offset {start:,} that was asked for; "
             "is its index older than the shard?",
             shard=shard,
+            kind="index",
         )
 
     def _close(self) -> None:

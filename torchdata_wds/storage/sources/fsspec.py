@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.errors import TRY_AGAIN, ShardFormatError, ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import Source, StoredVersion, wrap_source
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
@@ -213,6 +213,7 @@ class RemoteShard:
                     f"shard {self.shard} ends at byte {size:,}, before the offset {position:,} that was asked for; "
                     "is its index older than the shard?",
                     shard=self.shard,
+                    kind="index",
                 )
             if position:
                 file.seek(position)
@@ -327,9 +328,9 @@ class RemoteSource(Source):
         attempts = self._patience.failures
         tried = f", {attempts} times in a row" if attempts > 1 else ""
         return ShardOpenError(
-            f"shard {self._shard} broke off at byte {self._position:,}{tried}: {error_words(error)}. "
-            "Try again, or skip failing shards with handler=warn_and_continue.",
+            f"shard {self._shard} broke off at byte {self._position:,}{tried}: {error_words(error)}.",
             shard=self._shard,
+            advice=TRY_AGAIN,
         )
 
     def _close_file(self) -> None:

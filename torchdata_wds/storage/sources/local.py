@@ -65,6 +65,7 @@ def open_local(url: str, offset: int, options: StorageOptions) -> io.BufferedRea
                 f"shard {shard} ends at byte {status.st_size:,}, before the offset {offset:,} that was asked for; "
                 "is its index older than the shard?",
                 shard=shard,
+                kind="index",
             )
         file.seek(offset)
         return io.BufferedReader(file, _BUFFER_SIZE)

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NoReturn
 
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = ["FileTarget", "ShardTarget", "Unique", "cannot_write", "sync_file", "sync_folder"]
@@ -147,14 +147,20 @@ class FileTarget(ShardTarget):
             ) from error
 
 
-def cannot_write(shard: str, reason: str) -> ShardOpenError:
+#: For a shard that is there already.
+REPLACE_OR_RENAME = Advice(
+    "pass overwrite=True, another pattern, or start_shard='next'", "pass --force, or another name"
+)
+
+
+def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpenError:
     """Makes the error that a shard cannot be written, and why.
 
     Example:
         >>> cannot_write("x.tar", "it is a folder")
         ShardOpenError('cannot write shard x.tar: it is a folder')
     """
-    return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard)
+    return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
 
 
 class _Registration:

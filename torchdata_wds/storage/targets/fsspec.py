@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.retrying import Patience
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.sources.fsspec import HOPELESS, connect, error_words
-from torchdata_wds.storage.targets.base import FileTarget, cannot_write
+from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, cannot_write
 from torchdata_wds.storage.urls import mask_url
 
 __all__ = ["list_remote", "open_remote_target", "remove_remote", "target_in"]
@@ -63,9 +63,7 @@ class RemoteTarget(FileTarget):
         self._close_file()
         try:
             if not self._overwrite and _exists(self._filesystem, self._path):
-                raise FileExistsError(
-                    "it has come into existence meanwhile, by another writer; pass overwrite=True to replace it"
-                )
+                raise FileExistsError("it has come into existence meanwhile, by another writer, and overwriting is off")
             self._upload(local)
         except BaseException as error:
             # Nothing is lost: the file is forgotten here, so that nobody deletes it.
@@ -123,6 +121,9 @@ def open_remote_target(url: str, overwrite: bool, options: StorageOptions) -> Re
     return target_in(url, filesystem, path, overwrite)
 
 
+_NOT_ASKING = Advice("overwrite=True does not ask", "--force does not ask")
+
+
 def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTarget:
     """Makes a target in a store to which there is a connection.
 
@@ -135,10 +136,10 @@ def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTa
             exists = _exists(filesystem, path)
         except Exception as error:  # noqa: BLE001 - whatever a client library raises
             raise cannot_write(
-                shard, f"whether it exists cannot be asked: {error_words(error)}; overwrite=True does not ask"
+                shard, f"whether it exists cannot be asked: {error_words(error)};", _NOT_ASKING
             ) from masked_cause(error)
         if exists:
-            raise cannot_write(shard, "it already exists; pass overwrite=True, another pattern, or start_shard='next'")
+            raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
     return RemoteTarget(url, filesystem, path, overwrite)
 
 

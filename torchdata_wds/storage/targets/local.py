@@ -12,10 +12,10 @@ import os
 import stat
 from pathlib import Path
 
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.locks import lock, unlock
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.targets.base import FileTarget, cannot_write, sync_file, sync_folder
+from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, cannot_write, sync_file, sync_folder
 from torchdata_wds.storage.urls import local_path, mask_url
 
 __all__ = ["PARTIAL", "list_local", "open_local_target", "remove_local"]
@@ -100,8 +100,11 @@ class LocalTarget(FileTarget):
         except FileExistsError as error:
             raise cannot_write(
                 self._shard,
-                f"it has come into existence meanwhile, by another writer; this one's shard is in {self._partial}. "
-                "Pass overwrite=True to replace such files, or give each writer its own pattern",
+                f"it has come into existence meanwhile, by another writer; this one's shard is in {self._partial}.",
+                Advice(
+                    "Pass overwrite=True to replace such files, or give each writer its own pattern.",
+                    "Pass --force to replace it.",
+                ),
             ) from error
         except OSError as error:
             reason = error.strerror or error
@@ -214,7 +217,7 @@ def _check_file(path: Path, overwrite: bool, shard: str) -> None:
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise cannot_write(shard, f"it is no regular file and would be replaced; write 'pipe:cat > {path}'")
     if not overwrite and os.path.lexists(path):
-        raise cannot_write(shard, "it already exists; pass overwrite=True, another pattern, or start_shard='next'")
+        raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
 
 
 def _status(path: Path, shard: str) -> os.stat_result | None:

@@ -32,7 +32,7 @@ import zstandard
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import WdsError, index_shard
-from torchdata_wds.cli.validate.validating import validate_shard
+from torchdata_wds.cli.validate.shard_validation import ShardValidation, ValidationRules
 from torchdata_wds.codecs import Decoder, encode_sample
 
 #: What a careful reader of strangers' shards sets.
@@ -250,7 +250,7 @@ def run_shard(rng: Random, data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     way = rng.randrange(6)
     if way == 0:
-        list(validate_shard(path, max_member_bytes=LARGEST_MEMBER))
+        list(ShardValidation(str(path), ValidationRules(max_member_bytes=LARGEST_MEMBER)))
         return
     if way == 1:
         index_shard(path, to=False)

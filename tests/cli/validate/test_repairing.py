@@ -10,9 +10,9 @@ import pytest
 
 from tests.kits.damage import DAMAGES
 from tests.kits.shards import sample_members, text_samples, write_tar
-from torchdata_wds.cli.validate.findings import Finding
+from torchdata_wds.cli.validate import report_shard
+from torchdata_wds.cli.validate.findings import Finding, Totals
 from torchdata_wds.cli.validate.repairing import repaired_samples
-from torchdata_wds.cli.validate.shard_reports import Totals, report_shard
 from torchdata_wds.cli.validate.shard_validation import ValidationRules
 from torchdata_wds.errors import DecodingError, ShardFormatError
 

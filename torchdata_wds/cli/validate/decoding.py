@@ -16,9 +16,7 @@ __all__ = ["FieldChecker"]
 
 
 class FieldChecker:
-    """Tries to decode the fields of samples: images and all types of the table, and media where PyAV is installed.
-
-    Pickles are never loaded.
+    """Tries to decode all fields of samples but pickles; media where PyAV is installed.
 
     Example:
         >>> [error.field for error in FieldChecker()({"__key__": "a", "cls": b"x", "json": b"[1]", "jpg": b"no"})]
@@ -32,31 +30,21 @@ class FieldChecker:
         self._unchecked = frozenset() if has_media else frozenset(f"{VIDEO_FIELDS} {AUDIO_FIELDS}".split())
 
     def __call__(self, sample: Mapping[str, Any]) -> Iterator[Exception]:
-        """Tries to decode a sample.
+        """Yields an error, with the attribute ``field``, for each field that does not decode or was not tried.
 
-        Args:
-            sample: ``__key__``, ``__url__`` and bytes by field.
-
-        Yields:
-            For each field that does not decode a `DecodingError`; for one that was not tried an `UnsafeDataError`, or
-            an ImportError that says which package is missing. All have the field as their attribute ``field``.
+        The former are instances of `DecodingError`, the latter of `UnsafeDataError` or ImportError.
         """
         about = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
         for field, data in sample.items():
             if is_metadata(field):
                 continue
-            if field.lower().rpartition(".")[2] in self._unchecked:
-                yield _not_tried(field, "decoding media needs the av package: pip install 'torchdata_wds[media]'")
-                continue
             try:
+                if field.lower().rpartition(".")[2] in self._unchecked:
+                    raise MissingPackageError("decoding media needs the av package: pip install 'torchdata_wds[media]'")
                 self._decode({**about, field: data})
             except (DecodingError, UnsafeDataError) as error:
                 yield error
             except MissingPackageError as error:
-                yield _not_tried(field, str(error))
-
-
-def _not_tried(field: str, reason: str) -> MissingPackageError:
-    error = MissingPackageError(f"field {field!r} was not decoded: {reason}")
-    error.field = field  # type: ignore[attr-defined]
-    return error
+                skipped = MissingPackageError(f"field {field!r} was not decoded: {error}")
+                skipped.field = field  # type: ignore[attr-defined]
+                yield skipped

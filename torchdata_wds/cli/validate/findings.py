@@ -1,17 +1,18 @@
-"""What validation finds in shards, and how the fields of samples compare."""
+"""What validation finds in shards, counted in bounded memory and fit to be sent between processes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["FieldSets", "Finding", "Level"]
+__all__ = ["FieldSets", "Finding", "Level", "RepairPlan", "ShardReport", "Totals"]
 
 
 Level = Literal["error", "warning", "note"]
 
-#: So many different sets of fields are told apart: data with ever new ones must not fill the memory.
+#: The number of different sets of fields to tell apart: data with ever new ones must not fill the memory.
 _MOST_SETS = 1000
 
 
@@ -27,7 +28,7 @@ class Finding(NamedTuple):
         key: Key of the sample.
         field: Field of the sample.
         offset: Where, in bytes of the decompressed archive: a member's place is that of its header.
-        samples: How many samples it is about, where these are told together.
+        samples: The number of samples it is about, where one finding covers several.
     """
 
     level: Level
@@ -42,7 +43,7 @@ class Finding(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where samples with one set of fields are in a shard: how many, and the first of them."""
+    """The samples of one shard with the same fields: their number, and the first of them."""
 
     samples: int
     key: str
@@ -50,7 +51,7 @@ class _Place(NamedTuple):
 
 
 class FieldSets:
-    """Which fields samples have, to find those that are unlike the majority.
+    """The sets of fields that samples have, to find those that are unlike the majority.
 
     Example:
         >>> sets = FieldSets()
@@ -66,40 +67,15 @@ class FieldSets:
         self._others = 0
 
     def add(self, fields: Iterable[str], shard: str, key: str, offset: int) -> None:
-        """Takes note of a sample.
-
-        Args:
-            fields: Its fields; names like ``__key__`` are not looked at.
-            shard: Its shard, as messages may show it.
-            key: Its key.
-            offset: Where it begins.
-        """
+        """Adds a sample by its fields (names like ``__key__`` do not count), shard, key and offset."""
         found = frozenset([field for field in fields if not field.startswith("__")])
         self._count(found, shard, _Place(1, key, offset))
 
     def update(self, other: FieldSets) -> None:
-        """Takes over what another one has noted of later shards."""
+        """Adds the samples of later shards."""
         self._others += other._others
         for (shard, fields), place in other._places.items():
             self._count(fields, shard, place)
-
-    def findings(self) -> Iterator[Finding]:
-        """Tells of samples whose fields are not those that more than half of all have; one note for a shard and set."""
-        total = self._samples.total() + self._others
-        if not total:
-            return
-        usual, count = self._samples.most_common(1)[0]
-        if 2 * count <= total:
-            return
-        most = f"{count:,} of {total:,}: {', '.join(sorted(usual))}"
-        for (shard, fields), place in self._places.items():
-            if fields != usual:
-                samples = "1 sample has" if place.samples == 1 else f"{place.samples:,} samples have"
-                unlike = ", ".join(_differences(usual, fields))
-                message = f"{samples} not the fields of most ({most}): {unlike}, the first is {place.key!r}"
-                yield Finding(
-                    "note", "other-fields", message, shard, key=place.key, offset=place.offset, samples=place.samples
-                )
 
     def _count(self, fields: frozenset[str], shard: str, place: _Place) -> None:
         if fields not in self._samples and len(self._samples) >= _MOST_SETS:
@@ -111,8 +87,123 @@ class FieldSets:
             place = _Place(before.samples + place.samples, before.key, before.offset)
         self._places[shard, fields] = place
 
+    def findings(self) -> Iterator[Finding]:
+        """Yields a note for each shard and set of fields that is not the set of more than half of all samples."""
+        total = self._samples.total() + self._others
+        usual, count = self._samples.most_common(1)[0] if total else (frozenset(), 0)
+        if 2 * count <= total:
+            return
+        most = f"{count:,} of {total:,}: {', '.join(sorted(usual))}"
+        for (shard, fields), place in self._places.items():
+            if fields != usual:
+                samples = "1 sample has" if place.samples == 1 else f"{place.samples:,} samples have"
+                unlike = ", ".join(
+                    f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} {verb}"
+                    for names, verb in ((usual - fields, "missing"), (fields - usual, "more"))
+                    if names
+                )
+                message = f"{samples} not the fields of most ({most}): {unlike}, the first is {place.key!r}"
+                yield Finding(
+                    "note", "other-fields", message, shard, None, place.key, None, place.offset, place.samples
+                )
 
-def _differences(usual: frozenset[str], fields: frozenset[str]) -> Iterator[str]:
-    for names, verb in ((usual - fields, "missing"), (fields - usual, "more")):
-        if names:
-            yield f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} {verb}"
+
+@dataclass
+class RepairPlan:
+    """What must be known before the good samples of a shard can be written.
+
+    Attributes:
+        bad: Numbers of the runs of members that are left out.
+        lost: The keys of those, and of a sample that was cut off.
+        runs: For each key that comes back, the number of its runs of members.
+        count: The number of runs of members, including one that was cut off.
+    """
+
+    bad: set[int] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    runs: dict[str, int] = field(default_factory=dict)
+    count: int = 0
+
+
+@dataclass
+class ShardReport:
+    """The findings of one shard.
+
+    Attributes:
+        shard: Its URL as messages may show it.
+        findings: The first of each kind.
+        counts: The number of samples or members with each level and kind.
+        sound: The number of whole, sound samples.
+        bad: The number of the others.
+        field_sets: The fields of the sound samples.
+        plan: How to write them again.
+    """
+
+    shard: str
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
+    sound: int = 0
+    bad: int = 0
+    field_sets: FieldSets = field(default_factory=FieldSets)
+    plan: RepairPlan = field(default_factory=RepairPlan)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is no error."""
+        return not any(level == "error" for level, _ in self.counts)
+
+    def add(self, finding: Finding, most: int) -> None:
+        """Counts a finding, and keeps it unless there are `most` of its kind."""
+        kind = finding.level, finding.kind
+        if self.counts[kind] < most:
+            self.findings.append(finding)
+        self.counts[kind] += finding.samples
+
+    def left_out(self) -> Counter[tuple[Level, str]]:
+        """The counts of findings that are not kept."""
+        kept: Counter[tuple[Level, str]] = Counter()
+        for finding in self.findings:
+            kept[finding.level, finding.kind] += finding.samples
+        return self.counts - kept
+
+
+@dataclass
+class Totals:
+    """The findings of all shards, counted.
+
+    Attributes:
+        counts: As in `ShardReport`.
+        good: The number of shards without an error.
+        damaged: The number of the others.
+        sound: As in `ShardReport`.
+        bad: As in `ShardReport`.
+    """
+
+    counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
+    good: int = 0
+    damaged: int = 0
+    sound: int = 0
+    bad: int = 0
+    _field_sets: FieldSets = field(default_factory=FieldSets)
+
+    def take(self, report: ShardReport) -> None:
+        """Adds a shard's findings."""
+        self.counts += report.counts
+        self.good += report.is_good
+        self.damaged += not report.is_good
+        self.sound += report.sound
+        self.bad += report.bad
+        self._field_sets.update(report.field_sets)
+
+    def unlike_others(self, most: int) -> Iterator[Finding]:
+        """Counts the samples whose fields are not those of the majority, and yields at most `most` notes a shard."""
+        given: Counter[str] = Counter()
+        for finding in self._field_sets.findings():
+            self.counts[finding.level, finding.kind] += finding.samples
+            given[finding.shard] += 1
+            if given[finding.shard] <= most:
+                yield finding
+
+    def count_of(self, level: Level) -> int:
+        """The number of findings of a level."""
+        return sum(count for (found, _), count in self.counts.items() if found == level)

@@ -1,20 +1,19 @@
-"""One shard, read to find everything that is wrong with it, with the place of each thing.
+"""One shard, read to find everything that is wrong with it and where.
 
-The parts are those of loading (`TarEntries`, `HardLinks`, `check_new`, `make_sample`), read one entry at a time so that
-the place of each is known. Damage of the archive ends a shard here as it does there; a wrong sample does not.
+It uses the parts of loading (`TarEntries`, `HardLinks`, `check_new`, `make_sample`), one entry at a time so that the
+place of each is known. Damage of the archive ends a shard here as it does there; a wrong sample does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 from torchdata_wds.cli.validate.findings import FieldSets, Finding, Level
-from torchdata_wds.cli.validate.index_checks import IndexCheck
-from torchdata_wds.cli.validate.odd_headers import odd_headers, odd_pieces
-from torchdata_wds.cli.validate.odd_members import odd_kind, odd_name
+from torchdata_wds.cli.validate.index_check import IndexCheck
+from torchdata_wds.cli.validate.oddities import odd_headers, odd_kind, odd_name, odd_pieces
 from torchdata_wds.errors import (
     DuplicateFieldError,
     ReappearingKeyError,
@@ -38,14 +37,17 @@ from torchdata_wds.storage.urls import url_text
 __all__ = ["CheckFields", "CheckedSample", "ShardValidation", "ValidationRules"]
 
 
-#: Gives an exception for each field of a sample that does not decode; its ``field`` says which.
+#: Yields an exception for each field of a sample that does not decode; its ``field`` says which.
 CheckFields = Callable[[Mapping[str, Any]], Iterable[Exception]]
 
 #: What an error of the archive begins with, behind the shard's name, and the word for it.
 
 
 class ValidationRules(NamedTuple):
-    """How shards are validated; `validate_shard` describes the options."""
+    """How shards are validated: options as in ``load_wds_shards`` and ``group_by_key``.
+
+    With ``on_reappearing="warn"`` a key that comes back is a warning.
+    """
 
     keys: KeyRule = "first_dot"
     lowercase: bool = True
@@ -65,11 +67,11 @@ class CheckedSample(NamedTuple):
     """A run of members with one key, after its findings.
 
     Attributes:
-        number: Which run of the shard it is, from 0.
-        sample: ``__key__``, ``__url__`` and bytes by field, without members that are at fault.
+        number: The number of the run in its shard, from 0.
+        sample: ``__key__``, ``__url__`` and bytes by field, without faulty members.
         offset: Where it begins.
         is_sound: Whether nothing is wrong with it by itself.
-        reappears: Whether its key has come before.
+        reappears: Whether its key came before.
     """
 
     number: int
@@ -97,21 +99,28 @@ class _Archive(TarEntries):
 
 
 class ShardValidation:
-    """The validation of one shard: iterating, once, gives findings, and each sample behind those that are about it.
+    """Reads one shard whole: iterating, once, yields findings, and each sample after the findings about it.
 
-    Args:
-        url: The shard.
-        rules: What counts as wrong.
+    Errors are what loaders with the same options refuse or lose, and an index beside the shard that does not fit;
+    warnings are what they pass over. One sample is in memory.
 
     Attributes:
         shard: The URL as messages may show it.
-        sound: How many samples are whole and sound so far.
-        bad: How many are not, or were cut off.
+        sound: The number of sound samples so far.
+        bad: The number of samples that are wrong or cut off.
         cut: The key of the sample that was cut off.
-        field_sets: Which fields the sound ones have.
+        field_sets: The fields of the sound samples.
 
     Raises:
-        ValueError: if an option is none of those that are valid.
+        ValueError: if an option is not valid.
+        ImportError: when iterating, if the shard's compression needs a package that is not installed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
+        >>> _ = path.write_bytes(bytes(512) + b"more")
+        >>> [(finding.level, finding.kind, finding.offset) for finding in ShardValidation(str(path))]
+        [('error', 'trailing-bytes', 512)]
     """
 
     def __init__(self, url: str, rules: ValidationRules = _DEFAULT) -> None:
@@ -128,8 +137,7 @@ class ShardValidation:
         self._options = StorageOptions(rules.storage_options)
         self._index = IndexCheck(self.url, rules.keys, self._options)
         self._seen: set[int] = set()
-        self._run: list[_Part] = []  # the members so far of the sample that is open
-        self._has_globals = False
+        self._run: list[_Part] = []  # the members so far of the current sample
         self._passed_over = 0  # members that belong to no sample
         self._entered: str | None = None  # the member whose content is being read
 
@@ -148,67 +156,70 @@ class ShardValidation:
         except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
             is_broken = True
             yield from self._end_at(error, archive)
-        # that a broken shard is not as its index says is no fault of the index
+        # an index that fits the whole shard is not at fault when the shard is broken
         if self._index.fault is not None and not (is_broken and self._index.is_readable):
             yield Finding("error", "index", self._index.fault, self.shard)
 
     def _read(self, archive: _Archive) -> Iterator[Finding | CheckedSample]:
-        """Reads all members, tells what is odd about each, and checks a run of one key when its end has been seen."""
-        reopens = can_reopen(self.url, storage_options=self._options)
-        largest = self._max_member_bytes
-        links = HardLinks(self.url, self.shard, self._open_at if reopens else None, max_member_bytes=largest)
-        with closing(links):
-            yield from self._read_entries(archive, links)
-
-    def _read_entries(self, archive: _Archive, links: HardLinks) -> Iterator[Finding | CheckedSample]:
-        for entry in archive:
-            if entry is None:
-                yield from self._close_run()
-                continue
-            if links.met:
-                links.note(entry)
-            yield from self._odd(entry, archive)
-            if not is_file(entry.kind):
+        """Reads all members, and checks a run of one key when its end has been seen."""
+        reopen = self._open_at if can_reopen(self.url, storage_options=self._options) else None
+        has_globals = False
+        with closing(HardLinks(self.url, self.shard, reopen, max_member_bytes=self._max_member_bytes)) as links:
+            for entry in archive:
+                if entry is None:
+                    yield from self._close_run()
+                    continue
+                if links.met:
+                    links.note(entry)
+                for kind, message in odd_headers(entry, archive.raw):
+                    yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
+                if archive.has_globals and not has_globals:
+                    has_globals = True
+                    what = f"member {entry.name}, and all after it, have a name or a size from a global header"
+                    yield self._about(entry, "warning", "global-header", what)
+                if is_file(entry.kind):
+                    yield from self._read_file(entry, archive, links)
+                    continue
                 if (odd := odd_kind(entry)) is not None:
                     self._passed_over += 1
                     yield self._about(entry, "warning", *odd)
                 archive.skip(entry)
-                continue
-            try:
-                parts = self._rules.split(entry.name)
-            except Exception as error:  # noqa: BLE001 - the rule is the user's
-                what = f"the rule for keys fails for member {entry.name}: {type(error).__name__}: {error}"
-                yield self._about(entry, "error", "key-rule", what)
-                parts = None
-            else:
-                self._passed_over += parts is None
-                for kind, message in odd_name(entry.name, parts is not None, archive.raw):
-                    yield self._about(entry, "warning", kind, message)
-            self._entered = entry.name
-            maps: list[tuple[Segments, int]] = []
-            data = _content(entry, archive, links, maps)
-            self._entered = None
-            for kind, message in chain.from_iterable(starmap(odd_pieces, maps)):
-                yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
-            if links.recent is not None and not isinstance(data, Exception):
-                links.recent.note(ShardMember(self.url, entry.name, data))
-            if isinstance(data, Exception):
-                yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
-            if parts is None:
-                continue
-            if self._run and self._run[0].key != parts[0]:
-                yield from self._close_run()
-            self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
         yield from self._close_run()
 
-    def _odd(self, entry: TarEntry, archive: _Archive) -> Iterator[Finding]:
-        """Tells of headers that other programs read in another way."""
-        for kind, message in odd_headers(entry, archive.raw):
+    def _read_file(self, entry: TarEntry, archive: _Archive, links: HardLinks) -> Iterator[Finding | CheckedSample]:
+        """Reads a member, reports what is odd about it, and adds it to its sample."""
+        parts = None
+        try:
+            parts = self._rules.split(entry.name)
+        except Exception as error:  # noqa: BLE001 - the rule is the user's
+            what = f"the rule for keys fails for member {entry.name}: {type(error).__name__}: {error}"
+            yield self._about(entry, "error", "key-rule", what)
+        else:
+            self._passed_over += parts is None
+            for kind, message in odd_name(entry.name, parts is not None, archive.raw):
+                yield self._about(entry, "warning", kind, message)
+        maps: list[tuple[Segments, int]] = []
+        data: bytes | ShardFormatError
+        self._entered = entry.name
+        if entry.kind != HARD_LINK:
+            data = read_payload(archive, entry, look=lambda segments, size: maps.append((segments, size)))
+        else:
+            try:
+                data = links.resolve(entry)
+            except ShardFormatError as error:
+                data = error
+        self._entered = None
+        for kind, message in chain.from_iterable(starmap(odd_pieces, maps)):
             yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
-        if archive.has_globals and not self._has_globals:
-            self._has_globals = True
-            what = f"member {entry.name}, and all after it, have a name or a size from a global header"
-            yield self._about(entry, "warning", "global-header", what)
+        if isinstance(data, Exception):
+            yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
+        elif links.recent is not None:
+            links.recent.note(ShardMember(self.url, entry.name, data))
+        if parts is None:
+            return
+        if self._run and self._run[0].key != parts[0]:
+            yield from self._close_run()
+        self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
 
     def _close_run(self) -> Iterator[Finding | CheckedSample]:
         run, self._run = self._run, []
@@ -235,49 +246,51 @@ class ShardValidation:
     def _reappearing(self, run: list[_Part]) -> Finding | None:
         rule = self._rules.on_reappearing
         try:
-            check_new(_draft(self.url, run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
+            check_new(self._draft(run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
         except ReappearingKeyError as error:
-            level: Level = "warning" if rule == "warn" else "error"
-            return self._of(run[0], level, "reappearing-key", str(error))
+            return self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", str(error))
         return None
 
     def _make_sample(self, run: list[_Part]) -> tuple[dict[str, Any], list[Finding]]:
-        """Makes a sample of the members that can be in it, and tells of each other one."""
-        findings = [finding for part in run if not part.data or "__" in part.field for finding in self._odd_field(part)]
+        """Makes a sample of the members that fit together, with findings about the others."""
+        findings = []
+        for part in run:
+            if part.data == b"":
+                message = f"member {part.name} is empty: it has 0 bytes"
+                findings.append(self._of(part, "warning", "empty-field", message))
+            if "__" in part.field and is_metadata(part.field) and self._field(part) not in RESERVED_FIELDS:
+                message = f"member {part.name} has a field of the form __x__, which is metadata and never written again"
+                findings.append(self._of(part, "warning", "metadata-field", message))
         good = [part for part in run if not isinstance(part.data, Exception)]
         try:
-            return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings
+            return self._sample(good, run[0].key), findings
         except SampleError:
             good, wrong = self._divide(good)
-        return make_sample(_draft(self.url, good, run[0].key), self._rules, mask_url), findings + wrong
-
-    def _odd_field(self, part: _Part) -> Iterator[Finding]:
-        if part.data == b"":
-            yield self._of(part, "warning", "empty-field", f"member {part.name} is empty: it has 0 bytes")
-        if is_metadata(part.field) and self._field(part) not in RESERVED_FIELDS:
-            what = f"member {part.name} has a field of the form __x__, which is metadata and never written again"
-            yield self._of(part, "warning", "metadata-field", what)
+        return self._sample(good, run[0].key), findings + wrong
 
     def _divide(self, parts: list[_Part]) -> tuple[list[_Part], list[Finding]]:
-        """Divides members into those that can be in one sample, and findings about the others."""
+        """Divides members into those that fit into one sample, and findings about the others.
+
+        Each member is tried together with the first one of its field only: that takes time in proportion to the number
+        of members, where trying all that came before would take its square.
+        """
         good: list[_Part] = []
         findings = []
-        there: dict[str, _Part] = {}
+        firsts: dict[str, _Part] = {}
         for part in parts:
             field = self._field(part)
-            before = [there[field]] if field in there else []
             try:
-                make_sample(_draft(self.url, [*before, part]), self._rules, mask_url)
+                self._sample([firsts[field], part] if field in firsts else [part], part.key)
             except SampleError as error:
                 kind = "duplicate-field" if isinstance(error, DuplicateFieldError) else "reserved-field"
                 findings.append(self._of(part, "error", kind, str(error)))
             else:
                 good.append(part)
-                there.setdefault(field, part)
+                firsts.setdefault(field, part)
         return good, findings
 
     def _decode(self, errors: Iterable[Exception], run: list[_Part]) -> Iterator[Finding]:
-        """Tells of fields that do not decode, each at the member that it is from."""
+        """Reports fields that do not decode, each at its member."""
         parts: dict[str | None, _Part] = {}
         for error in errors:
             parts = parts or {self._field(part): part for part in reversed(run)}
@@ -287,12 +300,12 @@ class ShardValidation:
             else:
                 yield self._of(part, "error", "undecodable", str(error))
 
-    def _field(self, part: _Part) -> str:
-        return part.field.lower() if self._rules.lowercase else part.field
-
     def _end_at(self, error: WdsError, archive: _Archive | None) -> Iterator[Finding | CheckedSample]:
-        """Tells of damage that ends the shard, after the sample before it if that is complete."""
-        entered = self._next_key()
+        """Reports damage that ends the shard, after the sample before it if that is complete."""
+        entered = None
+        if self._entered is not None:  # the member in which the archive failed: another key ends the sample before
+            with suppress(Exception):  # reported before
+                entered = (self._rules.split(self._entered) or (None, ""))[0]
         if self._run and entered not in (None, self._run[0].key):
             yield from self._close_run()
         self.cut = self._run[0].key if self._run else entered
@@ -305,15 +318,15 @@ class ShardValidation:
         message = f"{error} {counted} complete before it{cut}." if archive is not None else str(error)
         yield Finding("error", kind, message, self.shard, member=error.member, offset=offset)
 
-    def _next_key(self) -> str | None:
-        """The key of the member in which the archive failed, if it did in one: another key ends the sample before."""
-        if self._entered is None:
-            return None
-        try:
-            parts = self._rules.split(self._entered)
-        except Exception:  # noqa: BLE001 - told before
-            return None
-        return None if parts is None else parts[0]
+    def _field(self, part: _Part) -> str:
+        return part.field.lower() if self._rules.lowercase else part.field
+
+    def _draft(self, parts: list[_Part], key: str | None = None) -> Draft:
+        key = parts[0].key if key is None else key
+        return Draft(key, self.url, 0, [(part.field, part.name, part.data) for part in parts])
+
+    def _sample(self, parts: list[_Part], key: str) -> dict[str, Any]:
+        return make_sample(self._draft(parts, key), self._rules, mask_url)
 
     def _open_at(self, offset: int) -> ByteStream:
         return open_shard(self.url, offset=offset, storage_options=self._options)
@@ -323,22 +336,6 @@ class ShardValidation:
 
     def _of(self, part: _Part, level: Level, kind: str, message: str) -> Finding:
         return Finding(level, kind, message, self.shard, part.name, part.key, part.field, part.start)
-
-
-def _content(
-    entry: TarEntry, archive: TarEntries, links: HardLinks, maps: list[tuple[Segments, int]]
-) -> bytes | ShardFormatError:
-    """Reads a member, or gives the reason why what a hard link stands for is not there; keeps a sparse member's map."""
-    if entry.kind != HARD_LINK:
-        return read_payload(archive, entry, look=lambda segments, size: maps.append((segments, size)))
-    try:
-        return links.resolve(entry)
-    except ShardFormatError as error:
-        return error
-
-
-def _draft(url: str, parts: list[_Part], key: str | None = None) -> Draft:
-    return Draft(parts[0].key if key is None else key, url, 0, [(part.field, part.name, part.data) for part in parts])
 
 
 def _kind_of(error: WdsError, archive: _Archive | None) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Headers that other programs read in another way than we do, or that no writer of today writes.
+"""Headers and names that loaders pass over, that other programs read differently, or that no writer today writes.
 
 ``torchdata_wds/docs/tar-differences.md`` lists what GNU tar and Python's tarfile make of each.
 """
@@ -9,13 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from torchdata_wds.format.samples.names import skip_reason, split_name
 from torchdata_wds.format.tar import headers
-from torchdata_wds.format.tar import headers as pax
 from torchdata_wds.format.tar.entries import TarEntry
 from torchdata_wds.format.tar.headers import (
     BLOCK,
     DIRECTORY,
     HARD_LINK,
+    HEADER_WORDS,
     REGULAR,
     full_name,
     is_file,
@@ -24,7 +25,7 @@ from torchdata_wds.format.tar.headers import (
 )
 from torchdata_wds.format.tar.sparse_maps import Segments
 
-__all__ = ["odd_headers", "odd_pieces"]
+__all__ = ["odd_headers", "odd_kind", "odd_name", "odd_pieces"]
 
 
 _NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*|[\x80\xff].*", re.DOTALL)
@@ -41,19 +42,24 @@ _REPEATED = {headers.LONG_NAME: "long names", headers.LONG_LINK: "long links"}
 
 _PIECES_OF_MAPS = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
-#: A word for an oddity, and a message that begins after the member's name.
+_REASONS = {
+    "macOS metadata": "macOS writes such files beside the real ones",
+    "metadata": "a first part of the form __x__ marks what belongs to no sample",
+    "hidden file": "its name begins with a dot",
+    "empty extension": "nothing follows the dot",
+    "no extension": "a field is what follows a dot",
+}
+
+#: A word for an oddity, and a message.
 Oddity = tuple[str, str]
 
 
 def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
-    """Says what is odd about the headers of an entry.
+    """Reports what is odd about the headers of an entry, in messages that go on after the member's name.
 
     Args:
         entry: The entry.
         blocks: Its headers: each extended one as its block and its content, then its own block.
-
-    Yields:
-        A word for each oddity and a message.
 
     Example:
         >>> import tarfile
@@ -61,7 +67,14 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
         >>> [kind for kind, _ in odd_headers(TarEntry("a.txt/", ord("5"), 0, "", 0), [block])]
         ['folder-as-file']
     """
-    extended, block = _divide(blocks)
+    extended = []
+    place = 0
+    while blocks[place][156] in headers.EXTENSIONS:
+        kind, content = blocks[place][156], blocks[place + 1]
+        size = parse_number(blocks[place][124:136])
+        extended.append((kind, content[:size], kind in headers.PAX and content[size:].strip(b"\0") != b""))
+        place += 2
+    block = blocks[place]
     kinds = Counter("PAX headers" if kind in headers.PAX else _REPEATED[kind] for kind, _, _ in extended)
     for what, count in kinds.items():
         if count > 1:
@@ -69,7 +82,7 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     records: dict[str, bytes] = {}
     for kind, data, has_more in extended:
         if kind in headers.PAX:
-            records = pax.parse_records(data)
+            records = headers.parse_records(data)
             yield from _odd_records(data, has_more)
     long_names = [data.partition(b"\0")[0] for kind, data, _ in extended if kind == headers.LONG_NAME]
     if long_names and records.get("path", long_names[-1]) != long_names[-1]:
@@ -78,34 +91,8 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     yield from _odd_block(entry, block)
 
 
-def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:
-    """Says what is odd about a right sparse map.
-
-    Args:
-        segments: The map.
-        size: The bytes of the full content.
-    """
-    if any(length % BLOCK for _, length in segments[:-1]):
-        yield "sparse-pieces", f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it"
-    if (sum(segments[-1]) if segments else 0) < size:
-        yield "sparse-end", "is sparse, and its map ends before its size: GNU tar gives less"
-
-
-def _divide(blocks: Sequence[bytes]) -> tuple[list[tuple[int, bytes, bool]], bytes]:
-    """Gives each extended header's type, its content and whether more follows it, and the entry's own block."""
-    extended = []
-    place = 0
-    while blocks[place][156] in headers.EXTENSIONS:
-        size = parse_number(blocks[place][124:136])
-        content = blocks[place + 1]
-        has_more = blocks[place][156] in headers.PAX and content[size:].strip(b"\0") != b""
-        extended.append((blocks[place][156], content[:size], has_more))
-        place += 2
-    return extended, blocks[place]
-
-
 def _odd_records(data: bytes, has_more: bool) -> Iterator[Oddity]:
-    found = list(pax.each_record(data))
+    found = list(headers.each_record(data))
     repeated = Counter(keyword for keyword, _, _ in found if keyword not in _PIECES_OF_MAPS)
     for keyword, count in repeated.items():
         if count > 1:
@@ -125,7 +112,7 @@ def _odd_records(data: bytes, has_more: bool) -> Iterator[Oddity]:
 
 def _odd_sizes(records: dict[str, bytes], block: bytes) -> Iterator[Oddity]:
     size = parse_number(block[124:136])
-    other = pax.record_number({keyword: value for keyword, value in records.items() if value}, "size")
+    other = headers.record_number({keyword: value for keyword, value in records.items() if value}, "size")
     if other is not None and other != size and other <= _LARGEST_OCTAL:
         yield "two-sizes", f"has {other:,} bytes by its PAX record and {size:,} by its header; the record counts"
     if block[156] == HARD_LINK and size:
@@ -133,23 +120,65 @@ def _odd_sizes(records: dict[str, bytes], block: bytes) -> Iterator[Oddity]:
 
 
 def _odd_block(entry: TarEntry, block: bytes) -> Iterator[Oddity]:
-    kind, name = block[156], full_name(block)
+    kind, name, magic = block[156], full_name(block), block[257:263]
     if entry.kind == DIRECTORY and (kind in _KNOWN_FILES - {0} or (kind == 0 and not name.endswith(b"/"))):
         yield "folder-as-file", "is a folder by the slash at its end, and a file by its type"
     if kind == 0 and is_file(entry.kind) and name.endswith(b"/"):
         yield "file-as-folder", f"is a folder by its short name {text(name)!r}, and a file by its long one"
     if kind in REGULAR - _KNOWN_FILES:
         yield "unknown-type", f"is of the unknown type {chr(kind)!r}; it is read as a file, as POSIX says"
-    if block[345] and block[257:263] != b"ustar\0" and chr(kind) not in "SM":
-        yield (
-            "prefix",
-            "has bytes at the place of a name's prefix in a header that is not ustar: others read a name there",
-        )
-    if entry.sparse is not None and block[257:263] != (b"ustar " if kind == headers.SPARSE else b"ustar\0"):
-        yield (
-            "sparse-magic",
-            "is sparse by its type or its PAX records, in a header of another format: GNU tar misreads it",
-        )
+    if block[345] and magic != b"ustar\0" and chr(kind) not in "SM":
+        what = "has bytes at the place of a name's prefix in a header that is not ustar: others read a name there"
+        yield "prefix", what
+    if entry.sparse is not None and magic != (b"ustar " if kind == headers.SPARSE else b"ustar\0"):
+        what = "is sparse by its type or its PAX records, in a header of another format: GNU tar misreads it"
+        yield "sparse-magic", what
     for what, (start, stop) in _NUMBERS.items():
         if _NUMBER.fullmatch(block[start:stop]) is None:
             yield "odd-number", f"has {block[start:stop]!r} as its {what}, which other programs refuse"
+
+
+def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:
+    """Reports what is odd about a valid sparse map of a content of `size` bytes."""
+    if any(length % BLOCK for _, length in segments[:-1]):
+        yield "sparse-pieces", f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it"
+    if (sum(segments[-1]) if segments else 0) < size:
+        yield "sparse-end", "is sparse, and its map ends before its size: GNU tar gives less"
+
+
+def odd_kind(entry: TarEntry) -> Oddity | None:
+    """Describes an entry that is neither a file nor a folder."""
+    word = HEADER_WORDS.get(entry.kind)
+    if is_file(entry.kind) or word == "directory":
+        return None
+    if word is None:
+        return "unknown-entry", f"member {entry.name} is of the unknown type {chr(entry.kind)!r} and is passed over"
+    target = f" to {entry.link}" if entry.link else ""
+    return word.lower().replace(" ", "-"), f"member {entry.name} is a {word}{target} and is passed over"
+
+
+def odd_name(name: str, has_key: bool, blocks: Sequence[bytes]) -> Iterator[Oddity]:
+    """Reports what is odd about a member's name.
+
+    Args:
+        name: The name.
+        has_key: Whether the rule for keys makes it part of a sample.
+        blocks: The blocks of its headers, which hold the name as it was written.
+
+    Example:
+        >>> [kind for kind, _ in odd_name("/../.hidden", False, [])]
+        ['hidden-file', 'absolute-name', 'parent-folder']
+    """
+    if not has_key and split_name(name) is not None:
+        yield "no-key", f"member {name} belongs to no sample by the rule for keys, and is passed over"
+    elif not has_key:
+        reason = skip_reason(name)
+        message = f"member {name} belongs to no sample and is passed over: {_REASONS[reason]}"
+        yield reason.lower().replace(" ", "-"), message
+    if name.startswith("/"):
+        yield "absolute-name", f"member {name} has an absolute path as its name, and its key cannot be written again"
+    if ".." in name.split("/"):
+        yield "parent-folder", f"member {name} has a part '..' in its name, and its key cannot be written again"
+    # A backslash may be the name's own: only one that is not in the headers was put there by decoding.
+    if "\\x" in name and blocks and name.encode() not in b"".join(blocks) and name.encode() != full_name(blocks[-1]):
+        yield "not-utf-8", f"member {name} has a name that is not UTF-8: its other bytes are written as \\xNN"

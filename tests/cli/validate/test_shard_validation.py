@@ -18,9 +18,8 @@ from tests.kits.processes import open_files
 from tests.kits.shards import END, tar_bytes, text_samples, write_tar
 from torchdata_wds import ReappearingKeyError, index_shard
 from torchdata_wds.cli.validate import shard_validation
-from torchdata_wds.cli.validate.findings import FieldSets
+from torchdata_wds.cli.validate.findings import FieldSets, Finding
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules
-from torchdata_wds.cli.validate.validating import validate_shard
 from torchdata_wds.format.samples.building import Draft, make_sample
 from torchdata_wds.handlers import ignore_and_continue
 
@@ -38,9 +37,15 @@ KINDS = {
 COMPRESSED = ("gzip", "bz2", "xz", "zstd")
 
 
+def findings_of(url: str, **options: Any) -> list[Finding]:
+    """All findings, those about the fields of the shard last."""
+    validation = ShardValidation(url, ValidationRules(**options))
+    return [*(item for item in validation if isinstance(item, Finding)), *validation.field_sets.findings()]
+
+
 def found(url: str, **options: Any) -> list[tuple[str, str]]:
     """Levels and kinds of all findings."""
-    return [(finding.level, finding.kind) for finding in validate_shard(url, **options)]
+    return [(finding.level, finding.kind) for finding in findings_of(url, **options)]
 
 
 def loaded(url: str, **options: Any) -> list[dict[str, Any]]:
@@ -86,7 +91,7 @@ def test_validate_finds_each_damage_with_its_place(name: str, tmp_path: Path) ->
     path = tmp_path / "x.tar"
     path.write_bytes(DAMAGES[name].data)
     before = open_files()
-    [finding] = validate_shard(str(path))
+    [finding] = findings_of(str(path))
     expected = "compression" if any(word in name for word in COMPRESSED) else KINDS.get(name, "cut")
     assert (finding.level, finding.kind, finding.shard) == ("error", expected, str(path))
     assert DAMAGES[name].says in finding.message
@@ -118,7 +123,7 @@ def test_validate_passes_good_shards(kind: str, tmp_path: Path) -> None:
         "concatenated": GOOD + tar_bytes(text_samples("s", 2)),
     }
     path.write_bytes(data[kind])
-    findings = list(validate_shard(str(path), concatenated=kind == "concatenated"))
+    findings = findings_of(str(path), concatenated=kind == "concatenated")
     assert [finding for finding in findings if finding.level != "note"] == []
 
 
@@ -127,7 +132,7 @@ def test_validate_reports_what_cannot_be_opened(tmp_path: Path, monkeypatch: pyt
     assert found(str(tmp_path / "no.tar")) == [("error", "unreadable")]
     assert found("pipe:exit 3") == [("error", "unreadable")]
     monkeypatch.setenv("WDS_SECURE", "1")
-    [finding] = validate_shard("pipe:curl --token=geheim https://host/x.tar")
+    [finding] = findings_of("pipe:curl --token=geheim https://host/x.tar")
     assert (finding.level, finding.kind) == ("error", "refused")
     assert "geheim" not in finding.message + finding.shard
 
@@ -157,7 +162,7 @@ def test_validate_goes_on_behind_wrong_samples(tmp_path: Path) -> None:
         ("d.txt", b"8"),
     ]
     url = write_tar(tmp_path / "x.tar", members)
-    findings = list(validate_shard(url))
+    findings = findings_of(url)
     assert [(finding.kind, finding.member, finding.offset) for finding in findings if finding.level == "error"] == [
         ("duplicate-field", "a.TXT", 1024),
         ("reserved-field", "a.__key__", 2048),
@@ -207,7 +212,7 @@ def test_validate_judges_by_the_options_of_grouping(
 def test_validate_reports_a_key_that_comes_back_once_for_each_time(tmp_path: Path) -> None:
     """With the place of each."""
     url = write_tar(tmp_path / "x.tar", [(f"{key}.txt", b"x") for key in "abaca"])
-    findings = list(validate_shard(url))
+    findings = findings_of(url)
     assert [(finding.kind, finding.offset) for finding in findings] == [
         ("reappearing-key", 2048),
         ("reappearing-key", 4096),
@@ -224,7 +229,7 @@ def test_validate_reports_a_rule_that_fails(tmp_path: Path) -> None:
     assert found(url, keys=rule) == [("error", "key-rule"), ("warning", "no-key")]
     assert [sample["__key__"] for sample in sound(url, keys=rule)] == ["a", "b"]
     with pytest.raises(ValueError, match="on_duplicate"):
-        validate_shard(url, on_duplicate="no")  # type: ignore[arg-type]
+        ShardValidation(url, ValidationRules(on_duplicate="no"))  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------------------- odd members
@@ -248,7 +253,7 @@ def test_validate_reports_a_rule_that_fails(tmp_path: Path) -> None:
 def test_validate_warns_of_odd_names(name: str, kind: str, tmp_path: Path) -> None:
     """With the member's place; the samples around are good."""
     url = write_tar(tmp_path / "x.tar", [("0.txt", b"x"), (name, b"x"), ("z.txt", b"x")])
-    findings = [finding for finding in validate_shard(url) if finding.level != "note"]
+    findings = [finding for finding in findings_of(url) if finding.level != "note"]
     assert [(finding.level, finding.kind, finding.offset) for finding in findings] == [("warning", kind, 1024)]
     assert name in findings[0].message
     assert sound(url) == loaded(url)
@@ -289,7 +294,7 @@ def test_validate_finds_members_that_are_no_files(member: Any, level: str, kind:
     """What is passed over is told; what ends a loader is an error, and the samples behind it are looked at too."""
     path = tmp_path / "x.tar"
     path.write_bytes(archive(("0.txt", b"x"), member, ("z.txt", b"x"), ("z.txt", b"again")))
-    findings = [finding for finding in validate_shard(str(path)) if finding.level != "note"]
+    findings = [finding for finding in findings_of(str(path)) if finding.level != "note"]
     expected = [(level, kind, 1024)] if level else []
     assert [(finding.level, finding.kind, finding.offset) for finding in findings[:-1]] == expected
     assert findings[-1].kind == "duplicate-field"
@@ -310,7 +315,7 @@ def test_validate_finds_a_shard_that_gives_nothing(members: Any, expected: list[
     """All of whose members are passed over: an error, as for what is lost. One without members is a valid shard."""
     path = tmp_path / "x.tar"
     path.write_bytes(archive(*members))
-    assert [finding.kind for finding in validate_shard(str(path)) if finding.level == "error"] == expected
+    assert [finding.kind for finding in findings_of(str(path)) if finding.level == "error"] == expected
 
 
 def test_validate_does_not_take_the_sample_of_a_dangling_link_as_sound(tmp_path: Path) -> None:
@@ -327,7 +332,7 @@ def test_validate_notes_samples_whose_fields_are_unlike_the_majority(tmp_path: P
     """One note for a set, that says what is missing and more."""
     members = [(f"{key}.{field}", b"1") for key in "abcdef" for field in ("cls", "txt")]
     url = write_tar(tmp_path / "x.tar", [*members, ("g.txt", b"1"), ("h.txt", b"1"), ("i.txt", b"1"), ("i.jpg", b"1")])
-    [first, second] = validate_shard(url)
+    [first, second] = findings_of(url)
     assert (first.level, first.kind, first.key, first.samples) == ("note", "other-fields", "g", 2)
     assert "6 of 9: cls, txt" in first.message
     assert "cls is missing" in first.message
@@ -359,7 +364,7 @@ def test_validate_asks_about_fields(tmp_path: Path) -> None:
             yield ImportError("no package")
 
     url = write_tar(tmp_path / "x.tar", [(f"{key}.{field}", b"1") for key in "abc" for field in ("cls", "TXT")])
-    findings = list(validate_shard(url, check_fields=check))
+    findings = findings_of(url, check_fields=check)
     assert [(finding.level, finding.kind, finding.member, finding.offset) for finding in findings] == [
         ("error", "undecodable", "b.TXT", 3072),
         ("note", "not-decoded", "c.cls", 4096),
@@ -392,7 +397,7 @@ def test_validate_finds_an_index_that_is_not_of_the_shard(
     index_shard(path)
     assert found(str(path)) == []
     change(path)
-    [finding] = validate_shard(str(path))
+    [finding] = findings_of(str(path))
     assert (finding.level, finding.kind) == ("error", "index")
     assert says in finding.message
 
@@ -432,5 +437,5 @@ def test_validate_reports_a_member_when_it_is_larger_than_the_limit(tmp_path: Pa
     """As loaders end the shard there, so does the validation."""
     path = tmp_path / "x.tar"
     write_tar(path, [("a.txt", b"a"), ("b.txt", bytes(2000))])
-    findings = list(validate_shard(str(path), max_member_bytes=1999))
+    findings = findings_of(str(path), max_member_bytes=1999)
     assert [(finding.kind, finding.member, finding.offset) for finding in findings] == [("too-large", "b.txt", 1024)]

@@ -16,6 +16,7 @@ from torch.utils.data.graph import traverse_dps
 
 import torchdata_wds
 from tests.contract import ROWS, Row
+from tests.kits import declared_forms
 from tests.kits.processes import open_files
 from torchdata_wds.pipes import base
 
@@ -186,24 +187,11 @@ def test_functional_forms_are_documented(name: str) -> None:
         assert section in text, f"{name} has no {section}"
 
 
-def test_declarations_for_type_checkers_equal_the_constructors() -> None:
-    """What editors see of a functional form is what its constructor takes."""
-    tree = ast.parse(Path(inspect.getfile(base)).read_text())
-    (wds_pipe,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "WdsPipe"]
-    (block,) = [node for node in wds_pipe.body if isinstance(node, ast.If)]
-    declared = {node.name: node for node in block.body if isinstance(node, ast.FunctionDef)}
-    for name, cls in base.functional_forms.items():
-        given = [
-            (parameter.name, parameter.kind, parameter.default)
-            for parameter in list(inspect.signature(cls.__init__).parameters.values())[2:]
-        ]
-        arguments = declared[name].args
-        positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)[1:]]
-        starred = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
-        keyword = [argument.arg for argument in arguments.kwonlyargs]
-        double = [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
-        marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-        assert positional + starred + keyword + double == [marks.get(kind, "") + name for name, kind, _ in given], name
+@pytest.mark.parametrize("name", NAMES)
+def test_declarations_for_type_checkers_equal_the_constructors(name: str) -> None:
+    """What editors see of a functional form is what its constructor takes, with types and defaults."""
+    written = ast.unparse(declared_forms.declared(declared_forms.FILE.read_text())[name].args)
+    assert written == ast.unparse(declared_forms.arguments_of(base.functional_forms[name]))
 
 
 def test_functional_forms_have_no_forbidden_names() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 __all__ = [
@@ -18,8 +18,9 @@ __all__ = [
     "OnReappearing",
     "Select",
     "Missing",
+    "Spec",
+    "Stop",
 ]
-
 
 #: A function of a URL that gives a path inside the cache's folder, one of the words below, or None for the default.
 Naming = str | Callable[[str], "str | os.PathLike[str]"] | None
@@ -43,3 +44,9 @@ Index = bool | str | os.PathLike[str] | Mapping[Any, int] | None
 Missing = Literal["error", "drop_image", "skip_sample", "none"]
 
 StartShard = int | Literal["next"]
+
+#: Names of fields, by preference: a list, or one text with semicolons.
+Spec = str | Sequence[str]
+
+#: When a mix of several sources ends.
+Stop = Literal["first", "all", "cycle"]

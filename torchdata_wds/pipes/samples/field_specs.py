@@ -8,12 +8,11 @@ from typing import Any
 from torchdata_wds.errors import Advice, MissingFieldError
 from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import warn_once
+from torchdata_wds.option_types import Spec
 from torchdata_wds.storage import mask_url
 
 #: After this many samples a field that none of them has had is warned about; a stream may have no end.
 ENOUGH_SAMPLES = 10_000
-
-Spec = str | Sequence[str]
 
 
 def alternatives(spec: Spec) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.option_types import Spec
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.chain_text import value_text
 from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.samples.field_specs import (
-    Spec,
     alternatives,
     expect_sample,
     find_field,

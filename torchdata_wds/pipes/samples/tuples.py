@@ -11,9 +11,9 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.checks import check_choice
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.option_types import Spec
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.samples.field_specs import (
-    Spec,
     alternatives,
     expect_sample,
     find_field,

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from numbers import Real
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.consumers import place_of
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import warn_once
+from torchdata_wds.option_types import Stop
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Passes, Seed
 
@@ -23,8 +24,6 @@ __all__ = ["SampleMixerIterDataPipe"]
 
 
 T = TypeVar("T")
-
-Stop = Literal["first", "all", "cycle"]
 
 _STOPS = (
     "'first' ends when the source whose turn it is has ended, 'all' yields every item of every source once, 'cycle' "

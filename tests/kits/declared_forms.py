@@ -1,0 +1,60 @@
+"""The functional forms in ``pipes/forms.py``, made from the constructors; run as a program it writes the file anew."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from torchdata_wds.pipes import forms
+from torchdata_wds.pipes.base import functional_forms
+
+FILE = Path(inspect.getfile(forms))
+
+#: Types of the constructors that have a short name in the file.
+SHORT_TYPES = {
+    "Mapping[str, Mapping[str, Any]] | None": "StorageOptions",
+    "str | Mapping[str, str] | storage.RewriteRules | None": "Rewrite",
+}
+
+
+def declared(text: str) -> dict[str, ast.FunctionDef]:
+    """The forms of the package that the file declares, by name."""
+    (pipe,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    (block,) = [node for node in pipe.body if isinstance(node, ast.If)]
+    return {
+        node.name: node for node in block.body if isinstance(node, ast.FunctionDef) and node.name in functional_forms
+    }
+
+
+def arguments_of(cls: Any) -> ast.arguments:
+    """The arguments of a form: those of the constructor after the source; defaults that are names become ``...``."""
+    (constructor,) = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__))).body
+    assert isinstance(constructor, ast.FunctionDef)
+    arguments = constructor.args
+    del (arguments.posonlyargs if len(arguments.posonlyargs) > 1 else arguments.args)[1]
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg) and argument.annotation is not None:
+            written = ast.unparse(argument.annotation)
+            argument.annotation = ast.Name(SHORT_TYPES.get(written, written))
+    for values in (arguments.defaults, arguments.kw_defaults):
+        values[:] = [ast.Constant(...) if isinstance(value, ast.Name) else value for value in values]
+    return arguments
+
+
+def main() -> None:
+    """Writes the arguments of all forms into the file; what each yields stays as it is written there."""
+    lines = FILE.read_text().splitlines(keepends=True)
+    for name, node in sorted(declared("".join(lines)).items(), key=lambda item: -item[1].lineno):
+        node.args = arguments_of(functional_forms[name])
+        lines[node.lineno - 1 : node.end_lineno] = [textwrap.indent(ast.unparse(node), " " * 8) + "\n"]
+    FILE.write_text("".join(lines))
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", str(FILE)], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,32 +5,164 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
-from torchdata_wds.checks import check_flags
-from torchdata_wds.datasets.entries import Entries, EntryMapperIterDataPipe, SpecShardsIterDataPipe, Transform
+from torchdata_wds.checks import check_choice, check_flags
+from torchdata_wds.consumers import Place
+from torchdata_wds.errors import DuplicateFieldError, MissingFieldError
 from torchdata_wds.format.dataset_files.entries import ENTRY_KEYS, SpecEntry, SpecGroup, dataset_groups, sampled_groups
 from torchdata_wds.format.dataset_files.files import read_spec
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, short
 from torchdata_wds.format.dataset_files.wids import wids_groups
+from torchdata_wds.format.samples.field_items import FieldItem
 from torchdata_wds.handlers import Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
+from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample, noting_absent
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
-from torchdata_wds.pipes.samples.map import check_function
+from torchdata_wds.pipes.samples.map import ItemMapper, check_function, map_items
+from torchdata_wds.pipes.seeds import Seed
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 
-__all__ = ["load_dataset"]
+Entries = tuple[SpecEntry, ...]
 
-
-_STOPS = ("first", "all", "cycle")
+Transform = Callable[..., Any]
 
 # Lists are in memory anyway; a smaller buffer would leave the shards of one dataset together.
 _SHUFFLED_SHARDS = 1_000_000
+
+
+class EntryUrl(str):
+    """The URL of a shard, with the number of the entry that lists it."""
+
+    __slots__ = ("entry",)
+
+    entry: int
+
+
+class SpecShardsIterDataPipe(WdsPipe[str]):
+    """Lists the shards of a dataset file's entries as `EntryUrl`, and draws those of the epoch alike for all consumers.
+
+    Raises:
+        SpecError: if an entry has fewer shards than are to be chosen.
+        ShardListError: if a pattern matches nothing.
+        UnsafeDataError: for a URL that the file may not use.
+    """
+
+    repeats_shards = True
+
+    def __init__(
+        self, entries: Held[Entries], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.entries = entries
+        self.storage_options = storage.StorageOptions(storage_options)
+        self._seed = Seed()
+
+    def set_seed(self, seed: int) -> SpecShardsIterDataPipe:
+        """Makes the coming epochs' draws a function of the seed and their number."""
+        self._seed.set(seed)
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        entries = self.entries.value
+        draw: Callable[[], float] = float  # never called
+        if any(entry.count is not None for entry in entries):
+            draw = self._seed.begin_epoch("load_dataset", Place()).random
+        for number, entry in enumerate(entries):
+            for url in entry.choose(self.storage_options, draw):
+                marked = EntryUrl(url)
+                marked.entry = number
+                yield marked
+
+
+class EntryMapperIterDataPipe(ItemMapper):
+    """Names the entry of each sample, keeps the entry's fields, and calls the user's function with its keys.
+
+    Raises:
+        MissingFieldError: through the handler; it names the entry, the sample and the fields that are there.
+        Exception: through the handler, what the function raises.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        entries: Held[Entries],
+        transforms: Transform | None,
+        *,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        super().__init__(source_datapipe, handler)
+        self.entries = entries
+        self.transforms = transforms
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = noting_absent(self.source_datapipe, dict(self._optional_fields()))
+        chosen = map_items(samples, self._choose, self.handler, self.skipped, "MissingFieldError", self)
+        yield from map_items(chosen, self.apply, self.handler, self.skipped, self.dropped, self)
+
+    def _entry(self, sample: dict[str, Any]) -> SpecEntry:
+        url: EntryUrl = sample["__url__"]
+        return self.entries.value[url.entry]
+
+    def _optional_fields(self) -> Iterator[tuple[str, Callable[[Any], bool | None]]]:
+        for entry in self.entries.value:
+            if entry.missing != "error":
+                for item in entry.fields or ():
+                    yield f"{entry.place.at('extensions')} names {item.column!r}", partial(self._has, entry, item)
+
+    def _has(self, entry: SpecEntry, item: FieldItem, sample: dict[str, Any]) -> bool | None:
+        return bool(item.find(sample)) if self._entry(sample) is entry else None
+
+    def _choose(self, sample: dict[str, Any]) -> dict[str, Any] | None:
+        """Leaves the fields of the entry in a sample; None if one is missing and the sample is to be left out."""
+        entry = self._entry(sample)
+        if entry.fields is None:
+            return sample
+        where = entry.place.at("extensions")
+        chosen = {name: value for name, value in sample.items() if name.startswith("__")}
+        for item in entry.fields:
+            found = item.find(sample)
+            if not found and entry.missing == "skip":
+                return None
+            if not found and entry.missing == "error":
+                error = missing_field(sample, item.names)
+                raise MissingFieldError(
+                    f"{where}: {error} Correct the name, or write missing: skip to leave such samples out, or "
+                    "missing: none to have them without the field.",
+                    **name_sample(sample)[1],
+                    field=error.field,
+                )
+            for new, name in found:
+                if new in chosen:
+                    raise DuplicateFieldError(
+                        f"{where} gives a sample two fields {new!r}; rename one of them, as new=old",
+                        **name_sample(sample)[1],
+                        field=new,
+                    )
+                chosen[new] = sample[name]
+        return chosen
+
+    def apply(self, item: dict[str, Any]) -> Any:
+        """Names the entry in its sample, and calls the function with the entry's keys."""
+        entry = self._entry(item)
+        meta = {"__key__": item["__key__"], "__url__": str(item["__url__"]), "__dataset__": entry.name}
+        item.update(meta)
+        if self.transforms is None:
+            return item
+        result = self.transforms(item, **entry.keys)
+        if isinstance(result, dict) and not meta.keys() <= result.keys():
+            return {**meta, **result}  # a copy: the function may return one dict for many samples
+        return result
+
+    def __len__(self) -> int:
+        if self.transforms is not None or any(entry.missing == "skip" for entry in self.entries.value):
+            raise TypeError("load_dataset may drop samples: its length is not known; .set_length(n) sets one")
+        return super().__len__()
 
 
 def load_dataset(
@@ -50,17 +182,17 @@ def load_dataset(
     of one of three kinds; each sample has the name of its entry, or else the entry's number from 0, as ``__dataset__``.
 
     A ``dataset:`` list has entries with ``shards`` (a pattern or a list of them, as ``list_shards`` takes them,
-    relative to the working directory), and may have ``name``; ``extensions``, the fields to keep (in
-    ``"jpg;png label=cls *.json"`` the first of jpg and png that is there, cls under another name, and all that match);
-    ``missing``, what a sample without one of them does (``error``; ``skip`` leaves it out; ``none`` has it without the
-    field); ``weight`` or ``probability``, relative numbers that all entries have or none; and any other keys, which go
-    to `transforms`. With weights each entry is shuffled and split by itself, and ``wds_mix`` draws from them; otherwise
-    all shards are one shuffled list.
+    relative to the working directory), and optionally ``name``; ``extensions``, the fields to keep (in ``"jpg;png
+    label=cls *.json"`` the first of jpg and png that is there, cls under another name, and all that match);
+    ``missing``, what happens to a sample without one of them (``error``; ``skip`` leaves it out; ``none`` has it
+    without the field); ``weight`` or ``probability``, relative numbers that all entries have or none; and any other
+    keys, which go to `transforms`. With weights each entry is shuffled and split by itself, and ``wds_mix`` draws from
+    them; otherwise all shards are one shuffled list.
 
     A ``datasets:`` list, with ``prefix`` and ``buckets`` beside it, has entries with ``shards``, ``name`` (otherwise
     ``@bucket``), ``buckets``, and ``resample: n``, ``choose: n`` or ``perepoch: n`` (the same as choose). A URL is
     prefix + bucket/shard, ``~`` and ``$NAME`` expanded. An epoch has all shards of an entry, n drawn with replacement,
-    or n different ones; which, all workers and ranks agree on, and the next epoch draws anew.
+    or n different ones; all workers and ranks draw the same, anew each epoch.
 
     A ``wids`` shard list has ``wids_version: 1`` and a ``shardlist``, or ``datasets`` with one each or with a
     ``source_url``, whose file must not point further. URLs are taken verbatim, relative ones to ``base`` or else to the
@@ -78,8 +210,8 @@ def load_dataset(
         allow_pipe: Whether the file is trusted like the program; ``WDS_SECURE=1`` refuses commands in any case.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for the file and its shards.
         rewrite: Where the file and its shards are found instead, as in ``list_shards``.
-        cache_dir: A folder where copies of remote shards and of what commands give are kept, as ``cache_shards`` does.
-        handler: Given to every stage; an item of the loader is a shard.
+        cache_dir: A folder for copies of remote shards and of the output of commands, as of ``cache_shards``.
+        handler: Given to every stage; the loader calls it once per shard.
 
     Returns:
         A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
@@ -91,7 +223,7 @@ def load_dataset(
         UnsafeDataError: for what a stranger's file may not do.
         ShardOpenError: if the file cannot be read.
         ImportError: if the file is YAML and PyYAML is not installed.
-        ValueError: if an argument is wrong; or TypeError.
+        ValueError, TypeError: if an argument is wrong.
 
     Example:
         >>> import tarfile, torchdata_wds
@@ -107,11 +239,9 @@ def load_dataset(
         {'__key__': 'b1', '__url__': 'b.tar', 'txt': b'', '__dataset__': 1, 'scale': 1}
     """
     check_flags(allow_pipe=allow_pipe)
-    if stop not in _STOPS:
-        raise ValueError(f"stop must be one of {', '.join(map(repr, _STOPS))}, not {stop!r}")
-    if transforms is not None and not callable(transforms):
-        raise TypeError(f"transforms must be a function of a sample and an entry's other keys, not {transforms!r}")
-    check_function("load_dataset(transforms=)", transforms)
+    check_choice("stop", stop, ("first", "all", "cycle"))
+    if transforms is not None:
+        check_function("load_dataset(transforms=)", transforms, "a function of a sample and an entry's other keys")
     if cache_dir is not None and (not isinstance(cache_dir, (str, os.PathLike)) or not os.fspath(cache_dir)):
         raise ValueError(f"cache_dir must be a folder, or None, not {cache_dir!r}")
     check_handler(handler)
@@ -138,25 +268,21 @@ def _groups(source: Any, allow_pipe: bool, options: storage.StorageOptions) -> l
     else:
         raise TypeError(f"load_dataset takes a path, a URL or a dict, not {type(source).__name__}")
     place = SpecPlace(origin)
-    kinds: dict[str, Callable[[], list[SpecGroup]]] = {
-        "shardlist": lambda: wids_groups(content, place, read),
-        "wids_version": lambda: wids_groups(content, place, read),
-        "__kind__": lambda: wids_groups(content, place, read),
-        "dataset": lambda: dataset_groups(content, place),
-        "datasets": lambda: sampled_groups(content, place),
-    }
     if isinstance(content, Mapping):
-        for key, groups in kinds.items():
-            if key in content:
-                return groups()
+        if not content.keys().isdisjoint(("shardlist", "wids_version", "__kind__")):
+            return wids_groups(content, place, read)
+        if "dataset" in content:
+            return dataset_groups(content, place)
+        if "datasets" in content:
+            return sampled_groups(content, place)
     raise place.error(
-        "is no dataset file: expected a mapping with a list 'dataset' (shards and keys for transforms), 'datasets' "
+        "is not a dataset file: expected a mapping with a list 'dataset' (shards and keys for transforms), 'datasets' "
         f"(with prefix and buckets) or 'shardlist' (wids), found {short(content)}"
     )
 
 
 def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storage.StorageOptions) -> None:
-    """Finds out early what would otherwise end the first epoch."""
+    """Raises now what would otherwise end the first epoch."""
     if entry.keys and transforms is None:
         raise entry.place.error(
             f"has {', '.join(entry.keys)}, which only a function can use: pass transforms=f to load_dataset, where "

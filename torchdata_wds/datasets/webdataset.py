@@ -1,7 +1,4 @@
-"""The usual graph in one call, with WebDataset's arguments.
-
-Arguments of webdataset's own ``WebDataset``: those with another name here, and those whose place is elsewhere.
-"""
+"""The usual graph in one call, with the arguments of webdataset's ``WebDataset``."""
 
 from __future__ import annotations
 
@@ -28,9 +25,6 @@ from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
 
-__all__ = ["check_mode", "check_place_elsewhere", "either", "WebDataset"]
-
-
 _SEED = (
     "orders follow the loader's seed: DataLoader2(pipe, reading_service=WorkersReadingService(n, seed=s)), "
     "loader.seed(s), or torch.manual_seed(s) for torch's DataLoader"
@@ -42,7 +36,7 @@ _SPLITTER = (
     ".resample_shards() or a filter of yours in its place"
 )
 
-#: What to write where an argument asks for something that is not done by this function.
+#: What to write instead of an argument that is not taken here.
 _INSTEAD = {
     "detshuffle": _SEED,
     "empty_check": (
@@ -54,49 +48,8 @@ _INSTEAD = {
     "workersplitter": _SPLITTER,
 }
 
-#: Functions of webdataset that divide shards as is done here.
+#: Functions of webdataset that divide shards as this function does.
 _SPLITTERS = ("single_node_only", "split_by_node", "split_by_worker")
-
-
-def check_place_elsewhere(**given: Any) -> None:
-    """Refuses what these arguments ask for, unless that is what is done anyway.
-
-    Raises:
-        ValueError: names the first of them, and the form to write.
-
-    Example:
-        >>> check_place_elsewhere(repeat=False, seed=None)
-        >>> try:
-        ...     check_place_elsewhere(repeat=True)
-        ... except ValueError as error:
-        ...     print(str(error).partition(":")[0])
-        WebDataset does not take repeat=True here
-    """
-    for name, value in given.items():
-        if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
-            raise ValueError(f"WebDataset does not take {name}={value!r} here: {_INSTEAD[name]}")
-
-
-def check_mode(mode: str | None) -> bool:
-    """Returns whether a mode asks for resampling.
-
-    Raises:
-        ValueError: if it is not a mode.
-    """
-    if mode not in (None, "resampled"):
-        raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")
-    return mode is not None
-
-
-def either(name: str, value: Any, other: str, same: Any) -> Any:
-    """Returns the value that was given under one of two names.
-
-    Raises:
-        ValueError: if it was given under both.
-    """
-    if value is not None and same is not None:
-        raise ValueError(f"{name} and {other} are the same argument: give one of them")
-    return same if value is None else value
 
 
 def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
@@ -132,28 +85,28 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     verbose: bool = False,
     seed: int | None = None,
 ) -> WdsPipe[Any]:
-    """Builds the usual graph: list, shuffle and split shards, load, group, and what else is asked for.
+    """Builds the usual graph: list, shuffle and split shards, load, group, and what the arguments add.
 
-    The result is an ordinary pipe: further stages are chained to it. Of the arguments of webdataset 1.0, those that are
-    not described below by themselves are other names, or are refused with the form that does the same.
+    The result is an ordinary pipe: further stages are chained to it. Of the arguments of webdataset 1.0, some are other
+    names for arguments here, and some are refused with the form that does the same.
 
     Args:
         urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
         shardshuffle: Whether to shuffle the shards before they are split among workers and ranks; a number is the
-            size of the buffer for that. Not looked at where shards are `resampled`.
+            size of the buffer for that. Ignored if shards are `resampled`.
         extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
         decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
         transforms: A function (or None) per place of the tuples, as a list; a single function is for the first place.
             Needs `extensions`.
         shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
         handler: Given to every stage.
-        resampled: Whether to draw shards at random without end, with replacement, each worker of each rank for
-            itself, as ``resample_shards()`` does. Chain ``.wds_epoch(n)`` to have epochs.
-        cache_dir: A folder where copies of remote shards are kept, as by ``cache_shards``; None keeps none.
-        cache_name: How the copies are called: the ``name=`` of ``cache_shards``.
+        resampled: Whether each worker of each rank draws shards at random, endlessly and with replacement, as
+            ``resample_shards()`` does. Chain ``.wds_epoch(n)`` to have epochs.
+        cache_dir: A folder for copies of remote shards, as of ``cache_shards``; None keeps none.
+        cache_name: How the copies are named: the ``name=`` of ``cache_shards``.
         cache_size: How many bytes all copies may take: its ``max_bytes=``; None or -1 is no limit.
-        select: Which members to read, as in ``load_wds_shards``; also ``select_files``.
-        rename: A function from a member's name to another, as in ``load_wds_shards``; also ``rename_files``.
+        select: Which members to read, as in ``load_wds_shards``.
+        rename: A function from a member's name to another, as in ``load_wds_shards``.
         allow_pickle: Whether `decoder` may decode pickles, as in ``wds_decode``.
         read_ahead: How many shards to open before their turn, as in ``load_wds_shards``.
         interleave: How many shards to take samples from in turn, as in ``load_wds_shards``.
@@ -164,8 +117,8 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         repeat: Not taken: ``.cycle(n)`` or ``.wds_epoch(n)``.
         url_to_name: The same as `cache_name`.
         detshuffle: Not taken: seeds come from the loader.
-        nodesplitter: None, or a splitter of webdataset; ranks are divided by the loader in any case.
-        workersplitter: None, or a splitter of webdataset; workers are divided by ``sharding_filter`` in any case.
+        nodesplitter: None, or a splitter of webdataset; the loader divides ranks in any case.
+        workersplitter: None, or a splitter of webdataset; ``sharding_filter`` divides workers in any case.
         select_files: The same as `select`.
         rename_files: The same as `rename`.
         empty_check: Not taken: a pattern that matches nothing raises in any case.
@@ -177,7 +130,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 
     Raises:
         ValueError: if an argument is wrong.
-        TypeError: if `resampled` is not True or False, or what is given as a function or decoder is none.
+        TypeError: if `resampled` is not True or False, or a function or decoder is not one.
         ShardListError: if `urls` is an empty list, as of a glob that matched nothing.
 
     Example:
@@ -192,7 +145,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     if shuffle is not None and (not isinstance(shuffle, int) or isinstance(shuffle, bool) or shuffle < 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
-    check_place_elsewhere(
+    _refuse(
         repeat=repeat,
         detshuffle=detshuffle,
         nodesplitter=nodesplitter,
@@ -200,21 +153,40 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         empty_check=empty_check,
         seed=seed,
     )
+    if mode not in (None, "resampled"):
+        raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")
+    if callable(shardshuffle):
+        raise TypeError(f"the second argument is shardshuffle, not {shardshuffle!r}: give handler= by its name")
+    if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
+        raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
     options = storage.StorageOptions(storage_options, rewrite=rewrite)
-    listed = ShardListerIterDataPipe(_patterns(urls), storage_options=options)
-    shards = _cached(
-        _shards(listed, _checked_shardshuffle(shardshuffle), resampled or check_mode(mode)),
-        cache_dir,
-        cache_size,
-        either("cache_name", cache_name, "url_to_name", url_to_name),
-        verbose=verbose,
-        storage_options=options,
-        handler=handler,
-    )
+    shards: IterDataPipe[Any] = ShardListerIterDataPipe(_patterns(urls), storage_options=options)
+    if resampled or mode:
+        shards = ShardResamplerIterDataPipe(shards)
+    else:
+        if shardshuffle:
+            shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)
+        shards = shards.sharding_filter()
+    cache_name = _either("cache_name", cache_name, "url_to_name", url_to_name)
+    cache_size = None if cache_size == -1 else cache_size
+    if cache_dir is not None:
+        shards = ShardCacherIterDataPipe(
+            shards,
+            cache_dir,
+            max_bytes=cache_size,
+            name=cache_name,
+            verbose=verbose,
+            storage_options=options,
+            handler=handler,
+        )
+    elif cache_name is not None or cache_size is not None or verbose:
+        raise ValueError(
+            "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"
+        )
     members = ShardLoaderIterDataPipe(
         shards,
-        select=either("select", select, "select_files", select_files),
-        rename=either("rename", rename, "rename_files", rename_files),
+        select=_either("select", select, "select_files", select_files),
+        rename=_either("rename", rename, "rename_files", rename_files),
         read_ahead=read_ahead,
         interleave=interleave,
         max_member_bytes=max_member_bytes,
@@ -236,50 +208,18 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     return pipe
 
 
-def _checked_shardshuffle(shardshuffle: Any) -> bool | int | None:
-    if callable(shardshuffle):
-        raise TypeError(f"the second argument is shardshuffle, not {shardshuffle!r}: give handler= by its name")
-    if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
-        raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
-    return shardshuffle
+def _refuse(**given: Any) -> None:
+    """Raises a ValueError for an argument that is not taken, unless it asks for what is done anyway."""
+    for name, value in given.items():
+        if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
+            raise ValueError(f"WebDataset does not take {name}={value!r} here: {_INSTEAD[name]}")
 
 
-def _shards(listed: WdsPipe[str], shardshuffle: bool | int | None, resampled: bool) -> IterDataPipe[str]:
-    """Lets each consumer have its shards: a share of the shuffled list, or an endless draw from it."""
-    if resampled:
-        return ShardResamplerIterDataPipe(listed)
-    if shardshuffle:
-        listed = listed.shuffle() if shardshuffle is True else listed.shuffle(buffer_size=shardshuffle)
-    return listed.sharding_filter()
-
-
-def _cached(
-    shards: IterDataPipe[Any],
-    folder: str | os.PathLike[str] | None,
-    max_bytes: float | None,
-    name: Naming,
-    *,
-    verbose: bool,
-    storage_options: storage.StorageOptions,
-    handler: Handler,
-) -> IterDataPipe[Any]:
-    """Keeps copies of the shards, where there is a folder for them."""
-    max_bytes = None if max_bytes == -1 else max_bytes
-    if folder is not None:
-        return ShardCacherIterDataPipe(
-            shards,
-            folder,
-            max_bytes=max_bytes,
-            name=name,
-            verbose=verbose,
-            storage_options=storage_options,
-            handler=handler,
-        )
-    if name is not None or max_bytes is not None or verbose:
-        raise ValueError(
-            "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"
-        )
-    return shards
+def _either(name: str, value: Any, other: str, same: Any) -> Any:
+    """Returns the value that was passed under one of two names."""
+    if value is not None and same is not None:
+        raise ValueError(f"{name} and {other} are the same argument: give one of them")
+    return same if value is None else value
 
 
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:

@@ -7,11 +7,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral, Real
-from types import TracebackType
+from numbers import Real
 from typing import Any, BinaryIO, Self, Unpack
 
-from torchdata_wds.checks import check_flags
+from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import process_place, rank_place
 from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shard_file import ShardFile, ShardInfo, archive_size
@@ -21,19 +20,16 @@ from torchdata_wds.option_types import StartShard
 from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_url, open_compressor
 from torchdata_wds.writers.tar_writer import TarOptions, check_options, sample_packer
 
-__all__ = ["ShardWriter"]
-
-
 logger = logging.getLogger(__name__)
 
 _FILE_OPTIONS = ("compress", "index", "storage_options")
 
 
 class ShardWriter(Unique):
-    """Writes samples into numbered shards, each no larger than asked for.
+    """Writes samples into numbered shards of limited size.
 
     A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
-    finished shards and one ``.partial``, and no hook is called for that. Nothing is created before the first sample.
+    finished shards and one ``.partial``, for which no hook is called. Nothing is created before the first sample.
 
     Args:
         pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
@@ -41,8 +37,8 @@ class ShardWriter(Unique):
         max_count: The most samples in a shard.
         max_bytes: The most bytes of a shard before compression, with headers and end marker, which fill it up to a
             multiple of 10,240. A sample that is larger gets a shard of its own, and a warning.
-        start_shard: Number of the first shard, or ``"next"`` for the one behind the highest that exists.
-        max_shards: The most shards: `write` takes no sample more once they are full. None writes as many as it takes.
+        start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
+        max_shards: The most shards: once they are full, `write` takes no more samples. None has no limit.
         post: Called with the `ShardInfo` of each shard as soon as it has its name.
         overwrite: Whether shards that exist are replaced; otherwise they are an error.
         opener: ``callable(name)`` that opens a binary file for each shard. It is closed when the shard is whole, and
@@ -55,7 +51,7 @@ class ShardWriter(Unique):
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if an argument is none of those that are valid.
+        ValueError: if an argument is not valid.
 
     Example:
         >>> import pathlib, tempfile
@@ -82,13 +78,26 @@ class ShardWriter(Unique):
     ) -> None:
         check_options(options, "max_count", "max_bytes", "start_shard", "max_shards", "post", "overwrite", "opener")
         check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
-        _check_functions(post=post, opener=opener)
+        for name, function in (("post", post), ("opener", opener)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function, not {function!r}")
+        limit: Any = max_bytes  # mypy takes a float for no Real
+        if isinstance(limit, bool) or not isinstance(limit, Real):
+            raise TypeError(f"max_bytes must be a number, not {max_bytes!r}")
+        if not max_bytes >= 1:
+            raise ValueError(f"max_bytes must be at least 1, not {max_bytes!r}")
         if not isinstance(pattern, ShardNames):
             pattern = ShardNames(pattern, rank=rank_place().number, worker=process_place().number)
-        self.max_count = _checked_limit("max_count", max_count, Integral)
-        self.max_bytes = _checked_limit("max_bytes", max_bytes, Real)
-        self.start_shard = _checked_start(start_shard, pattern)
-        self.max_shards = None if max_shards is None else _checked_limit("max_shards", max_shards, Integral)
+        self.max_count = checked_int("max_count", max_count, 1)
+        self.max_bytes = max_bytes
+        if start_shard == "next":
+            pattern.check_listable()
+        elif isinstance(start_shard, str):
+            raise ValueError(f"start_shard must be a number or 'next', not {start_shard!r}")
+        else:
+            start_shard = checked_int("start_shard", start_shard, 0)
+        self.start_shard = start_shard
+        self.max_shards = None if max_shards is None else checked_int("max_shards", max_shards, 1)
         self.post = post
         self.opener = opener
         self.shards: list[ShardInfo] = []
@@ -113,8 +122,7 @@ class ShardWriter(Unique):
             sample: ``__key__`` and values by field; names like ``__url__`` are not written.
 
         Returns:
-            The bytes that it takes in the archive, before compression; 0 if it is not written, because `max_shards`
-            shards are full without it.
+            Its bytes in the archive, before compression; 0 if it is not written, because `max_shards` shards are full.
 
         Raises:
             SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
@@ -137,11 +145,11 @@ class ShardWriter(Unique):
 
     @property
     def _is_last(self) -> bool:
-        """Whether no other shard may follow that which is open, or was closed last."""
+        """Whether no shard may follow the one that is open, or was closed last."""
         return self.max_shards is not None and len(self.shards) + (self._shard is not None) >= self.max_shards
 
     def shard_for(self, packed: PackedSample) -> ShardFile:
-        """Gives the shard that a packed sample goes into: the open one, or if that is full a new one."""
+        """Returns the shard that a packed sample goes into: the open one, or if that is full a new one."""
         self._check_open()
         if self._shard is not None and not self._has_room(self._shard, packed):
             self._finish()
@@ -150,17 +158,17 @@ class ShardWriter(Unique):
         return self._shard
 
     def close(self) -> None:
-        """Finishes the last shard. A second time does nothing.
+        """Finishes the last shard; idempotent.
 
         Raises:
-            ShardOpenError: if the destination fails, or a sample before was interrupted half-way.
+            ShardOpenError: if the destination fails, or an earlier sample was interrupted half-way.
         """
         self._closed = True
         with self._lock:
             self._finish()
 
     def abort(self) -> None:
-        """Gives the open shard up: finished ones stay, the open one is left as ``.partial``."""
+        """Abandons the open shard, which is left as ``.partial``; finished ones stay."""
         self._closed = True
         if self._shard is not None:
             self._shard.abort()
@@ -171,9 +179,7 @@ class ShardWriter(Unique):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -218,7 +224,7 @@ class ShardWriter(Unique):
     def _finish(self) -> None:
         if self._shard is None:
             return
-        # it stays until it is whole: whoever goes on after an error is told again
+        # it stays open until it is whole: another attempt after an error raises again
         info = self._shard.close()
         self._shard = None
         self.shards.append(info)
@@ -232,27 +238,6 @@ class ShardWriter(Unique):
             file.close()
 
 
-def _checked_limit(name: str, limit: Any, kind: type[Any]) -> Any:
-    if isinstance(limit, bool) or not isinstance(limit, kind):
-        raise TypeError(f"{name} must be {'a whole number' if kind is Integral else 'a number'}, not {limit!r}")
-    if not limit >= 1:
-        raise ValueError(f"{name} must be at least 1, not {limit!r}")
-    return limit
-
-
-def _checked_start(start: Any, names: ShardNames) -> Any:
-    if isinstance(start, str):
-        if start != "next":
-            raise ValueError(f"start_shard must be a number or 'next', not {start!r}")
-        names.check_listable()
-        return start
-    if isinstance(start, bool) or not isinstance(start, Integral):
-        raise TypeError(f"start_shard must be a number or 'next', not {start!r}")
-    if start < 0:
-        raise ValueError(f"start_shard must not be negative, found {start}")
-    return int(start)
-
-
 def _check_destination(name: str, opener: object, options: TarOptions) -> None:
     """Finds out what is wrong about all shards before the first one is opened."""
     kind = compression_for(name, options.get("compress"))
@@ -262,9 +247,3 @@ def _check_destination(name: str, opener: object, options: TarOptions) -> None:
         if opener is not None:
             raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
         index_url(name)
-
-
-def _check_functions(**functions: object) -> None:
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise TypeError(f"{name} must be a function, not {function!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Never, Self, TypedDict
 
 from torchdata_wds.checks import check_flags
@@ -15,11 +14,9 @@ from torchdata_wds.format.shard_file import Destination, ShardFile
 from torchdata_wds.format.tar.packing import PackedSample, SamplePacker
 from torchdata_wds.storage import Unique
 
-__all__ = ["TarOptions", "TarWriter", "check_options", "sample_packer"]
-
 
 class TarOptions(TypedDict, total=False):
-    """The options that `TarWriter` describes, for those who pass them on."""
+    """The options that `TarWriter` describes, for functions that pass them on."""
 
     encoder: EncoderLike
     compress: str | bool | None
@@ -50,11 +47,7 @@ _ELSEWHERE = {
 
 
 def check_options(options: Mapping[str, Any], *others: str) -> None:
-    """Checks that options are those of `TarWriter`, or others that are known.
-
-    Raises:
-        TypeError: names the one that is not, and the nearest that is.
-    """
+    """Raises a TypeError for an option that is not one of `TarWriter` or `others`, and names the nearest that is."""
     known = [*TarOptions.__annotations__, *others]
     for name in options:
         if name not in known:
@@ -68,7 +61,7 @@ def check_options(options: Mapping[str, Any], *others: str) -> None:
 def sample_packer(
     *, encoder: EncoderLike = True, jpeg_quality: int = 95, png_compression: int = 6, **headers: Any
 ) -> Callable[[Mapping[str, Any]], PackedSample]:
-    """Makes the function that turns a sample into what stands in an archive, from options of `TarWriter`."""
+    """Returns the function that turns a sample into its bytes in an archive, from options of `TarWriter`."""
     encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
     pack = SamplePacker(**headers).pack
 
@@ -92,11 +85,11 @@ class TarWriter(Unique):
     Args:
         file: A local path, ``-`` (standard output), ``pipe:command``, a URL that fsspec can write, or an open binary
             file, which is not closed.
-        encoder: True encodes each field by its extension. False takes bytes only. A str is an image spec: behind
-            ``"torchrgb8"`` and its kin tensors of images are CHW. A dict has functions for fields or extensions, before
-            the table. A callable gets the sample and returns a dict of bytes.
+        encoder: True encodes each field by its extension. False takes bytes only. A str is an image spec: with
+            ``"torchrgb8"`` and the like tensors of images are CHW. A dict has functions for fields or extensions, tried
+            before the table. A callable gets the sample and returns a dict of bytes.
         compress: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, False for none; None goes by the suffix of the path.
-        mtime: Time of modification that all members get, in seconds since 1970.
+        mtime: Modification time of all members, in seconds since 1970.
         user: Name of their owner.
         group: Name of their group.
         mode: Their permissions.
@@ -106,11 +99,11 @@ class TarWriter(Unique):
         png_compression: Effort for PNG fields, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
         overwrite: Whether what exists is replaced; otherwise it is an error.
-        **unknown: Nothing: another name is an error that says which was meant.
+        **unknown: An unknown name is an error that says which was meant.
 
     Raises:
         TypeError: if an argument has the wrong type, or an unknown name.
-        ValueError: if an argument is none of those that are valid.
+        ValueError: if an argument is not valid.
         ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
 
     Example:
@@ -182,10 +175,10 @@ class TarWriter(Unique):
         return packed.size
 
     def close(self) -> None:
-        """Ends the archive, and lets a path have its new content. A second time does nothing.
+        """Ends the archive, and gives a path its new content; idempotent.
 
         Raises:
-            ShardOpenError: if the file fails, or a sample before was interrupted half-way: then nothing appears.
+            ShardOpenError: if the file fails, or an earlier sample was interrupted half-way: then nothing appears.
         """
         if not self._closed:
             with self._lock:
@@ -195,9 +188,7 @@ class TarWriter(Unique):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         elif not self._closed:

@@ -20,14 +20,6 @@ __all__ = ["Decoder", "DecoderLike", "decode_sample"]
 
 DecoderLike = str | Callable[[str, bytes], Any]
 
-_DEFAULTS: dict[str, Any] = {
-    "only": None,
-    "allow_pickle": False,
-    "exif_transpose": False,
-    "errors": "strict",
-    "max_bytes": DEFAULT_MAX_BYTES,
-}
-
 
 class Decoder(Planner[Plan | None]):
     """Turns a sample of bytes into a new sample of values.
@@ -113,8 +105,7 @@ class Decoder(Planner[Plan | None]):
         return result
 
     def __repr__(self) -> str:
-        decoders = [getattr(decoder, "__qualname__", None) or repr(decoder) for decoder in self.decoders]
-        return self._show(decoders, _DEFAULTS)
+        return self._show([getattr(decoder, "__qualname__", None) or repr(decoder) for decoder in self.decoders])
 
     def _prepare(self) -> None:
         check_flags(exif_transpose=self.exif_transpose)

@@ -19,8 +19,6 @@ SampleEncoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 EncoderLike = bool | str | Mapping[str, Callable[[Any], bytes]] | SampleEncoder
 
-_DEFAULTS: dict[str, Any] = {"jpeg_quality": 95, "png_compression": 6}
-
 
 class Encoder(Planner[EncodingPlan | None]):
     """Turns a sample of values into a new sample of bytes, the reverse of ``Decoder``.
@@ -72,7 +70,7 @@ class Encoder(Planner[EncodingPlan | None]):
         return self._encode(sample)
 
     def __repr__(self) -> str:
-        return self._show([] if self.encoder is True else [_show(self.encoder)], _DEFAULTS)
+        return self._show([] if self.encoder is True else [_show(self.encoder)])
 
     def _prepare(self) -> None:
         self._users = _parse_users(self.encoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -63,10 +64,12 @@ class Planner(ABC, Generic[P]):
         self._plans[field] = plan
         return plan
 
-    def _show(self, arguments: list[str], defaults: Mapping[str, Any]) -> str:
-        """Writes the call that makes an equal object: some arguments, and the options that differ from the defaults."""
-        changed = [f"{name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]]
-        return f"{type(self).__name__}({', '.join(arguments + changed)})"
+    def _show(self, arguments: list[str]) -> str:
+        """Writes the call that makes an equal object, with the options that differ from their defaults."""
+        for name, option in inspect.signature(type(self)).parameters.items():
+            if option.kind is option.KEYWORD_ONLY and getattr(self, name) != option.default:
+                arguments.append(f"{name}={getattr(self, name)!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def plan_decoding(

@@ -25,13 +25,10 @@ _ZSTD_WINDOW = 128 << 20
 
 
 class Compression(NamedTuple):
-    """One compression.
+    """One compression: what a stream begins with, and a function that returns a maker of decompressors.
 
-    Attributes:
-        magic: What a stream begins with.
-        prepare: Returns a function that makes a new decompressor.
-        is_zstd: zstandard has no limit on what one call returns, and no padding between its frames. A block of a few
-            bytes can hold 128 KiB, so the input comes in small pieces.
+    zstandard has no limit on what one call returns, and no padding between its frames. A block of a few bytes can hold
+    128 KiB, so it gets its input in small pieces.
     """
 
     magic: bytes
@@ -45,10 +42,6 @@ class _TooLargeError(ValueError):
 
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
     """Decompresses a whole field of one or more streams, and verifies that it is whole.
-
-    Raises:
-        ValueError: if the data is cut or damaged, or the limit is passed.
-        MissingPackageError: for ``zst`` without the zstandard package.
 
     Example:
         >>> import gzip
@@ -101,9 +94,7 @@ def compress(suffix: str, data: bytes) -> bytes:
 def is_compressed(suffix: str, data: bytes) -> bool:
     """Returns whether data is whole in a suffix's compression, so that a field of it reads back.
 
-    Raises:
-        ValueError: if it seems so, but decompresses to more than readers accept by default.
-        MissingPackageError: for ``zst`` without the zstandard package.
+    Data that seems so, but decompresses to more than readers accept by default, is a ValueError.
     """
     if not data.startswith(SUFFIXES[suffix].magic):
         return False

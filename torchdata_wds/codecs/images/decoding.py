@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchdata_wds.checks import checked_int
 from torchdata_wds.codecs.images.files import open_image, read_orientation
 from torchdata_wds.codecs.images.jpeg import read_header, read_jpeg
 from torchdata_wds.codecs.images.pixels import Pixels, fitting_size, to_pil, to_values, turn
@@ -24,12 +25,8 @@ class ImageDecoder:
 
     def __init__(self, spec: str, *, max_size: int | None = None, exif_transpose: bool = False) -> None:
         self._parsed = parse_image_spec(spec)
-        if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int)):
-            raise TypeError(f"max_size must be a number of pixels or None, not {max_size!r}")
-        if max_size is not None and max_size < 1:
-            raise ValueError(f"max_size must be at least 1 pixel, not {max_size}")
         self.spec = spec
-        self.max_size = max_size
+        self.max_size = None if max_size is None else checked_int("max_size", max_size, 1)
         self.exif_transpose = exif_transpose
 
     def __call__(self, key: str, data: bytes) -> Any:

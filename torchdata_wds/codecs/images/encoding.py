@@ -72,11 +72,6 @@ def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat)
         options: Says how tensors lie, and how hard to compress.
         file_format: The format of the file.
 
-    Raises:
-        TypeError: if it is not an image.
-        ValueError: if the format does not hold such images, so that reading would give another.
-        OSError: if Pillow cannot write it.
-
     Example:
         >>> encode_image(np.zeros((1, 2), np.uint8), EncodeOptions(), file_format=_FORMATS["pgm"])
         b'P5\n2 1\n255\n\x00\x00'

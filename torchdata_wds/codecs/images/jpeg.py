@@ -40,13 +40,9 @@ _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
 
 
 class JpegHeader(NamedTuple):
-    """What the header of an ordinary JPEG file says.
+    """What the header of an ordinary JPEG file says: width and height, 1 channel for grey or 3 for colour.
 
-    Attributes:
-        size: Width and height.
-        channels: 1 for grey, 3 for colour.
-        has_metadata: Whether there is metadata that only Pillow can judge: whether the file opens, and how the image
-            is turned.
+    With metadata, only Pillow can judge whether the file opens, and how the image is turned.
     """
 
     size: tuple[int, int]

@@ -34,12 +34,9 @@ _MOST_PIXELS = 2**31 - 1
 
 
 class Timed(NamedTuple):
-    """A decoded frame.
+    """PyAV's frame and the second at which it is shown.
 
-    Attributes:
-        time: The second at which it is shown.
-        frame: PyAV's frame.
-        damage: The second of the last damaged frame since a sound keyframe: it may have passed into this one.
+    ``damage`` is the second of the last damaged frame since a sound keyframe: it may have passed into this one.
     """
 
     time: float
@@ -58,13 +55,9 @@ class Clip(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """The frames of a clip.
+    """The frames of a clip (uint8, THWC), their seconds, and the frames per second of the file if it says.
 
-    Attributes:
-        pixels: uint8, THWC.
-        times: Their seconds.
-        rate: Frames per second of the file, None where it does not say.
-        end: Where the clip ends: its own end, or the time of the first frame that `max_frames` left out.
+    ``end`` is where the clip ends: its own end, or the time of the first frame that ``max_frames`` left out.
     """
 
     pixels: Pixels
@@ -121,34 +114,30 @@ def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[Timed,
         with open_media(data) as container:
             stream = _video_of(container, max_bytes)
             frames = _seek(container, stream, start)
-            first = _first_wanted(frames, start)
-            if first is not None:
-                yield from chain([first], frames)
+            if frames is not None:
+                yield from frames
                 return
     with open_media(data) as container:
         stream = _video_of(container, max_bytes)
         yield from (timed for timed in _decode(container, stream) if start <= 0 or timed.time >= start)
 
 
-def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed]:
-    if stream.start_time is None or container.format.name == "mpeg":  # frames have no times, or need not have
-        return
-    target = int((Fraction(start) + origin_of(container)) / stream.time_base)
-    try:
-        container.seek(target, stream=stream)
-    except import_av().FFmpegError:
-        return
-    yield from _decode(container, stream)
+def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed] | None:
+    """Seeks a clip's first frame, and returns the frames from there on.
 
-
-def _first_wanted(frames: Iterator[Timed], start: float) -> Timed | None:
-    """Reads up to a clip's first frame; None where a seek has led past the keyframe that it needs, or to damage."""
+    None where that does not work: frames have no times, the seek has led past the keyframe that the first frame needs,
+    or there is damage on the way. Then the file is read from its beginning.
+    """
+    if stream.start_time is None or container.format.name == "mpeg":
+        return None
     keyed = False
     try:
+        container.seek(int((Fraction(start) + origin_of(container)) / stream.time_base), stream=stream)
+        frames = _decode(container, stream)
         for timed in frames:
             keyed = keyed or (timed.frame.key_frame and timed.time <= start)
             if timed.time >= start:
-                return timed if keyed else None
+                return chain([timed], frames) if keyed else None
     except (import_av().FFmpegError, ValueError):
         pass
     return None

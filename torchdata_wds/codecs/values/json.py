@@ -42,10 +42,6 @@ def encode_json(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 def write_json(value: Any) -> bytes:
     r"""Writes a value as compact UTF-8 JSON, with NumPy's numbers and arrays as numbers and lists.
 
-    Raises:
-        TypeError: if something in it has no JSON form, or a key of a dict is not a str.
-        ValueError: if it is nested too deeply, or holds a surrogate pair as two characters.
-
     Example:
         >>> write_json({"größe": np.arange(2), "ok": (True, None)})
         b'{"gr\xc3\xb6\xc3\x9fe":[0,1],"ok":[true,null]}'
@@ -88,8 +84,12 @@ def _check(container: Any, depth: int) -> None:
             "keep tuples",
         )
     if isinstance(container, dict):
-        if not _STR.issuperset(map(type, container)):
-            _check_keys(container)
+        for key in () if _STR.issuperset(map(type, container)) else container:
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"a dict has the key {key!r} of type {type(key).__name__}, which JSON would turn into a str; make "
+                    "the keys str, or name the field msgpack or cbor"
+                )
         container = container.values()
     # most containers hold plain values only, and this is the fastest way to find out
     if _PLAIN.issuperset(map(type, container)):
@@ -97,15 +97,6 @@ def _check(container: Any, depth: int) -> None:
     for item in container:
         if isinstance(item, _CONTAINERS):
             _check(item, depth + 1)
-
-
-def _check_keys(mapping: dict[Any, Any]) -> None:
-    for key in mapping:
-        if not isinstance(key, str):
-            raise TypeError(
-                f"a dict has the key {key!r} of type {type(key).__name__}, which JSON would turn into a str; make the "
-                "keys str, or name the field msgpack or cbor"
-            )
 
 
 def _to_plain(value: Any) -> Any:

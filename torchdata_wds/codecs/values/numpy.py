@@ -103,12 +103,7 @@ def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def encode_npz(value: Any, options: EncodeOptions) -> bytes:
-    """Encodes a dict of arrays as an npz archive, or one array, which is stored as ``arr_0``.
-
-    Example:
-        >>> decode_npz(encode_npz({"a": np.arange(3)}, EncodeOptions()), DecodeOptions())
-        {'a': array([0, 1, 2])}
-    """
+    """Encodes a dict of arrays as an npz archive, or one array, which is stored as ``arr_0``."""
     arrays = value if isinstance(value, Mapping) else {"arr_0": value}
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

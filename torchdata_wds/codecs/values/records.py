@@ -61,16 +61,7 @@ def decode_cbor(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
 
 
 def encode_msgpack(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    r"""Encodes a value as msgpack; tuples become lists.
-
-    Raises:
-        TypeError: if something in it has no msgpack form.
-        ValueError: if it does not read back.
-
-    Example:
-        >>> encode_msgpack({1: b"x"}, EncodeOptions())
-        b'\x81\x01\xc4\x01x'
-    """
+    """Encodes a value as msgpack; tuples become lists."""
     data: bytes = _msgpack().packb(value, use_bin_type=True, default=_refuse_in_msgpack)
     if isinstance(value, _CONTAINERS):
         # keys that are tuples, and very deep values, are written but not read
@@ -92,18 +83,10 @@ def _refuse_in_msgpack(value: Any) -> Any:
 
 
 def encode_cbor(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    r"""Encodes a value as CBOR; tuples become lists, frozensets sets.
+    """Encodes a value as CBOR; tuples become lists, frozensets sets.
 
     With sets in it, it is canonical CBOR, because sets have no order. Besides the plain types, dates, ``Decimal``,
     ``Fraction``, ``UUID`` and IP addresses are taken, each only if it reads back equal.
-
-    Raises:
-        TypeError: if something in it is of another type.
-        ValueError: if something in it does not read back equal, or it is nested too deeply.
-
-    Example:
-        >>> encode_cbor({1: b"x"}, EncodeOptions())
-        b'\xa1\x01Ax'
     """
     cbor2 = _cbor2()
     has_sets = False
@@ -118,11 +101,7 @@ def encode_cbor(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def _look_inside(value: Any, max_depth: int) -> tuple[bool, list[Any]]:
-    """Finds whether there are sets in a value, and what in it is neither a container nor plain; keys are values, too.
-
-    Raises:
-        ValueError: if it is nested too deeply.
-    """
+    """Finds whether there are sets in a value, and what in it, keys too, is neither a container nor plain."""
     has_sets = False
     others: list[Any] = []
 

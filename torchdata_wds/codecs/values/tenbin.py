@@ -68,10 +68,6 @@ def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
     The bytes are those of ``webdataset.tenbin``, where that can do the arrays: it has no uint32, and writes arrays
     without dimensions but cannot read them.
-
-    Example:
-        >>> decode_tenbin(encode_tenbin([np.arange(3)], EncodeOptions()), DecodeOptions())
-        [array([0, 1, 2])]
     """
     arrays = list(value) if isinstance(value, list | tuple) else [value]
     return b"".join(_pack_array(array, number) for number, array in enumerate(arrays))

@@ -49,16 +49,6 @@ def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
     Equal values may give different bytes: an object that is in a value twice is written once, also a str, where two
     equal ones are written twice.
-
-    Raises:
-        TypeError: if there is a set in it, whose order differs between processes.
-        ValueError: if it would not load with ``weights_only=True``.
-        Exception: whatever a value raises when it cannot be pickled.
-
-    Example:
-        >>> import torch
-        >>> decode_torch(encode_torch(torch.zeros(1000)[:2], EncodeOptions()), DecodeOptions())
-        tensor([0., 0.])
     """
     import torch
 

@@ -48,14 +48,9 @@ class ClaimError(ValueError):
 
 
 def check_claims(data: bytes, max_bytes: int) -> None:
-    """Refuses a field that would take much more memory than it has bytes.
+    """Refuses a field that would take much more memory than it has bytes, or is not what ``torch.save`` writes.
 
-    Args:
-        data: What ``torch.load`` will get.
-        max_bytes: The most that a field may unpack to, which is a zip archive if ``torch.save`` wrote it.
-
-    Raises:
-        ValueError: if it claims more, or is not what ``torch.save`` writes.
+    A zip archive, which ``torch.save`` writes today, may unpack to `max_bytes`.
     """
     try:
         if data.startswith(b"PK\x03\x04"):
@@ -132,10 +127,8 @@ class _Global:
 class _Reader(pickle._Unpickler):
     """Follows pickles, makes only stand-ins, text, numbers and plain containers, and adds up what they claim.
 
-    Args:
-        data: The pickles.
-        size: The bytes of the field, unpacked.
-        records: The sizes of what storages are read from, by key; None where they follow the pickle.
+    That may be in proportion to the field's `size`, unpacked. `records` are the sizes of what storages are read from,
+    by key; None where they follow the pickle.
     """
 
     stack: list[Any]
@@ -273,6 +266,7 @@ class _Reader(pickle._Unpickler):
 
 def _view(arguments: tuple[Any, ...]) -> _Standin:
     """Returns a tensor that lies in its storage, which claims nothing; torch would enlarge one that is too small."""
+    # shape (3, 4) and strides (4, 1) at offset 2: the last item is 2 + 2 * 4 + 3 * 1 = 13, so 14 items are needed
     storage, offset, shape, strides = arguments[:4]
     count = math.prod(shape)
     if count and isinstance(storage, _Standin) and storage.storage is not None:

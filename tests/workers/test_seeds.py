@@ -397,3 +397,11 @@ RANK_DIGESTS: list[dict[str, str]] = [
 def test_service_orders_are_the_stored_ones_when_there_are_ranks(urls: Urls, tmp_path: Path) -> None:
     """Two gloo ranks of a worker each, in whatever state their generators are."""
     assert ranks_of(RANKS, tmp_path, *urls) == RANK_DIGESTS
+
+
+def test_program_keeps_its_generators_when_items_of_wds_epoch_draw_in_the_main_process() -> None:
+    """The stage of the epoch seeds the generators for each of its items, and they are put back after it."""
+    random.seed(1)
+    before = random.getstate()
+    assert len(list(StatefulPipeline(IterableWrapper("abcdefghi").map(with_draw).wds_epoch(4), seed=3))) == 4
+    assert random.getstate() == before

@@ -155,6 +155,10 @@ def test_split_shards_gives_each_consumer_the_samples_that_it_promises() -> None
         [("a.tar", 2, 3, 1), ("b.tar", 0, 0, 1), ("c.tar", 0, 1, 1)],
         [("c.tar", 1, 4, 1)],
     ]
+    assert slices_of(["a.tar", "b.tar"], 2, index={"a.tar": 3, "b.tar": 3}) == [
+        [("a.tar", 0, 3, 1)],
+        [("b.tar", 0, 3, 1)],
+    ]
 
 
 def test_split_shards_gives_whole_shards_when_it_has_no_index() -> None:

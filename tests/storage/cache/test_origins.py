@@ -173,7 +173,8 @@ def test_copy_names_tell_endpoints_apart_when_urls_are_signed() -> None:
 def test_origin_of_needs_no_client_library_to_be_imported() -> None:
     """Reading copies that are there costs no import of s3fs."""
     code = (
-        "import sys; from torchdata_wds.storage import StorageOptions; from torchdata_wds.storage.cache.origins import *;"
+        "import sys; from torchdata_wds.storage import StorageOptions;"
+        "from torchdata_wds.storage.cache.origins import origin_of;"
         "origin_of('s3://b/x.tar', StorageOptions({'s3a': {'endpoint_url': 'http://host'}}));"
         "sys.exit(bool({'s3fs', 'aiobotocore'} & set(sys.modules)))"
     )

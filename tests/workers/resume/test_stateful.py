@@ -33,7 +33,7 @@ from tests.kits.resume_kit import (
     split,
 )
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import time_limit
+from tests.kits.workers_kit import run_script, time_limit
 from torchdata_wds import StatefulPipeline
 
 # StatefulDataLoader calls a function of torch that warns; and the workers of a test may be more than the cores.
@@ -450,3 +450,17 @@ def test_stateful_pipeline_refuses_when_there_are_several_epochs(urls: list[str]
     next(iter(pipeline))
     with pytest.raises(RuntimeError, match="several"):
         pipeline.state_dict()
+
+
+REPEATED = """
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchdata_wds import StatefulPipeline
+loader = DataLoader(StatefulPipeline(IterableWrapper(range(2))), batch_size=None, num_workers=2)
+assert sorted(loader) == [0, 0, 1, 1]
+"""
+
+
+def test_pipeline_warns_when_its_workers_repeat_one_another() -> None:
+    """Without a sharding filter each worker gives everything, where no reader of shards would say so."""
+    assert "no .sharding_filter()" in run_script(REPEATED).stderr

@@ -46,13 +46,7 @@ class EntryUrl(str):
 
 
 class SpecShardsIterDataPipe(WdsPipe[str]):
-    """Lists the shards of a dataset file's entries as `EntryUrl`, and draws those of the epoch alike for all consumers.
-
-    Raises:
-        SpecError: if an entry has fewer shards than are to be chosen.
-        ShardListError: if a pattern matches nothing.
-        UnsafeDataError: for a URL that the file may not use.
-    """
+    """Lists the shards of a dataset file's entries as `EntryUrl`; all consumers draw those of the epoch alike."""
 
     repeats_shards = True
 
@@ -81,12 +75,7 @@ class SpecShardsIterDataPipe(WdsPipe[str]):
 
 
 class EntryMapperIterDataPipe(ItemMapper):
-    """Names the entry of each sample, keeps the entry's fields, and calls the user's function with its keys.
-
-    Raises:
-        MissingFieldError: through the handler; it names the entry, the sample and the fields that are there.
-        Exception: through the handler, what the function raises.
-    """
+    """Names the entry of each sample, keeps the entry's fields, and calls the user's function with its keys."""
 
     def __init__(
         self,

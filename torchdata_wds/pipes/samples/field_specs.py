@@ -16,10 +16,7 @@ ENOUGH_SAMPLES = 10_000
 
 
 def alternatives(spec: Spec) -> tuple[str, ...]:
-    """Splits a spec into its alternatives.
-
-    Raises:
-        ValueError: if it is neither a str nor a list of str, is empty, or is a str with blanks: several specs in one.
+    """Splits a spec into its alternatives; a ValueError for one that is empty, no str, or several separated by blanks.
 
     Example:
         >>> alternatives("jpg;png")

@@ -15,7 +15,6 @@ from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
 
 S = TypeVar("S")
-
 T = TypeVar("T")
 
 
@@ -32,7 +31,7 @@ def map_items(
     Args:
         items: The items.
         function: Returns None for an item that is to be dropped.
-        handler: Called for each item for which the function raises.
+        handler: Called for each exception.
         skipped: Counts what is skipped by exception type, and what is dropped.
         dropped: The name that dropped items are counted by.
         pipe: The stage, for a note on exceptions.
@@ -65,11 +64,7 @@ def map_items(
 
 
 def check_function(form: str, function: Any, what: str = "a function") -> None:
-    """Checks that a function is one, and returns a value for each call instead of a generator or a coroutine.
-
-    Raises:
-        TypeError: if it does not.
-    """
+    """Raises a TypeError unless a function is one, and returns a value for each call, not a generator or coroutine."""
     if not callable(function):
         raise TypeError(f"{form} takes {what}, not {function!r}")
     calls = (function, getattr(type(function), "__call__", None))  # noqa: B004  (of a callable object, its method)

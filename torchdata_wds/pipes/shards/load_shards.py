@@ -46,19 +46,12 @@ _visits = count(1)
 
 
 class _Item(NamedTuple):
-    """An item of the source.
-
-    Attributes:
-        value: The item.
-        skip: How many of its samples to leave out.
-        ordinal: Its number in the pass, where a `Watch` follows.
-        digest: A CRC-32 over the items up to and with it, where the `Watch` is to be told.
-    """
+    """An item of the source."""
 
     value: Any
-    skip: int = 0
-    ordinal: int = 0
-    digest: int | None = None
+    skip: int = 0  # how many of its samples to leave out
+    ordinal: int = 0  # its number in the pass, where a `Watch` follows
+    digest: int | None = None  # a CRC-32 over the items up to and with it, if the `Watch` is to be told
 
 
 @register("load_wds_shards")
@@ -187,22 +180,16 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         *,
         keys: KeyRule | None = None,
     ) -> Generator[Generator[Unit, None, None], None, None]:
-        """Reads the members of each shard as they come, followed by a mark, for a grouping that heeds the marks.
+        """Yields the members of each shard as they come, followed by a mark, for a grouping that heeds the marks.
 
-        The units of a shard must be begun before the next shard is taken, and closed if they are not read to the end.
+        They must be begun before the next shard is taken, and closed if they are not read to the end.
 
         Args:
             ask: The handler of this pipe.
             watch: Is told of each shard.
             begun: The item of the source to begin with; those before it are left out, except those in `skips`.
             skips: How many samples to leave out at the beginning of items, by the items' numbers.
-            keys: The rule by which the grouping tells samples apart, if not that of this pipe.
-
-        Yields:
-            The units of one shard.
-
-        Raises:
-            ShardListError: if the items of the source are not those of which `begun` is one.
+            keys: The rule of the grouping, if it is not that of this pipe.
         """
         warn_about_workers(self)
         self._cycled.begin(self)

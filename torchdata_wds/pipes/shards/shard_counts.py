@@ -18,9 +18,7 @@ from torchdata_wds.storage.cache.shard_facts import ShardFacts
 from torchdata_wds.storage.urls import scheme_of
 
 _THREADS = 16
-
 _PIECE = 4096
-
 _LONGEST_HEADER = 1 << 20
 
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]")
@@ -35,11 +33,7 @@ class ShardCounts:
     is_local = False
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
-        """Returns the number of samples of each shard.
-
-        Raises:
-            ShardListError: for a shard whose number is not known.
-        """
+        """Returns the number of samples of each shard; a ShardListError for one whose number is not known."""
         raise NotImplementedError
 
     def facts(self, url: str) -> ShardFacts | None:  # noqa: ARG002  (for those that know)
@@ -49,10 +43,6 @@ class ShardCounts:
 
 def shard_counts(index: Index) -> ShardCounts | None:
     """Turns an ``index=`` argument into the source of the numbers of samples; None remains None.
-
-    Raises:
-        TypeError: if `split_shards` does not take such an argument.
-        ShardListError: if a count is not a whole number from 0.
 
     Example:
         >>> shard_counts({"x.tar": 5}).of(["data/x.tar"], StorageOptions())
@@ -146,12 +136,7 @@ class _CountFile(ShardCounts):
 
 
 class _CountTable(ShardCounts):
-    """Counts by URL, or by base name where only one shard has it.
-
-    Raises:
-        TypeError: if a key is not a URL.
-        ShardListError: if a count is not a whole number from 0, or a shard has two.
-    """
+    """Counts by URL, or by base name where only one shard has it."""
 
     is_local = True
 

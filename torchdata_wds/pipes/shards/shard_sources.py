@@ -31,21 +31,13 @@ Ahead = ReadAhead[IndexedSample | None]
 
 
 class ShardSource(NamedTuple):
-    """What to read, and from where.
-
-    Attributes:
-        part: Which samples of which shard.
-        options: The loader's storage options.
-        given: The shard's stream, if it is open already.
-        cached: The shard's local copy, if it is to have one.
-        strict: Whether the samples were counted by an index, which must be that of the shard.
-    """
+    """What to read, and from where."""
 
     part: ShardSlice
     options: storage.StorageOptions
-    given: Any = None
-    cached: CachedShard | None = None
-    strict: bool = False
+    given: Any = None  # the shard's stream, if it is open already
+    cached: CachedShard | None = None  # the shard's local copy, if it is to have one
+    strict: bool = False  # whether the samples were counted by an index, which must be that of the shard
 
     @property
     def url(self) -> str:
@@ -65,10 +57,6 @@ class ShardSource(NamedTuple):
         Args:
             keys: The rule by which the index must have counted.
             seeks: Whether indexes count the samples as the loader does.
-
-        Raises:
-            ShardFormatError: if the index is not that of the shard; where the source is not strict that is a warning.
-            ShardOpenError: if the shard cannot be opened.
         """
         part = self.part
         if self.given is not None:
@@ -97,11 +85,7 @@ class ShardSource(NamedTuple):
         return storage.open_shard(self.part.url, offset=offset, storage_options=self.options)
 
     def report_stale_index(self, begin: IndexedSample, error: ShardFormatError) -> None:
-        """Warns that the index belongs to another shard.
-
-        Raises:
-            ShardFormatError: instead, if the samples were counted by the index.
-        """
+        """Warns that the index belongs to another shard; raises that if the samples were counted by the index."""
         shard = storage.mask_url(self.part.url)
         stale = ShardFormatError(
             f"shard {shard} has no sample {begin.key!r} at byte {begin.start:,}, where the index beside it says that "
@@ -122,11 +106,7 @@ def is_opened(item: Any) -> bool:
 
 
 def as_source(item: Any, options: storage.StorageOptions, skip: int = 0) -> ShardSource:
-    """Returns what an item of the loader's source stands for, without its first `skip` samples.
-
-    Raises:
-        ShardListError: if a loader does not take such items.
-    """
+    """Returns what an item of the loader's source stands for, without its first `skip` samples."""
     if isinstance(item, CachedShard):
         part = ShardSlice(item.url) if item.part is None else _checked(item.part)
         source = ShardSource(part, options, cached=item, strict=item.part is not None)
@@ -164,15 +144,9 @@ def _checked(part: ShardSlice) -> ShardSlice:
 def read_ahead(
     items: Iterable[T], lead: int, start: Callable[[T], Ahead | None]
 ) -> Generator[tuple[T, Ahead | None], None, None]:
-    """Takes `lead` items before their turn, and starts a thread for each; what the items raise comes in its turn.
+    """Takes `lead` items before their turn and starts a thread for each that needs one, which the caller closes.
 
-    Args:
-        items: The items.
-        lead: How many items are taken before their turn; with 0 no thread is started.
-        start: Starts the thread of an item, or returns None for an item that needs none.
-
-    Yields:
-        Each item and its thread, which the caller closes.
+    With 0 no thread is started. What the items raise comes in its turn.
     """
     waiting: deque[tuple[T, Ahead | None]] = deque()
     source = iter(items)

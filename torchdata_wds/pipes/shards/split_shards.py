@@ -109,12 +109,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         yield from self._slices(list(map(_as_url, shards)), draw)
 
     def count_samples(self) -> int:
-        """Counts the samples that this consumer will get in the coming epoch, and changes no random state.
-
-        Raises:
-            TypeError: if there is no index.
-            ShardListError: as at iteration.
-        """
+        """Counts the samples that this consumer will get in the coming epoch, and changes no random state."""
         if self.index is None:
             raise TypeError("split_shards has no index that tells how many samples the shards have: pass index=")
         with torch.random.fork_rng(devices=[]):
@@ -176,11 +171,8 @@ class _AgreedIterDataPipe(WdsPipe[Any]):
         return self
 
     def begin_epoch(self) -> random.Random:
-        """Returns the generator of the next epoch, the same for all consumers.
-
-        Never seeded, it follows from the number of the epoch alone: torch's global generator may differ among them.
-        """
-        if self._seed.seed is None:
+        """Returns the generator of the next epoch, the same for all consumers."""
+        if self._seed.seed is None:  # the number of the epoch decides: torch's global generator may differ among them
             self._seed.epoch += 1
             return random.Random(f"unseeded/{self._seed.epoch}/split_shards")
         return self._seed.begin_epoch("split_shards", Place())

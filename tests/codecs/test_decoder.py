@@ -51,13 +51,13 @@ def test_decoder_leaves_values_when_they_are_no_bytes() -> None:
     assert Decoder("rgb8")({"jpg": value})["jpg"] is value
 
 
-@pytest.mark.parametrize("wrap", [io.BytesIO, lambda data: StreamWrapper(io.BytesIO(data))])
-def test_decoder_reads_and_closes_streams_when_values_are_open(wrap: Any) -> None:
+def test_decoder_reads_and_closes_streams_when_values_are_open() -> None:
     """Torchdata's own readers leave streams in samples, under names with a dot."""
-    stream = wrap(b"7")
-    result = Decoder()({".cls": stream, ".bin": wrap(b"raw")})
-    assert result == {".cls": 7, ".bin": b"raw"}
-    assert stream.closed
+    for wrap in [io.BytesIO, lambda data: StreamWrapper(io.BytesIO(data))]:
+        stream = wrap(b"7")
+        result = Decoder()({".cls": stream, ".bin": wrap(b"raw")})
+        assert result == {".cls": 7, ".bin": b"raw"}
+        assert stream.closed
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -84,10 +84,8 @@ def test_decoder_asks_users_first_and_in_order_when_several_can() -> None:
     result = Decoder("pil", first, second)(sample)
     assert (result["cls"], result["jpg"], result["txt"], result["json"]) == ("first", "first", "second", 1)
     assert result["png"].size == (16, 12)
-
-
-def test_decoder_takes_falsy_values_when_they_are_not_none() -> None:
-    """Only None passes: 0, "" and empty arrays are values."""
+    result = Decoder("pil", image_decoder("rgb8", max_size=8))({"jpg": jpeg_bytes(1)})
+    assert result["jpg"].shape == (6, 8, 3)
     for value in (0, "", [], False, b""):
         assert Decoder(lambda *_, value=value: value)({"cls": b"7"}) == {"cls": value}
 
@@ -97,12 +95,6 @@ def test_decoder_shows_dotted_keys_when_it_asks_users() -> None:
     seen = []
     Decoder(lambda key, _: seen.append(key))({"a.seg.PNG": b"", "bin": b""})
     assert seen == [".a.seg.PNG", ".bin"]
-
-
-def test_decoder_uses_image_decoder_in_order_when_given_beside_a_spec() -> None:
-    """A bounded image decoder wins over the general spec."""
-    result = Decoder("pil", image_decoder("rgb8", max_size=8))({"jpg": jpeg_bytes(1)})
-    assert result["jpg"].shape == (6, 8, 3)
 
 
 def test_decode_sample_equals_decoder_when_same_arguments() -> None:
@@ -154,23 +146,16 @@ def test_decoder_raises_when_key_and_url_are_missing() -> None:
         Decoder()({"cls": b""})
 
 
-@pytest.mark.parametrize(
-    ("decoder", "name"),
-    [
+def test_decoder_wraps_errors_when_a_users_function_fails() -> None:
+    """A DecodingError names the function; only the package's own missing extras pass as ImportError."""
+    for decoder, name in [
         (fail, "decoder fail"),
         (handle_extension("cls", float), r"handle_extension\('cls', float\)"),
         (image_decoder("pil"), r"image_decoder\('pil'\)"),
-    ],
-)
-def test_decoder_wraps_errors_when_a_users_function_fails(decoder: Any, name: str) -> None:
-    """An exception of a user's function is a DecodingError that names the function."""
-    with pytest.raises(DecodingError, match=name) as caught:
-        Decoder(decoder)({"__key__": "k", "jpg": b"no", "cls": b"no"})
-    assert caught.value.__cause__ is not None
-
-
-def test_decoder_wraps_import_errors_when_a_users_function_raises_them() -> None:
-    """Only the package's own missing extras pass as ImportError."""
+    ]:
+        with pytest.raises(DecodingError, match=name) as caught:
+            Decoder(decoder)({"__key__": "k", "jpg": b"no", "cls": b"no"})
+        assert caught.value.__cause__ is not None
 
     def needs(key: str, data: bytes) -> None:
         raise ImportError("no such module")
@@ -190,15 +175,11 @@ def test_decoder_lets_interrupts_pass_when_raised_in_a_decoder(error: type[BaseE
         Decoder(interrupt)(SAMPLE)
 
 
-@pytest.mark.parametrize("decoder", [None, 3, b"pil", ["pil"], {"jpg": len}])
-def test_decoder_raises_when_a_decoder_has_a_wrong_type(decoder: Any) -> None:
-    """A decoder is a spec or a callable."""
-    with pytest.raises(TypeError, match="callable"):
-        Decoder(decoder)
-
-
-def test_decoder_raises_when_exif_transpose_is_no_bool() -> None:
-    """Flags are True or False."""
+def test_decoder_raises_when_an_argument_has_a_wrong_type() -> None:
+    """A decoder is a spec or a callable; flags are True or False."""
+    for decoder in [None, 3, b"pil", ["pil"], {"jpg": len}]:
+        with pytest.raises(TypeError, match="callable"):
+            Decoder(decoder)
     with pytest.raises(TypeError, match="exif_transpose"):
         Decoder(exif_transpose="yes")  # type: ignore[arg-type]
 
@@ -214,13 +195,8 @@ def test_decoder_pickles_small_when_it_was_used() -> None:
     assert repr(again) == repr(decoder)
 
 
-def test_decoder_is_no_collection_when_inspected() -> None:
-    """Graph traversal of DataPipes must not look into it."""
-    assert not isinstance(Decoder(), collections.abc.Collection)
-
-
 def test_decoder_repr_shows_its_arguments_when_not_default() -> None:
-    """The repr is short and says what was asked for."""
+    """The repr is short and says what was asked for; graph traversal of DataPipes must not look into a decoder."""
     assert repr(Decoder()) == "Decoder()"
     assert repr(Decoder("pil", double, handle_extension("x", len), only="jpg cls", allow_pickle=True)) == (
         "Decoder('pil', double, handle_extension('x', len), only=('jpg', 'cls'), allow_pickle=True)"
@@ -228,6 +204,7 @@ def test_decoder_repr_shows_its_arguments_when_not_default() -> None:
     assert repr(Decoder(image_decoder("rgb8", max_size=9), errors="ignore")) == (
         "Decoder(image_decoder('rgb8', max_size=9), errors='ignore')"
     )
+    assert not isinstance(Decoder(), collections.abc.Collection)
 
 
 def test_decoder_forgets_plans_when_field_names_never_end() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import lzma
 import random
 from collections.abc import Callable
@@ -31,76 +32,62 @@ def decode(field: str, data: bytes, *decoders: Any, **options: Any) -> Any:
     return Decoder(*decoders, **options)({"__key__": "k", field: data})[field]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize(
-    ("field", "value"), [("json", [1]), ("a.json", [1]), ("txt", "[1]"), ("dat", b"[1]"), ("TXT", "[1]")]
-)
-def test_suffix_is_peeled_when_a_member_is_compressed(suffix: str, field: str, value: Any) -> None:
-    """The rest of the name says the type; the field keeps its name."""
-    assert decode(f"{field}.{suffix}", COMPRESS[suffix](b"[1]")) == value
+def test_suffix_is_peeled_when_a_member_is_compressed() -> None:
+    """The rest of the name says the type, and the field keeps its name; a field that is only a suffix becomes bytes."""
+    for suffix, (field, value) in itertools.product(
+        SUFFIXES, [("json", [1]), ("a.json", [1]), ("txt", "[1]"), ("dat", b"[1]"), ("TXT", "[1]")]
+    ):
+        assert decode(f"{field}.{suffix}", COMPRESS[suffix](b"[1]")) == value
+    for suffix in SUFFIXES:
+        assert decode(suffix, COMPRESS[suffix](TEXT)) == TEXT
+    for field in ["gz", "txt.gz", "json.gz", "dat.gz", "a.cls.gz"]:
+        sample = {"__key__": "k", field: gzip.compress(b"12")}
+        assert Decoder()(sample) == webdataset.autodecode.Decoder([])(sample)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_gives_bytes_when_it_is_the_whole_field(suffix: str) -> None:
-    """A field that is only a suffix becomes the decompressed bytes."""
-    assert decode(suffix, COMPRESS[suffix](TEXT)) == TEXT
+def test_suffix_reads_all_streams_when_several_follow_one_another() -> None:
+    """Concatenated streams are one content, empty ones too, wherever they end in a decompressor's pieces."""
+    for suffix in SUFFIXES:
+        compress = COMPRESS[suffix]
+        assert decode(f"txt.{suffix}", compress(b"a") + compress(b"") + compress(TEXT)) == "a" + TEXT.decode()
+    for suffix in SUFFIXES:
+        sizes = random.Random(5)
+        parts = [sizes.randbytes(sizes.choice((0, 1, 30, 700, 5000, 70_000))) for _ in range(40)]
+        packed = b"".join(COMPRESS[suffix](part) for part in parts)
+        assert decode(suffix, packed) == b"".join(parts)
+        with pytest.raises(DecodingError, match="cut off"):
+            decode(suffix, packed[:-1])
 
 
-@pytest.mark.parametrize("field", ["gz", "txt.gz", "json.gz", "dat.gz", "a.cls.gz"])
-def test_gzip_equals_webdataset_when_a_member_is_compressed(field: str) -> None:
-    """Gzip fields of webdataset give the same values under the same names."""
-    sample = {"__key__": "k", field: gzip.compress(b"12")}
-    assert Decoder()(sample) == webdataset.autodecode.Decoder([])(sample)
+def test_suffix_raises_when_cut_damaged_or_followed_by_garbage() -> None:
+    """No cut passes for a shorter content, a damaged content fails its checksum, and plain bytes are an error."""
+    for suffix in SUFFIXES:
+        data = COMPRESS[suffix](b"some text, short")
+        for cut in range(len(data)):
+            with pytest.raises(DecodingError, match=rf"compressed data \(\.{suffix}\)"):
+                decode(f"txt.{suffix}", data[:cut])
+    for suffix in SUFFIXES:
+        data = bytearray(COMPRESS[suffix](TEXT))
+        data[len(data) // 2] ^= 0xFF
+        with pytest.raises(DecodingError):
+            decode(f"txt.{suffix}", bytes(data))
+    for suffix in SUFFIXES:
+        for data in (COMPRESS[suffix](TEXT) + b"garbage", b"plain text", b""):
+            with pytest.raises(DecodingError, match="compressed data"):
+                decode(f"txt.{suffix}", data)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_reads_on_when_several_streams_follow_one_another(suffix: str) -> None:
-    """Concatenated streams are one content, empty ones among them."""
-    compress = COMPRESS[suffix]
-    assert decode(f"txt.{suffix}", compress(b"a") + compress(b"") + compress(TEXT)) == "a" + TEXT.decode()
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_raises_when_cut_anywhere(suffix: str) -> None:
-    """No cut passes for a shorter content."""
-    data = COMPRESS[suffix](b"some text, short")
-    for cut in range(len(data)):
-        with pytest.raises(DecodingError, match=rf"compressed data \(\.{suffix}\)"):
-            decode(f"txt.{suffix}", data[:cut])
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_raises_when_a_checksum_is_wrong(suffix: str) -> None:
-    """A damaged content fails its checksum."""
-    data = bytearray(COMPRESS[suffix](TEXT))
-    data[len(data) // 2] ^= 0xFF
-    with pytest.raises(DecodingError):
-        decode(f"txt.{suffix}", bytes(data))
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_raises_when_garbage_follows_or_it_is_not_compressed(suffix: str) -> None:
-    """Bytes behind the stream, and plain bytes, are errors."""
-    for data in (COMPRESS[suffix](TEXT) + b"garbage", b"plain text", b""):
-        with pytest.raises(DecodingError, match="compressed data"):
-            decode(f"txt.{suffix}", data)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_raises_when_the_limit_is_passed(suffix: str) -> None:
-    """What decompresses to exactly `max_bytes` is read, one byte more is an error, in one stream or several."""
-    compress = COMPRESS[suffix]
-    assert decode(suffix, compress(TEXT), max_bytes=len(TEXT)) == TEXT
-    for data in (compress(TEXT), compress(TEXT[:5]) + compress(TEXT[5:])):
+def test_suffix_raises_when_the_limit_is_passed() -> None:
+    """Exactly `max_bytes` are read, one byte more is an error; a bomb is refused without unpacking it."""
+    for suffix in SUFFIXES:
+        compress = COMPRESS[suffix]
+        assert decode(suffix, compress(TEXT), max_bytes=len(TEXT)) == TEXT
+        for data in (compress(TEXT), compress(TEXT[:5]) + compress(TEXT[5:])):
+            with pytest.raises(DecodingError, match="max_bytes"):
+                decode(suffix, data, max_bytes=len(TEXT) - 1)
+    for suffix in SUFFIXES:
         with pytest.raises(DecodingError, match="max_bytes"):
-            decode(suffix, data, max_bytes=len(TEXT) - 1)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_stops_early_when_the_data_is_a_bomb(suffix: str) -> None:
-    """A few kB that hold 20 MB are refused without unpacking them."""
-    with pytest.raises(DecodingError, match="max_bytes"):
-        decode(suffix, COMPRESS[suffix](bytes(20_000_000)), max_bytes=1000)
+            decode(suffix, COMPRESS[suffix](bytes(20_000_000)), max_bytes=1000)
 
 
 def test_user_decoder_sees_the_decompressed_field_when_a_member_is_compressed() -> None:
@@ -121,29 +108,14 @@ def test_user_decoder_sees_the_decompressed_field_when_a_member_is_compressed() 
     assert decode("json.gz", packed, handle_extension("gz", len)) == len(packed)
 
 
-@pytest.mark.parametrize("max_bytes", [0, -1])
-def test_decoder_raises_when_max_bytes_is_too_small(max_bytes: int) -> None:
-    """A limit below one byte is refused by the constructor."""
-    with pytest.raises(ValueError, match="max_bytes"):
-        Decoder(max_bytes=max_bytes)
-
-
-@pytest.mark.parametrize("max_bytes", [None, 1.5, "1GB", True])
-def test_decoder_raises_when_max_bytes_is_no_int(max_bytes: Any) -> None:
-    """A limit of another type is a TypeError."""
-    with pytest.raises(TypeError, match="max_bytes"):
-        Decoder(max_bytes=max_bytes)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_suffix_reads_all_streams_when_they_have_every_size(suffix: str) -> None:
-    """Streams end anywhere in the pieces that a decompressor gets."""
-    sizes = random.Random(5)
-    parts = [sizes.randbytes(sizes.choice((0, 1, 30, 700, 5000, 70_000))) for _ in range(40)]
-    packed = b"".join(COMPRESS[suffix](part) for part in parts)
-    assert decode(suffix, packed) == b"".join(parts)
-    with pytest.raises(DecodingError, match="cut off"):
-        decode(suffix, packed[:-1])
+def test_decoder_raises_when_max_bytes_is_wrong() -> None:
+    """A limit is a whole number of at least one byte."""
+    for max_bytes in [0, -1]:
+        with pytest.raises(ValueError, match="max_bytes"):
+            Decoder(max_bytes=max_bytes)
+    for max_bytes in [None, 1.5, "1GB", True]:
+        with pytest.raises(TypeError, match="max_bytes"):
+            Decoder(max_bytes=max_bytes)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -13,7 +13,6 @@ from typing import Any
 import cbor2
 import msgpack
 import numpy as np
-import pytest
 import torch
 import webdataset.autodecode
 import webdataset.tenbin
@@ -77,17 +76,11 @@ def equal(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
-@pytest.mark.parametrize(("extension", "data", "value"), CASES, ids=[case[0] for case in CASES])
-def test_decoder_decodes_each_extension_when_it_is_the_last_part(extension: str, data: bytes, value: Any) -> None:
-    """A field is decoded by the last part of its name, whatever stands before it."""
-    for field in (extension, f"meta.{extension}", f"a.b.{extension}"):
-        assert equal(Decoder(allow_pickle=True)({field: data})[field], value)
-
-
-@pytest.mark.parametrize(("extension", "data", "value"), CASES, ids=[case[0] for case in CASES])
-def test_decoder_ignores_case_when_field_is_upper_case(extension: str, data: bytes, value: Any) -> None:
-    """Fields of shards that were grouped without lower-casing decode alike."""
-    assert equal(Decoder(allow_pickle=True)({extension.upper(): data})[extension.upper()], value)
+def test_decoder_decodes_each_extension_when_it_is_the_last_part() -> None:
+    """A field is decoded by the last part of its name, in any case, whatever stands before it."""
+    for extension, data, value in CASES:
+        for field in (extension, f"meta.{extension}", f"a.b.{extension}", extension.upper()):
+            assert equal(Decoder(allow_pickle=True)({field: data})[field], value)
 
 
 def test_table_has_exactly_the_decoded_extensions_when_listed() -> None:
@@ -99,12 +92,12 @@ def test_table_has_exactly_the_decoded_extensions_when_listed() -> None:
 WEBDATASET_CASES = [case for case in CASES if case[0] in webdataset.autodecode.decoders and case[0] != "cbor"]
 
 
-@pytest.mark.parametrize(("extension", "data", "value"), WEBDATASET_CASES, ids=[case[0] for case in WEBDATASET_CASES])
-def test_decoder_equals_webdataset_when_both_know_the_extension(extension: str, data: bytes, value: Any) -> None:
+def test_decoder_equals_webdataset_when_both_know_the_extension() -> None:
     """Where webdataset decodes a field, it gives the same value."""
-    theirs = webdataset.autodecode.Decoder([])({"__key__": "a", extension: data})
-    ours = Decoder(allow_pickle=True)({"__key__": "a", extension: data})
-    assert equal(ours, theirs)
+    for extension, data, _ in WEBDATASET_CASES:
+        theirs = webdataset.autodecode.Decoder([])({"__key__": "a", extension: data})
+        ours = Decoder(allow_pickle=True)({"__key__": "a", extension: data})
+        assert equal(ours, theirs)
 
 
 def test_import_needs_no_optional_package_when_codecs_are_imported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import struct
 import sys
@@ -64,63 +65,62 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_spec_gives_its_type_and_shape_when_image_is_rgb(spec: str) -> None:
+def test_spec_gives_its_type_and_shape_when_image_is_rgb() -> None:
     """Arrays are HWC (HW for grey), tensors CHW, floats float32 in 0..1, PIL images of the spec's mode."""
-    value = decode(encoded(picture()), spec)
-    word = spec.removeprefix("torch").removeprefix("pil").removesuffix("8") or "rgb"
-    if spec.startswith("pil"):
-        assert type(value) is Image.Image
-        assert (value.mode, value.size) == (MODES[word], (7, 5))
-        return
-    channels = len(word)
-    if spec.startswith("torch"):
-        assert value.shape == (channels, 5, 7)
-        assert value.dtype == (torch.uint8 if spec.endswith("8") else torch.float32)
-        assert value.is_contiguous()
-        return
-    assert value.shape == ((5, 7) if channels == 1 else (5, 7, channels))
-    assert value.dtype == (np.uint8 if spec.endswith("8") else np.float32)
-    assert value.flags.c_contiguous
-    assert value.flags.owndata
-    assert value.flags.writeable
+    for spec in SPECS:
+        value = decode(encoded(picture()), spec)
+        word = spec.removeprefix("torch").removeprefix("pil").removesuffix("8") or "rgb"
+        if spec.startswith("pil"):
+            assert type(value) is Image.Image
+            assert (value.mode, value.size) == (MODES[word], (7, 5))
+            continue
+        channels = len(word)
+        if spec.startswith("torch"):
+            assert value.shape == (channels, 5, 7)
+            assert value.dtype == (torch.uint8 if spec.endswith("8") else torch.float32)
+            assert value.is_contiguous()
+            continue
+        assert value.shape == ((5, 7) if channels == 1 else (5, 7, channels))
+        assert value.dtype == (np.uint8 if spec.endswith("8") else np.float32)
+        assert value.flags.c_contiguous
+        assert value.flags.owndata
+        assert value.flags.writeable
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_spec_equals_webdataset_when_file_has_eight_bits(spec: str) -> None:
+def test_spec_equals_webdataset_when_file_has_eight_bits() -> None:
     """Pixels equal webdataset's, except that grey tensors have their channel axis here."""
-    for mode in ("L", "LA", "RGB", "RGBA"):
-        data = encoded(picture(mode))
-        theirs = webdataset.autodecode.ImageHandler(spec)(".png", data)
-        ours = decode(data, spec)
-        if isinstance(theirs, torch.Tensor) and theirs.ndim == 2:
-            theirs = theirs[None]
-        assert type(ours) is type(theirs)
-        assert np.array_equal(np.asarray(ours), np.asarray(theirs)), mode
+    for spec in SPECS:
+        for mode in ("L", "LA", "RGB", "RGBA"):
+            data = encoded(picture(mode))
+            theirs = webdataset.autodecode.ImageHandler(spec)(".png", data)
+            ours = decode(data, spec)
+            if isinstance(theirs, torch.Tensor) and theirs.ndim == 2:
+                theirs = theirs[None]
+            assert type(ours) is type(theirs)
+            assert np.array_equal(np.asarray(ours), np.asarray(theirs)), mode
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
-def test_spec_equals_pillow_when_file_has_another_mode(spec: str, mode: str) -> None:
+def test_spec_equals_pillow_when_file_has_another_mode() -> None:
     """One-bit, palette and CMYK images become grey, colour and alpha as Pillow converts them."""
-    source = picture("CMYK") if mode == "CMYK" else picture().convert(mode)
-    data = encoded(source, "TIFF" if mode == "CMYK" else "PNG")
-    parsed = IMAGE_SPECS[spec]
-    expected = np.asarray(source.convert(parsed.mode))
-    value = as_array(decode(data, spec))
-    assert np.array_equal(value, expected / np.float32(255) if parsed.is_float else expected)
+    for spec, mode in itertools.product(SPECS, ["1", "P", "CMYK"]):
+        source = picture("CMYK") if mode == "CMYK" else picture().convert(mode)
+        data = encoded(source, "TIFF" if mode == "CMYK" else "PNG")
+        parsed = IMAGE_SPECS[spec]
+        expected = np.asarray(source.convert(parsed.mode))
+        value = as_array(decode(data, spec))
+        assert np.array_equal(value, expected / np.float32(255) if parsed.is_float else expected)
 
 
-@pytest.mark.parametrize("transparency", [3, bytes([0, 255, 100, 7])])
-def test_palette_has_alpha_when_it_has_transparency(transparency: Any) -> None:
+def test_palette_has_alpha_when_it_has_transparency() -> None:
     """Transparent palette entries become alpha under rgba, and are colours under rgb, without a warning."""
-    image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4)).convert("P")
-    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120])
-    data = encoded(image, transparency=transparency)
-    alpha = [255, 255, 255, 0] if transparency == 3 else list(transparency)
-    assert decode(data, "rgba8")[0, :, 3].tolist() == alpha
-    assert decode(data, "rgb8")[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [100, 110, 120]]
-    assert decode(data, "l8").shape == (1, 4)
+    for transparency in [3, bytes([0, 255, 100, 7])]:
+        image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4)).convert("P")
+        image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120])
+        data = encoded(image, transparency=transparency)
+        alpha = [255, 255, 255, 0] if transparency == 3 else list(transparency)
+        assert decode(data, "rgba8")[0, :, 3].tolist() == alpha
+        assert decode(data, "rgb8")[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [100, 110, 120]]
+        assert decode(data, "l8").shape == (1, 4)
 
 
 def test_grey_uses_pillows_weights_when_image_is_rgb() -> None:
@@ -129,20 +129,20 @@ def test_grey_uses_pillows_weights_when_image_is_rgb() -> None:
     assert np.array_equal(decode(encoded(image), "l8"), np.asarray(image.convert("L")))
 
 
-@pytest.mark.parametrize("field", IMAGE_FIELDS)
-def test_spec_decodes_each_image_field_when_given(field: str) -> None:
+def test_spec_decodes_each_image_field_when_given() -> None:
     """All image extensions are decoded, by content: the name does not choose the format."""
-    for name in (field, f"left.{field.upper()}"):
-        assert decode(encoded(picture()), "rgb8", name).shape == (5, 7, 3)
+    for field in IMAGE_FIELDS:
+        for name in (field, f"left.{field.upper()}"):
+            assert decode(encoded(picture()), "rgb8", name).shape == (5, 7, 3)
 
 
 @pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JPEG2000"])
-def test_spec_decodes_each_format_when_written_by_pillow(form: str) -> None:
+def test_spec_decodes_each_format_when_written_by_pillow() -> None:
     """The formats behind the image extensions are read."""
-    source = smooth((40, 30))
-    value = decode(encoded(source, form), "rgb8", "image")
-    assert np.abs(value.astype(int) - np.asarray(source)).mean() < 12
+    for form in ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JPEG2000"]:
+        source = smooth((40, 30))
+        value = decode(encoded(source, form), "rgb8", "image")
+        assert np.abs(value.astype(int) - np.asarray(source)).mean() < 12
 
 
 def test_spec_decodes_the_first_frame_when_an_image_moves() -> None:
@@ -184,53 +184,42 @@ def test_pil_image_is_loaded_when_decoded() -> None:
 
 
 @pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("spec", ["rgb8", "pil", "torch"])
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"])
-def test_image_raises_when_cut(spec: str, form: str) -> None:
+def test_image_raises_when_cut() -> None:
     """A cut image is an error, never an image with a grey rest."""
-    data = encoded(picture(size=(64, 64)), form)
-    for cut in (0, 1, 10, len(data) // 3, len(data) // 2, len(data) - 100):
-        with pytest.raises(DecodingError, match="an image"):
-            decode(data[:cut], spec)
+    for spec, form in itertools.product(["rgb8", "pil", "torch"], ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"]):
+        data = encoded(picture(size=(64, 64)), form)
+        for cut in (0, 1, 10, len(data) // 3, len(data) // 2, len(data) - 100):
+            with pytest.raises(DecodingError, match="an image"):
+                decode(data[:cut], spec)
 
 
-def test_image_raises_when_it_is_none() -> None:
-    """Data that is no image says spec, size and first bytes."""
+def test_image_raises_when_it_is_not_one_that_is_read() -> None:
+    """The error says spec, size and first bytes; Pillow would run Ghostscript on PostScript; a bomb is refused."""
     with pytest.raises(DecodingError, match=r"(?s)spec 'rgb8'.*18 bytes.*b'<html>not an ima'"):
         decode(b"<html>not an image", "rgb8")
-
-
-def test_image_raises_when_it_is_postscript() -> None:
-    """A PostScript file under an image's name is refused: Pillow would run Ghostscript on it."""
     out = io.BytesIO()
     picture().save(out, "EPS")
     with pytest.raises(DecodingError, match="cannot identify"):
         decode(out.getvalue(), "rgb8", "jpg")
-
-
-def test_image_raises_when_it_is_a_bomb() -> None:
-    """An image that declares more pixels than Pillow allows is an error of its sample."""
     with pytest.raises(DecodingError, match="DecompressionBombError"):
         decode(b"P6 100000 100000 255\n", "rgb8", "ppm")
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("spec", ["rgb8", "torchrgb", "pil", "l8"])
-@pytest.mark.parametrize("form", ["PNG", "TIFF"])
-def test_exif_transpose_turns_the_image_when_it_has_an_orientation(orientation: int, spec: str, form: str) -> None:
+def test_exif_transpose_turns_the_image_when_it_has_an_orientation() -> None:
     """With the option the image is upright, without it as stored; Pillow itself turns TIFF, and once is enough."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(picture(), form, exif=exif)
-    with Image.open(io.BytesIO(data)) as stored:
-        from PIL import ImageOps
+    for orientation, spec, form in itertools.product(range(1, 9), ["rgb8", "torchrgb", "pil", "l8"], ["PNG", "TIFF"]):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(picture(), form, exif=exif)
+        with Image.open(io.BytesIO(data)) as stored:
+            from PIL import ImageOps
 
-        upright = ImageOps.exif_transpose(stored).convert(IMAGE_SPECS[spec].mode)
-    expected = np.asarray(upright)
-    value = as_array(decode(data, spec, exif_transpose=True))
-    assert np.array_equal(value, expected / np.float32(255) if spec == "torchrgb" else expected)
-    if form == "PNG":
-        assert as_array(decode(data, spec)).shape[:2] == (5, 7)
+            upright = ImageOps.exif_transpose(stored).convert(IMAGE_SPECS[spec].mode)
+        expected = np.asarray(upright)
+        value = as_array(decode(data, spec, exif_transpose=True))
+        assert np.array_equal(value, expected / np.float32(255) if spec == "torchrgb" else expected)
+        if form == "PNG":
+            assert as_array(decode(data, spec)).shape[:2] == (5, 7)
 
 
 @pytest.mark.usefixtures("jpegs_by")
@@ -246,42 +235,34 @@ def test_exif_transpose_is_not_applied_twice_when_the_user_turns_again() -> None
 
 
 @pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0"])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_exif_transpose_leaves_the_image_when_exif_is_damaged(exif: bytes) -> None:
-    """Damaged EXIF data says nothing: the pixels are good."""
-    data = encoded(picture(), "JPEG", exif=exif)
-    assert decode(data, "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
+def test_exif_transpose_leaves_the_image_when_exif_is_damaged() -> None:
+    """Damaged EXIF data says nothing, nor does an orientation outside 1..8: the pixels are good."""
+    for exif in [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0"]:
+        data = encoded(picture(), "JPEG", exif=exif)
+        assert decode(data, "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
+    for value in [0, 9, 77]:
+        exif = Image.Exif()
+        exif[0x0112] = value
+        assert decode(encoded(picture(), "JPEG", exif=exif), "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
 
 
 @pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("value", [0, 9, 77])
-def test_exif_transpose_leaves_the_image_when_orientation_is_unknown(value: int) -> None:
-    """An orientation outside 1..8 is none."""
-    exif = Image.Exif()
-    exif[0x0112] = value
-    assert decode(encoded(picture(), "JPEG", exif=exif), "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
-
-
-@pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
-@pytest.mark.parametrize(
-    ("size", "max_size", "expected"),
-    [
-        ((640, 480), 256, (192, 256, 3)),
-        ((480, 640), 256, (256, 192, 3)),
-        ((300, 200), 256, (171, 256, 3)),
-        ((256, 100), 256, (100, 256, 3)),
-        ((100, 50), 256, (50, 100, 3)),
-        ((2000, 3), 100, (1, 100, 3)),
-        ((37, 41), 1, (1, 1, 3)),
-    ],
-)
-def test_max_size_bounds_the_longest_side_when_larger(
-    form: str, size: tuple[int, int], max_size: int, expected: tuple[int, ...]
-) -> None:
+def test_max_size_bounds_the_longest_side_when_larger() -> None:
     """The longest side is at most `max_size`, the aspect kept, nothing enlarged."""
-    assert image_decoder("rgb8", max_size=max_size)(".jpg", encoded(smooth(size), form)).shape == expected
+    for form, (size, max_size, expected) in itertools.product(
+        ["JPEG", "PNG"],
+        [
+            ((640, 480), 256, (192, 256, 3)),
+            ((480, 640), 256, (256, 192, 3)),
+            ((300, 200), 256, (171, 256, 3)),
+            ((256, 100), 256, (100, 256, 3)),
+            ((100, 50), 256, (50, 100, 3)),
+            ((2000, 3), 100, (1, 100, 3)),
+            ((37, 41), 1, (1, 1, 3)),
+        ],
+    ):
+        assert image_decoder("rgb8", max_size=max_size)(".jpg", encoded(smooth(size), form)).shape == expected
 
 
 @pytest.mark.usefixtures("jpegs_by")
@@ -292,14 +273,13 @@ def test_max_size_changes_nothing_when_the_image_is_small() -> None:
 
 
 @pytest.mark.usefixtures("jpegs_by")
-@pytest.mark.parametrize("size", [(640, 480), (2048, 1024), (517, 389)])
-@pytest.mark.parametrize("max_size", [32, 100, 256])
-def test_max_size_is_close_to_full_decoding_when_jpeg(size: tuple[int, int], max_size: int) -> None:
+def test_max_size_is_close_to_full_decoding_when_jpeg() -> None:
     """The quick way for JPEG gives nearly the pixels of decoding all and reducing then."""
-    data = encoded(smooth(size), "JPEG", quality=95)
-    value = image_decoder("rgb8", max_size=max_size)(".jpg", data)
-    full = Image.open(io.BytesIO(data)).resize(value.shape[1::-1], Image.Resampling.LANCZOS)
-    assert np.abs(value.astype(int) - np.asarray(full)).max() <= 6
+    for size, max_size in itertools.product([(640, 480), (2048, 1024), (517, 389)], [32, 100, 256]):
+        data = encoded(smooth(size), "JPEG", quality=95)
+        value = image_decoder("rgb8", max_size=max_size)(".jpg", data)
+        full = Image.open(io.BytesIO(data)).resize(value.shape[1::-1], Image.Resampling.LANCZOS)
+        assert np.abs(value.astype(int) - np.asarray(full)).max() <= 6
 
 
 def test_max_size_uses_draft_mode_when_pillow_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,11 +304,11 @@ def test_max_size_bounds_the_turned_image_when_orientation_swaps_sides() -> None
     assert Decoder(image_decoder("rgb8", max_size=64), exif_transpose=True)({"jpg": data})["jpg"].shape == (64, 48, 3)
 
 
-@pytest.mark.parametrize("spec", ["pil", "torchl", "rgba", "l8"])
-def test_max_size_works_when_any_spec(spec: str) -> None:
+def test_max_size_works_when_any_spec() -> None:
     """Every kind of result can be bounded."""
-    value = image_decoder(spec, max_size=16)(".png", encoded(smooth((64, 32))))
-    assert as_array(value).shape[:2] == (8, 16)
+    for spec in ["pil", "torchl", "rgba", "l8"]:
+        value = image_decoder(spec, max_size=16)(".png", encoded(smooth((64, 32))))
+        assert as_array(value).shape[:2] == (8, 16)
 
 
 def test_image_decoder_passes_when_field_is_no_image() -> None:
@@ -337,46 +317,37 @@ def test_image_decoder_passes_when_field_is_no_image() -> None:
     assert image_decoder("rgb8")(".xjpg", b"x") is None
 
 
-@pytest.mark.parametrize("max_size", [0, -5])
-def test_image_decoder_raises_when_max_size_is_too_small(max_size: int) -> None:
-    """A limit below one pixel is refused."""
-    with pytest.raises(ValueError, match="max_size"):
-        image_decoder("rgb8", max_size=max_size)
-
-
-@pytest.mark.parametrize("max_size", ["256", 2.5, True, (4, 4)])
-def test_image_decoder_raises_when_max_size_is_no_int(max_size: Any) -> None:
-    """A limit of another type is a TypeError."""
-    with pytest.raises(TypeError, match="max_size"):
-        image_decoder("rgb8", max_size=max_size)
-
-
-@pytest.mark.parametrize(
-    ("spec", "nearest"),
-    [
-        ("rbg8", "rgb8"),
-        ("RGB8", "rgb8"),
-        ("PIL", "pil"),
-        ("torchrgb9", "torchrgb"),
-        ("pilgb", "pilrgb"),
-        ("tensor", "torch"),
-        ("rgbtorch", "torchrgb"),
-        ("rgb8torch", "torchrgb8"),
-        ("lpil", "pill"),
-    ],
-)
-@pytest.mark.parametrize("make", [Decoder, image_decoder])
-def test_spec_raises_when_unknown(make: Any, spec: str, nearest: str) -> None:
-    """The constructor names the nearest valid spec and lists all."""
-    with pytest.raises(ValueError, match=f"did you mean '{nearest}'") as caught:
-        make(spec)
-    assert all(name in str(caught.value) for name in SPECS)
-
-
-def test_decoder_raises_when_two_specs_are_given() -> None:
-    """Two image specs contradict each other."""
+def test_image_decoder_raises_when_its_arguments_are_wrong() -> None:
+    """A limit is a whole number of pixels; two image specs contradict each other."""
+    for max_size in [0, -5]:
+        with pytest.raises(ValueError, match="max_size"):
+            image_decoder("rgb8", max_size=max_size)
+    for max_size in ["256", 2.5, True, (4, 4)]:
+        with pytest.raises(TypeError, match="max_size"):
+            image_decoder("rgb8", max_size=max_size)
     with pytest.raises(ValueError, match="rgb8, pil"):
         Decoder("rgb8", "pil")
+
+
+def test_spec_raises_when_unknown() -> None:
+    """The constructor names the nearest valid spec and lists all."""
+    for (spec, nearest), make in itertools.product(
+        [
+            ("rbg8", "rgb8"),
+            ("RGB8", "rgb8"),
+            ("PIL", "pil"),
+            ("torchrgb9", "torchrgb"),
+            ("pilgb", "pilrgb"),
+            ("tensor", "torch"),
+            ("rgbtorch", "torchrgb"),
+            ("rgb8torch", "torchrgb8"),
+            ("lpil", "pill"),
+        ],
+        [Decoder, image_decoder],
+    ):
+        with pytest.raises(ValueError, match=f"did you mean '{nearest}'") as caught:
+            make(spec)
+        assert all(name in str(caught.value) for name in SPECS)
 
 
 def test_png_without_end_is_cut_when_its_last_chunk_is_missing() -> None:

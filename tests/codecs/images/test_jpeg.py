@@ -111,51 +111,47 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
-@pytest.mark.parametrize("noise", [0, 120])
-def test_pixels_equal_pillows_when_colour(options: dict[str, Any], noise: int) -> None:
+def test_pixels_equal_pillows_when_colour() -> None:
     """Every sampling, size and coding of colour gives exactly Pillow's pixels; libjpeg-turbo is under both."""
-    for size, spec in itertools.product(SIZES, ("rgb8", "rgba8")):
-        fast, slow, decoded = both(encoded(picture(size, noise), **options), spec)
-        assert fast == slow, (size, spec)
-        assert decoded == 1
+    for options, noise in itertools.product(WAYS, [0, 120]):
+        for size, spec in itertools.product(SIZES, ("rgb8", "rgba8")):
+            fast, slow, decoded = both(encoded(picture(size, noise), **options), spec)
+            assert fast == slow, (size, spec)
+            assert decoded == 1
 
 
-@pytest.mark.parametrize("sampling", ["440", "411", "444", "422", "420", "Gray"])
-def test_pixels_equal_pillows_when_another_encoder_wrote_them(sampling: str) -> None:
+def test_pixels_equal_pillows_when_another_encoder_wrote_them() -> None:
     """So do samplings that Pillow does not write."""
-    for size in SIZES:
-        pixels = np.asarray(picture(size))
-        data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorspace="RGB", colorsubsampling=sampling)
-        fast, slow, decoded = both(data)
-        assert fast == slow, size
-        assert decoded == 1
+    for sampling in ["440", "411", "444", "422", "420", "Gray"]:
+        for size in SIZES:
+            pixels = np.asarray(picture(size))
+            data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorspace="RGB", colorsubsampling=sampling)
+            fast, slow, decoded = both(data)
+            assert fast == slow, size
+            assert decoded == 1
 
 
-@pytest.mark.parametrize("spec", ARRAY_SPECS)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("progressive", [False, True])
-def test_value_equals_pillows_when_any_spec(spec: str, mode: str, progressive: bool) -> None:
+def test_value_equals_pillows_when_any_spec() -> None:
     """Type, shape and values are the same for each spec; grey of colour files is Pillow's to compute."""
-    for size in SIZES:
-        data = encoded(picture(size, mode=mode), progressive=progressive)
-        fast, slow, decoded = both(data, spec)
-        assert fast == slow, size
-        assert decoded == (mode == "L" or IMAGE_SPECS[spec].mode != "L")
+    for spec, mode, progressive in itertools.product(ARRAY_SPECS, ["RGB", "L"], [False, True]):
+        for size in SIZES:
+            data = encoded(picture(size, mode=mode), progressive=progressive)
+            fast, slow, decoded = both(data, spec)
+            assert fast == slow, size
+            assert decoded == (mode == "L" or IMAGE_SPECS[spec].mode != "L")
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("spec", ["rgb8", "rgba8", "l8", "torchrgb"])
-def test_max_size_equals_pillows_when_set(mode: str, spec: str) -> None:
+def test_max_size_equals_pillows_when_set() -> None:
     """Draft mode and the filter give the same pixels at each of the sizes 1/1, 1/2, 1/4 and 1/8."""
-    for size, options in itertools.product(
-        [(333, 97), (97, 333), (1000, 9), (64, 64), (9, 9)], ({}, {"subsampling": 0})
-    ):
-        data = encoded(picture(size, mode=mode), **options)
-        for max_size in (1, 8, 15, 16, 33, 64, 100, 200, 500):
-            fast, slow, decoded = both(data, spec, max_size=max_size)
-            assert fast == slow, (size, max_size)
-            assert decoded == (mode == "L" or spec != "l8")
+    for mode, spec in itertools.product(["RGB", "L"], ["rgb8", "rgba8", "l8", "torchrgb"]):
+        for size, options in itertools.product(
+            [(333, 97), (97, 333), (1000, 9), (64, 64), (9, 9)], ({}, {"subsampling": 0})
+        ):
+            data = encoded(picture(size, mode=mode), **options)
+            for max_size in (1, 8, 15, 16, 33, 64, 100, 200, 500):
+                fast, slow, decoded = both(data, spec, max_size=max_size)
+                assert fast == slow, (size, max_size)
+                assert decoded == (mode == "L" or spec != "l8")
 
 
 def test_max_size_decodes_at_a_fraction_when_the_image_is_large() -> None:
@@ -168,15 +164,14 @@ def test_max_size_decodes_at_a_fraction_when_the_image_is_large() -> None:
         assert [pixels.shape for pixels in counter.decoded] == [shape]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("exif_transpose", [False, True])
-def test_image_is_turned_as_by_pillow_when_it_has_exif(orientation: int, exif_transpose: bool) -> None:
+def test_image_is_turned_as_by_pillow_when_it_has_exif() -> None:
     """The orientation is read by Pillow, the pixels are not."""
-    data = encoded(picture((20, 10)), exif=turned(orientation))
-    for options in ({}, {"max_size": 8}):
-        fast, slow, decoded = both(data, "rgb8", exif_transpose=exif_transpose, **options)
-        assert fast == slow
-        assert decoded == 1
+    for orientation, exif_transpose in itertools.product(range(1, 9), [False, True]):
+        data = encoded(picture((20, 10)), exif=turned(orientation))
+        for options in ({}, {"max_size": 8}):
+            fast, slow, decoded = both(data, "rgb8", exif_transpose=exif_transpose, **options)
+            assert fast == slow
+            assert decoded == 1
 
 
 def test_image_is_turned_as_by_pillow_when_xmp_says_so() -> None:
@@ -199,27 +194,26 @@ def test_values_are_not_copied_when_simplejpeg_has_made_them() -> None:
     assert array.flags.writeable
 
 
-@pytest.mark.parametrize("spec", ["torchl8", "torchrgb8", "torchrgb"])
-@pytest.mark.parametrize("module", [simplejpeg, None], ids=["simplejpeg", "Pillow"])
-def test_tensor_is_the_only_copy_when_made(spec: str, module: Any) -> None:
+def test_tensor_is_the_only_copy_when_made() -> None:
     """A tensor is contiguous, writable, and holds nothing but its own pixels."""
-    with decoding_by(module):
-        tensor = image_decoder(spec).decode(jpeg_bytes(1, mode="L"))
-    assert tensor.is_contiguous()
-    assert tensor.untyped_storage().nbytes() == tensor.nbytes
-    with warnings.catch_warnings(action="error"):
-        torch.from_numpy(tensor.numpy())  # warns of memory that is read-only
+    for spec, module in itertools.product(["torchl8", "torchrgb8", "torchrgb"], [simplejpeg, None]):
+        with decoding_by(module):
+            tensor = image_decoder(spec).decode(jpeg_bytes(1, mode="L"))
+        assert tensor.is_contiguous()
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+        with warnings.catch_warnings(action="error"):
+            torch.from_numpy(tensor.numpy())  # warns of memory that is read-only
 
 
-@pytest.mark.parametrize("spec", ["pil", "pill", "pilrgba"])
-def test_pillow_decodes_when_a_pil_image_is_asked_for(spec: str) -> None:
+def test_pillow_decodes_when_a_pil_image_is_asked_for() -> None:
     """PIL images keep what Pillow finds in the file besides the pixels, and are no open file."""
-    fast, slow, decoded = both(encoded(picture((20, 10))), spec)
-    assert fast == slow
-    assert decoded == 0
-    image = image_decoder(spec).decode(encoded(picture((20, 10)), dpi=(72, 72)))
-    assert type(image) is Image.Image
-    assert image.info["dpi"] == (72, 72)
+    for spec in ["pil", "pill", "pilrgba"]:
+        fast, slow, decoded = both(encoded(picture((20, 10))), spec)
+        assert fast == slow
+        assert decoded == 0
+        image = image_decoder(spec).decode(encoded(picture((20, 10)), dpi=(72, 72)))
+        assert type(image) is Image.Image
+        assert image.info["dpi"] == (72, 72)
 
 
 PLAIN = encoded(picture((40, 30)))
@@ -248,33 +242,33 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
-def test_pillow_decides_when_the_file_is_no_ordinary_jpeg(data: bytes) -> None:
+def test_pillow_decides_when_the_file_is_no_ordinary_jpeg() -> None:
     """Kinds that are rare, odd or damaged come from Pillow: its pixels or its exception."""
-    for spec in ("rgb8", "l8"):
-        fast, slow, decoded = both(data, spec)
-        assert fast == slow
-        assert decoded == 0
+    for data in OTHERS.values():
+        for spec in ("rgb8", "l8"):
+            fast, slow, decoded = both(data, spec)
+            assert fast == slow
+            assert decoded == 0
 
 
-@pytest.mark.parametrize("transform", [0, 1, 2, 9])
-def test_outcome_equals_pillows_when_adobe_says_the_colours(transform: int) -> None:
+def test_outcome_equals_pillows_when_adobe_says_the_colours() -> None:
     """Adobe's segment, which says RGB or YCbCr, is understood the same way; unknown codes are Pillow's to judge."""
-    segment = b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0" + bytes([transform])
-    for data in (PLAIN[:2] + segment + PLAIN[20:], PLAIN[:20] + segment + PLAIN[20:]):
-        fast, slow, _ = both(data)
-        assert fast == slow
+    for transform in [0, 1, 2, 9]:
+        segment = b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0" + bytes([transform])
+        for data in (PLAIN[:2] + segment + PLAIN[20:], PLAIN[:20] + segment + PLAIN[20:]):
+            fast, slow, _ = both(data)
+            assert fast == slow
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}], ids=str)
-def test_outcome_equals_pillows_at_every_truncation_point(options: dict[str, Any]) -> None:
+def test_outcome_equals_pillows_at_every_truncation_point() -> None:
     """A cut file is an error wherever it is cut, and the same one."""
-    data = encoded(picture((24, 16)), **options)
-    for size in range(len(data)):
-        fast, slow, decoded = both(data[:size])
-        assert fast == slow, size
-        assert isinstance(fast[0], type), size
-        assert decoded == 0
+    for options in [{}, {"progressive": True}, {"restart_marker_blocks": 3}]:
+        data = encoded(picture((24, 16)), **options)
+        for size in range(len(data)):
+            fast, slow, decoded = both(data[:size])
+            assert fast == slow, size
+            assert isinstance(fast[0], type), size
+            assert decoded == 0
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
@@ -287,16 +281,16 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("options", [*WAYS, {"exif": turned()}], ids=lambda options: " ".join(options) or "plain")
-def test_outcome_equals_pillows_when_damaged(options: dict[str, Any]) -> None:
+def test_outcome_equals_pillows_when_damaged() -> None:
     """Damage has the same outcome, be it an error, other pixels or none."""
-    chance = random.Random(1)
-    data = encoded(picture((24, 16)), **options)
-    with warnings.catch_warnings(action="ignore"):
-        for _ in range(60):
-            broken = damaged(data, chance)
-            fast, slow, _ = both(broken)
-            assert fast == slow, broken
+    for options in [*WAYS, {"exif": turned()}]:
+        chance = random.Random(1)
+        data = encoded(picture((24, 16)), **options)
+        with warnings.catch_warnings(action="ignore"):
+            for _ in range(60):
+                broken = damaged(data, chance)
+                fast, slow, _ = both(broken)
+                assert fast == slow, broken
 
 
 def test_cut_image_is_given_when_pillow_is_told_to() -> None:

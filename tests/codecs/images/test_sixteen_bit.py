@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from torchdata_wds.codecs import Decoder, image_decoder
@@ -109,7 +109,6 @@ FILES = [
     ],
     *[(f"ppm-{channels}", random_pixels(channels), ppm_bytes(random_pixels(channels))) for channels in (1, 3)],
 ]
-CASES = pytest.mark.parametrize(("pixels", "data"), [file[1:] for file in FILES], ids=[file[0] for file in FILES])
 
 
 def decode(spec: str, data: bytes, **options: Any) -> Any:
@@ -117,60 +116,47 @@ def decode(spec: str, data: bytes, **options: Any) -> Any:
     return Decoder(spec, **options)({"img": data})["img"]
 
 
-@CASES
-def test_float_spec_divides_by_65535_when_image_has_16_bits(pixels: Any, data: bytes) -> None:
-    """Float specs keep all 16 bits, of colour and alpha too."""
-    full = as_rgba(pixels) / np.float32(65535)
-    assert np.array_equal(decode("rgba", data), full)
-    assert np.array_equal(decode("rgb", data), full[:, :, :3])
-    assert np.array_equal(decode("torchrgb", data).numpy(), full[:, :, :3].transpose(2, 0, 1))
-    assert np.array_equal(decode("l", data), as_grey(pixels) / np.float32(65535))
+def test_specs_keep_the_depth_when_image_has_16_bits() -> None:
+    """Float specs divide by 65535, of colour and alpha too; 8-bit specs round v / 257, so that nothing clips.
+
+    Grey is weighted at full depth, then scaled. A cut in the pixels is an error.
+    """
+    for name, pixels, data in FILES:
+        full, grey = as_rgba(pixels), as_grey(pixels)
+        floats = full / np.float32(65535)
+        assert np.array_equal(decode("rgba", data), floats), name
+        assert np.array_equal(decode("rgb", data), floats[:, :, :3]), name
+        assert np.array_equal(decode("torchrgb", data).numpy(), floats[:, :, :3].transpose(2, 0, 1)), name
+        assert np.array_equal(decode("l", data), grey / np.float32(65535)), name
+        eight = np.round(full / 257).astype(np.uint8)
+        assert np.array_equal(decode("rgba8", data), eight), name
+        assert np.array_equal(decode("torchrgba8", data).numpy(), eight.transpose(2, 0, 1)), name
+        assert np.array_equal(np.asarray(decode("pilrgba", data)), eight), name
+        eight_grey = np.round(grey / 257).astype(np.uint8)
+        assert np.array_equal(decode("l8", data), eight_grey), name
+        assert np.array_equal(np.asarray(decode("pill", data)), eight_grey), name
+        assert decode("pill", data).mode == "L"
+        with pytest.raises(DecodingError, match="an image"):
+            decode("rgb", data[:-60])
 
 
-@CASES
-@pytest.mark.parametrize("spec", ["rgba8", "torchrgba8", "pilrgba"])
-def test_8_bit_spec_scales_when_image_has_16_bits(spec: str, pixels: Any, data: bytes) -> None:
-    """8-bit specs and PIL images round v / 257: 0 stays 0, 65535 becomes 255, nothing clips."""
-    value = decode(spec, data)
-    expected = np.round(as_rgba(pixels) / 257).astype(np.uint8)
-    array = value.numpy().transpose(1, 2, 0) if isinstance(value, torch.Tensor) else np.asarray(value)
-    assert np.array_equal(array, expected)
-
-
-@CASES
-def test_grey_8_bit_spec_scales_when_image_has_16_bits(pixels: Any, data: bytes) -> None:
-    """Grey of 16-bit colour is weighted at full depth, then scaled."""
-    expected = np.round(as_grey(pixels) / 257).astype(np.uint8)
-    assert np.array_equal(decode("l8", data), expected)
-    assert np.array_equal(np.asarray(decode("pill", data)), expected)
-    assert decode("pill", data).mode == "L"
-
-
-@CASES
-def test_16_bit_image_raises_when_cut(pixels: Any, data: bytes) -> None:
-    """A cut in the pixels is an error at full depth too."""
-    with pytest.raises(DecodingError, match="an image"):
-        decode("rgb", data[:-60])
-
-
-@pytest.mark.parametrize("maximum", [256, 1023, 4095, 65534])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_ppm_is_scaled_when_its_maximum_is_smaller(channels: int, maximum: int) -> None:
+def test_ppm_is_scaled_when_its_maximum_is_smaller() -> None:
     """A PGM's or PPM's own maximum is 1.0."""
-    pixels = random_pixels(channels, maximum)
-    value = decode("rgb", ppm_bytes(pixels, maximum))
-    assert value.max() == 1
-    assert np.abs(value - as_rgba(pixels)[:, :, :3] / maximum).max() < 1e-5
+    for maximum, channels in itertools.product([256, 1023, 4095, 65534], [1, 3]):
+        pixels = random_pixels(channels, maximum)
+        value = decode("rgb", ppm_bytes(pixels, maximum))
+        assert value.max() == 1
+        assert np.abs(value - as_rgba(pixels)[:, :, :3] / maximum).max() < 1e-5
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_png_has_alpha_when_one_colour_is_transparent(channels: int) -> None:
+def test_png_has_alpha_when_one_colour_is_transparent() -> None:
     """A 16-bit PNG's transparent colour is compared at full depth."""
-    pixels = np.full((2, 2, channels), 1000, np.uint16)
-    pixels[0, 0] += 1
-    data = png_bytes(pixels, transparent=struct.pack(">H", 1000) * channels)
-    assert decode("rgba", data)[:, :, 3].tolist() == [[1, 0], [0, 0]]
-    assert np.array_equal(decode("rgb", data), as_rgba(pixels)[:, :, :3] / np.float32(65535))
+    for channels in [1, 3]:
+        pixels = np.full((2, 2, channels), 1000, np.uint16)
+        pixels[0, 0] += 1
+        data = png_bytes(pixels, transparent=struct.pack(">H", 1000) * channels)
+        assert decode("rgba", data)[:, :, 3].tolist() == [[1, 0], [0, 0]]
+        assert np.array_equal(decode("rgb", data), as_rgba(pixels)[:, :, :3] / np.float32(65535))
 
 
 def test_tiff_is_turned_round_when_0_is_white() -> None:
@@ -193,27 +179,27 @@ def test_32_bit_integers_count_as_16_when_they_fit() -> None:
             decode("l8", out.getvalue())
 
 
-@pytest.mark.parametrize("wrong", [1.5, -0.1, float("nan")])
-def test_float_image_is_read_when_within_0_and_1(wrong: float) -> None:
+def test_float_image_is_read_when_within_0_and_1() -> None:
     """A float TIFF in 0..1 is brightness; anything else is an error instead of a clipped image."""
-    out = io.BytesIO()
-    Image.fromarray(np.array([[0, 0.5, 1]], np.float32)).save(out, "TIFF")
-    assert decode("l8", out.getvalue()).tolist() == [[0, 128, 255]]
-    out = io.BytesIO()
-    Image.fromarray(np.array([[0, wrong]], np.float32)).save(out, "TIFF")
-    with pytest.raises(DecodingError, match=r"only 0\.\.1 "):
-        decode("l8", out.getvalue())
+    for wrong in [1.5, -0.1, float("nan")]:
+        out = io.BytesIO()
+        Image.fromarray(np.array([[0, 0.5, 1]], np.float32)).save(out, "TIFF")
+        assert decode("l8", out.getvalue()).tolist() == [[0, 128, 255]]
+        out = io.BytesIO()
+        Image.fromarray(np.array([[0, wrong]], np.float32)).save(out, "TIFF")
+        with pytest.raises(DecodingError, match=r"only 0\.\.1 "):
+            decode("l8", out.getvalue())
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_max_size_keeps_the_depth_when_image_has_16_bits(channels: int) -> None:
+def test_max_size_keeps_the_depth_when_image_has_16_bits() -> None:
     """Reducing works at full depth and does not leave 0..1."""
-    ramp = np.linspace(0, 65535, 64).astype(np.uint16)
-    pixels = np.broadcast_to(ramp[None, :, None], (32, 64, channels))
-    value = image_decoder("rgb", max_size=16)(".png", png_bytes(pixels))
-    assert value.shape == (8, 16, 3)
-    assert np.abs(value[4, :, 0] - ramp.reshape(16, 4).mean(axis=1) / 65535).max() < 0.02
-    assert len(np.unique(value)) > 8
+    for channels in [1, 3, 4]:
+        ramp = np.linspace(0, 65535, 64).astype(np.uint16)
+        pixels = np.broadcast_to(ramp[None, :, None], (32, 64, channels))
+        value = image_decoder("rgb", max_size=16)(".png", png_bytes(pixels))
+        assert value.shape == (8, 16, 3)
+        assert np.abs(value[4, :, 0] - ramp.reshape(16, 4).mean(axis=1) / 65535).max() < 0.02
+        assert len(np.unique(value)) > 8
 
 
 def test_exif_transpose_turns_the_image_when_it_has_16_bits() -> None:

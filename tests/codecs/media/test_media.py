@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import socket
 import sys
@@ -140,9 +141,9 @@ def test_torch_video_gives_the_very_frames_and_samples_when_the_codecs_are_lossl
     assert info["video_pts"].tolist() == [number / 10 for number in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("options", "numbers", "samples"),
-    [
+def test_torch_video_gives_a_clip_when_it_has_options() -> None:
+    """The start is in the clip, the end is not; the audio goes with the frames."""
+    for options, numbers, samples in [
         ({"start": 0.3}, range(3, 10), (2400, 8000)),
         ({"start": 0.25}, range(3, 10), (2000, 8000)),
         ({"end": 0.3}, range(3), (0, 2400)),
@@ -152,17 +153,12 @@ def test_torch_video_gives_the_very_frames_and_samples_when_the_codecs_are_lossl
         ({"max_frames": 4}, range(4), (0, 3200)),
         ({"max_frames": 10}, range(10), (0, 8000)),
         ({"start": 0.2, "end": 0.9, "stride": 2, "max_frames": 2}, (2, 4), (1600, 4000)),
-    ],
-)
-def test_torch_video_gives_a_clip_when_it_has_options(
-    options: dict[str, Any], numbers: Sequence[int], samples: tuple[int, int]
-) -> None:
-    """The start is in the clip, the end is not; the audio goes with the frames."""
-    frames, audio, info = torch_video(**options)(".mkv", CLIP)
-    assert np.array_equal(frames.numpy(), np.stack([PICTURES[number] for number in numbers]))
-    assert info["video_pts"].tolist() == [number / 10 for number in numbers]
-    assert np.array_equal(audio.numpy(), SOUND[:, slice(*samples)] / np.float32(2**15))
-    assert info["audio_start"] == samples[0] / 8000
+    ]:
+        frames, audio, info = torch_video(**options)(".mkv", CLIP)
+        assert np.array_equal(frames.numpy(), np.stack([PICTURES[number] for number in numbers]))
+        assert info["video_pts"].tolist() == [number / 10 for number in numbers]
+        assert np.array_equal(audio.numpy(), SOUND[:, slice(*samples)] / np.float32(2**15))
+        assert info["audio_start"] == samples[0] / 8000
 
 
 B_FRAMES = {"bf": "2"}
@@ -231,9 +227,9 @@ def test_torch_video_keeps_the_size_when_it_is_odd() -> None:
     assert np.array_equal(torch_video(".mkv", write_video(frames))[0].numpy(), np.stack(frames))
 
 
-@pytest.mark.parametrize(
-    ("turned", "expected"),
-    [
+def test_torch_video_turns_frames_upright_when_the_file_says_so() -> None:
+    """Phones write what the sensor gives, and how to turn it."""
+    for turned, expected in [
         ({"degrees": 0}, lambda image: image),
         ({"degrees": 90}, lambda image: np.rot90(image)),
         ({"degrees": 180}, lambda image: np.rot90(image, 2)),
@@ -242,27 +238,24 @@ def test_torch_video_keeps_the_size_when_it_is_odd() -> None:
         ({"degrees": 0, "vflip": True}, lambda image: image[::-1]),
         ({"degrees": 90, "hflip": True}, lambda image: np.rot90(image)[:, ::-1]),
         ({"degrees": 270, "hflip": True}, lambda image: np.rot90(image, 3)[:, ::-1]),
-    ],
-)
-def test_torch_video_turns_frames_upright_when_the_file_says_so(turned: dict[str, Any], expected: Any) -> None:
-    """Phones write what the sensor gives, and how to turn it."""
-    frames = [picture(number, (16, 12)) for number in range(2)]
-    values, _, _ = torch_video(
-        ".mov", write_video(frames, container="mov", codec="qtrle", pixels="rgb24", turned=turned)
-    )
-    assert np.array_equal(values.numpy(), np.stack([expected(frame) for frame in frames]))
+    ]:
+        frames = [picture(number, (16, 12)) for number in range(2)]
+        values, _, _ = torch_video(
+            ".mov", write_video(frames, container="mov", codec="qtrle", pixels="rgb24", turned=turned)
+        )
+        assert np.array_equal(values.numpy(), np.stack([expected(frame) for frame in frames]))
 
 
-@pytest.mark.parametrize("span", [(0, None), (0.9, None), (1.2, None), (1.4, 1.6), (0.2, 0.4), (0.4, 1.9), (1.0, 1.1)])
-def test_torch_video_keeps_audio_with_the_frames_when_it_pauses(span: tuple[float, float | None]) -> None:
+def test_torch_video_keeps_audio_with_the_frames_when_it_pauses() -> None:
     """Recorders leave out what is lost on the way: samples behind it stay at their time, silence fills it up."""
-    sound = noise(9216)
-    data = write_video([picture(number) for number in range(20)], sound=sound, pause=4800)
-    expected = np.concatenate([sound[:, :4608], np.zeros((1, 4800), np.int16), sound[:, 4608:]], axis=1)
-    first, last = round(span[0] * 8000), None if span[1] is None else round(span[1] * 8000)
-    _, audio, info = torch_video(start=span[0], end=span[1])(".mkv", data)
-    assert info["audio_start"] == span[0]
-    assert np.array_equal(audio.numpy(), expected[:, first:last] / np.float32(2**15))
+    for span in [(0, None), (0.9, None), (1.2, None), (1.4, 1.6), (0.2, 0.4), (0.4, 1.9), (1.0, 1.1)]:
+        sound = noise(9216)
+        data = write_video([picture(number) for number in range(20)], sound=sound, pause=4800)
+        expected = np.concatenate([sound[:, :4608], np.zeros((1, 4800), np.int16), sound[:, 4608:]], axis=1)
+        first, last = round(span[0] * 8000), None if span[1] is None else round(span[1] * 8000)
+        _, audio, info = torch_video(start=span[0], end=span[1])(".mkv", data)
+        assert info["audio_start"] == span[0]
+        assert np.array_equal(audio.numpy(), expected[:, first:last] / np.float32(2**15))
 
 
 def test_torch_video_fills_no_more_than_it_may_when_audio_pauses() -> None:
@@ -308,11 +301,11 @@ def test_torch_video_raises_when_frames_change_in_size() -> None:
         torch_video(max_bytes=16 * 16 * 3 * 10).decode(data)
 
 
-@pytest.mark.parametrize("options", [{"start": 1.0}, {"start": 500.0}, {"start": 0.31, "end": 0.39}])
-def test_torch_video_raises_when_no_frame_is_in_the_clip(options: dict[str, Any]) -> None:
+def test_torch_video_raises_when_no_frame_is_in_the_clip() -> None:
     """An empty clip would fail in the model, where nobody knows the sample any more."""
-    with pytest.raises(ValueError, match="there is no frame from second"):
-        torch_video(**options)(".mkv", CLIP)
+    for options in [{"start": 1.0}, {"start": 500.0}, {"start": 0.31, "end": 0.39}]:
+        with pytest.raises(ValueError, match="there is no frame from second"):
+            torch_video(**options)(".mkv", CLIP)
 
 
 def test_torch_video_raises_when_the_frames_take_too_much_memory() -> None:
@@ -330,9 +323,9 @@ def test_torch_video_raises_when_the_frames_take_too_much_memory() -> None:
 # --------------------------------------------------------------------------------------------------------- audio
 
 
-@pytest.mark.parametrize(
-    ("field", "kind", "layout", "options"),
-    [
+def test_torch_audio_gives_the_very_samples_when_the_codec_is_lossless() -> None:
+    """Planar and packed, of all depths: float32 of shape (channels, n), integers divided by their full scale."""
+    for field, kind, layout, options in [
         ("flac", np.int16, "stereo", {"kind": "s16"}),
         ("wav", np.uint8, "mono", {"container": "wav", "codec": "pcm_u8", "kind": "u8"}),
         ("wav", np.int16, "5.1", {"container": "wav", "codec": "pcm_s16le", "kind": "s16"}),
@@ -341,19 +334,14 @@ def test_torch_video_raises_when_the_frames_take_too_much_memory() -> None:
         ("wav", np.float64, "mono", {"container": "wav", "codec": "pcm_f64le", "kind": "dbl"}),
         ("ogg", np.int16, "mono", {"container": "ogg", "codec": "flac", "kind": "s16"}),
         ("m4a", np.int16, "stereo", {"container": "ipod", "codec": "alac", "kind": "s16p"}),
-    ],
-)
-def test_torch_audio_gives_the_very_samples_when_the_codec_is_lossless(
-    field: str, kind: Any, layout: str, options: dict[str, Any]
-) -> None:
-    """Planar and packed, of all depths: float32 of shape (channels, n), integers divided by their full scale."""
-    values = noise(3000, kind, len(av.AudioLayout(layout).channels))
-    samples, rate = torch_audio(field, write_audio(values, layout=layout, **options))
-    full = 1 if np.issubdtype(kind, np.floating) else float(2 ** (8 * values.itemsize - 1))
-    expected = (values.astype(np.float64) - (128 if kind is np.uint8 else 0)) / full
-    assert (samples.dtype, rate) == (torch.float32, 8000)
-    assert np.array_equal(samples.numpy(), expected.astype(np.float32))
-    assert samples.abs().max() <= 1
+    ]:
+        values = noise(3000, kind, len(av.AudioLayout(layout).channels))
+        samples, rate = torch_audio(field, write_audio(values, layout=layout, **options))
+        full = 1 if np.issubdtype(kind, np.floating) else float(2 ** (8 * values.itemsize - 1))
+        expected = (values.astype(np.float64) - (128 if kind is np.uint8 else 0)) / full
+        assert (samples.dtype, rate) == (torch.float32, 8000)
+        assert np.array_equal(samples.numpy(), expected.astype(np.float32))
+        assert samples.abs().max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -395,14 +383,10 @@ def test_torch_audio_raises_when_there_is_nothing() -> None:
 # --------------------------------------------------------------------------------------------- as decoders of a stage
 
 
-@pytest.mark.parametrize("name", [*VIDEO_FIELDS.split(), "MP4", "left.mp4"])
-def test_torch_video_takes_a_field_when_it_is_a_video(name: str) -> None:
-    """By the last part, in any case, with the leading dot that decoders get."""
-    assert torch_video("." + name, CLIP) is not None
-
-
-def test_decoders_pass_when_the_field_is_of_another_kind() -> None:
-    """Both stand in one stage, and leave to others what is not theirs."""
+def test_decoders_take_fields_of_their_kind() -> None:
+    """By the last part, in any case, with a leading dot; both stand in one stage, and leave the rest."""
+    for name in [*VIDEO_FIELDS.split(), "MP4", "left.mp4"]:
+        assert torch_video("." + name, CLIP) is not None
     decoder = Decoder(torch_video, torch_audio)
     sample = decoder({"__key__": "a", "mkv": CLIP, "flac": write_audio(SOUND), "cls": b"3", "bin": b"x"})
     assert (len(sample["mkv"]), len(sample["flac"]), sample["cls"], sample["bin"]) == (3, 2, 3, b"x")
@@ -421,9 +405,9 @@ def test_decoders_pickle_when_they_have_options() -> None:
     assert repr(Decoder(torch_video, torch_audio)) == "Decoder(torch_video, torch_audio)"
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
+def test_torch_video_refuses_an_option_when_it_makes_no_sense() -> None:
+    """When the decoder is made, not at the first sample."""
+    for options, error, words in [
         ({"start": -1}, ValueError, "start must be a second from 0 on"),
         ({"start": float("nan")}, ValueError, "start must be a second from 0 on"),
         ({"start": "1"}, TypeError, "start must be a number of seconds"),
@@ -435,17 +419,12 @@ def test_decoders_pickle_when_they_have_options() -> None:
         ({"max_bytes": True}, TypeError, "max_bytes must be a whole number"),
         ({"audio": None}, TypeError, "audio must be True or False"),
         ({"step": 2}, TypeError, "step"),
-    ],
-)
-def test_torch_video_refuses_an_option_when_it_makes_no_sense(
-    options: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    """When the decoder is made, not at the first sample."""
-    with pytest.raises(error, match=words):
-        torch_video(**options)
-    if set(options) & {"start", "end"}:
+    ]:
         with pytest.raises(error, match=words):
-            torch_audio(**options)
+            torch_video(**options)
+        if set(options) & {"start", "end"}:
+            with pytest.raises(error, match=words):
+                torch_audio(**options)
 
 
 def test_decoders_name_the_extra_when_av_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,15 +452,15 @@ WHOLE: dict[str, tuple[str, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_decoders_raise_when_a_file_is_cut_off(name: str) -> None:
+def test_decoders_raise_when_a_file_is_cut_off() -> None:
     """Wherever it is cut: with key and field, and never with the frames before the cut alone."""
-    field, data = WHOLE[name]
-    assert find_cut(data) is None
-    for part in (0.05, 0.4, 0.6, 0.8):
-        with pytest.raises(DecodingError) as caught:
-            Decoder(torch_video, torch_audio)({"__key__": "a", field: data[: int(len(data) * part)]})
-        assert (caught.value.key, caught.value.field) == ("a", field)
+    for name in WHOLE:
+        field, data = WHOLE[name]
+        assert find_cut(data) is None
+        for part in (0.05, 0.4, 0.6, 0.8):
+            with pytest.raises(DecodingError) as caught:
+                Decoder(torch_video, torch_audio)({"__key__": "a", field: data[: int(len(data) * part)]})
+            assert (caught.value.key, caught.value.field) == ("a", field)
 
 
 def box(name: bytes, content: bytes, size: int | None = None) -> bytes:
@@ -517,20 +496,20 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_find_cut_tells_only_what_the_file_itself_says(form: str) -> None:
+def test_find_cut_tells_only_what_the_file_itself_says() -> None:
     """Sizes that writers leave open are no damage."""
-    data, expected = FORMS[form]
-    found = find_cut(data)
-    assert found is None if expected is None else found is not None and found.endswith(expected)
+    for form in FORMS:
+        data, expected = FORMS[form]
+        found = find_cut(data)
+        assert found is None if expected is None else found is not None and found.endswith(expected)
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 500, b"<html>not found</html>", bytes(range(256)) * 20])
-def test_decoders_raise_when_a_field_is_no_media_file(data: bytes) -> None:
+def test_decoders_raise_when_a_field_is_no_media_file() -> None:
     """Empty fields and error pages, under a good name."""
-    for field in ("mp4", "mp3"):
-        with pytest.raises(DecodingError, match=f"field '{field}' of sample 'a'"):
-            Decoder(torch_video, torch_audio)({"__key__": "a", field: data})
+    for data in [b"", b"\0" * 500, b"<html>not found</html>", bytes(range(256)) * 20]:
+        for field in ("mp4", "mp3"):
+            with pytest.raises(DecodingError, match=f"field '{field}' of sample 'a'"):
+                Decoder(torch_video, torch_audio)({"__key__": "a", field: data})
 
 
 def packets(data: bytes) -> list[tuple[int, int]]:
@@ -539,15 +518,15 @@ def packets(data: bytes) -> list[tuple[int, int]]:
         return [(packet.pos, packet.size) for packet in file.demux(file.streams[0]) if packet.size]
 
 
-@pytest.mark.parametrize("name", ["mp4", "fragmented mp4", "avi"])
-def test_torch_video_raises_when_the_damage_is_in_a_frame(name: str) -> None:
+def test_torch_video_raises_when_the_damage_is_in_a_frame() -> None:
     """FFmpeg conceals or leaves out what it cannot decode: such a frame is an error; one behind the clip is not."""
-    field, data = WHOLE[name]
-    start, size = packets(data)[7]
-    broken = data[:start] + b"\x5a" * size + data[start + size :]
-    with pytest.raises(DecodingError, match=r"damaged|cannot be decoded|Invalid data"):
-        Decoder(torch_video)({"__key__": "a", field: broken})
-    assert torch.equal(torch_video(max_frames=3)(field, broken)[0], torch_video(max_frames=3)(field, data)[0])
+    for name in ["mp4", "fragmented mp4", "avi"]:
+        field, data = WHOLE[name]
+        start, size = packets(data)[7]
+        broken = data[:start] + b"\x5a" * size + data[start + size :]
+        with pytest.raises(DecodingError, match=r"damaged|cannot be decoded|Invalid data"):
+            Decoder(torch_video)({"__key__": "a", field: broken})
+        assert torch.equal(torch_video(max_frames=3)(field, broken)[0], torch_video(max_frames=3)(field, data)[0])
 
 
 def test_torch_video_is_whole_when_its_first_frames_need_one_that_was_cut_away() -> None:
@@ -601,21 +580,20 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("field", ["mp4", "wav"])
-def test_decoders_open_nothing_when_a_field_names_something_else(script: str, field: str, tmp_path: Path) -> None:
+def test_decoders_open_nothing_when_a_field_names_something_else(tmp_path: Path) -> None:
     """A playlist under the name of a video: neither the file nor the server that it names is asked."""
-    path = tmp_path / "secret.mkv"
-    path.write_bytes(CLIP)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/secret.mkv"
-        for target in (path, f"file:{path}", url):
-            data = SCRIPTS[script].format(target=target).encode()
-            with pytest.raises(DecodingError, match=r"not a file of the formats that are read here|Invalid data"):
-                Decoder(torch_video, torch_audio)({"__key__": "a", field: data})
-        with pytest.raises(BlockingIOError):
-            server.accept()
+    for script, field in itertools.product(SCRIPTS, ["mp4", "wav"]):
+        path = tmp_path / "secret.mkv"
+        path.write_bytes(CLIP)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/secret.mkv"
+            for target in (path, f"file:{path}", url):
+                data = SCRIPTS[script].format(target=target).encode()
+                with pytest.raises(DecodingError, match=r"not a file of the formats that are read here|Invalid data"):
+                    Decoder(torch_video, torch_audio)({"__key__": "a", field: data})
+            with pytest.raises(BlockingIOError):
+                server.accept()
 
 
 def test_open_media_reads_no_file_when_a_format_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

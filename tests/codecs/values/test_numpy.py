@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import tracemalloc
 import zipfile
@@ -39,69 +40,65 @@ def header(code: bytes, *dims: int, rank: int | None = None) -> bytes:
     return struct.pack(f"<8s8sq{len(dims)}q", code, b"", len(dims) if rank is None else rank, *dims)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [ARRAY, np.asfortranarray(ARRAY), np.float64(3), np.zeros((0, 4)), ARRAY.astype(">f4"), np.array(["a", "bcd"])],
-    ids=["c", "fortran", "scalar", "empty", "big-endian", "str"],
-)
-def test_npy_gives_the_array_when_whole(array: Any) -> None:
-    """Type, shape and values come back."""
-    value = decode("npy", npy_bytes(array))
-    assert value.dtype == array.dtype
-    assert np.array_equal(value, array)
+def test_npy_gives_the_array_when_whole() -> None:
+    """Type, shape and values come back; writing to the array changes nothing else."""
+    for array in [
+        ARRAY,
+        np.asfortranarray(ARRAY),
+        np.float64(3),
+        np.zeros((0, 4)),
+        ARRAY.astype(">f4"),
+        np.array(["a", "bcd"]),
+    ]:
+        value = decode("npy", npy_bytes(array))
+        assert value.dtype == array.dtype
+        assert np.array_equal(value, array)
+    for order in ["C", "F"]:
+        data = npy_bytes(np.array(ARRAY, order=order))
+        value = decode("npy", data)
+        value[:] = 9
+        assert np.array_equal(decode("npy", data), ARRAY)
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_is_writable_when_decoded(order: Any) -> None:
-    """The array does not lie in the sample's bytes: writing to it changes nothing else."""
-    data = npy_bytes(np.array(ARRAY, order=order))
-    value = decode("npy", data)
-    value[:] = 9
-    assert np.array_equal(decode("npy", data), ARRAY)
-
-
-@pytest.mark.parametrize("cut", [0, 5, 12, 127, 128, 151])
-def test_npy_raises_when_cut(cut: int) -> None:
-    """An npy file that misses bytes is an error."""
-    with pytest.raises(DecodingError, match="npy"):
-        decode("npy", npy_bytes(ARRAY)[:cut])
-
-
-def test_npy_raises_when_bytes_follow() -> None:
-    """Bytes behind the array are an error that counts them."""
+def test_npy_raises_when_cut_or_followed_by_bytes() -> None:
+    """An npy file that misses bytes is an error, as are bytes after the array, which it counts."""
+    for cut in [0, 5, 12, 127, 128, 151]:
+        with pytest.raises(DecodingError, match="npy"):
+            decode("npy", npy_bytes(ARRAY)[:cut])
     with pytest.raises(DecodingError, match="3 bytes follow"):
         decode("npy", npy_bytes(ARRAY) + b"abc")
 
 
-@pytest.mark.parametrize("allow_pickle", [False, True])
-def test_npy_raises_when_it_holds_objects(allow_pickle: bool) -> None:
+def test_npy_raises_when_it_holds_objects() -> None:
     """Pickled objects in npy and npz are refused, whatever is allowed for pickle fields."""
-    objects = np.array([{}, None], dtype=object)
-    with pytest.raises(DecodingError, match="Object arrays"):
-        decode("npy", npy_bytes(objects), allow_pickle=allow_pickle)
-    with pytest.raises(DecodingError, match="Object arrays"):
-        decode("npz", npz_bytes(objects), allow_pickle=allow_pickle)
+    for allow_pickle in [False, True]:
+        objects = np.array([{}, None], dtype=object)
+        with pytest.raises(DecodingError, match="Object arrays"):
+            decode("npy", npy_bytes(objects), allow_pickle=allow_pickle)
+        with pytest.raises(DecodingError, match="Object arrays"):
+            decode("npz", npz_bytes(objects), allow_pickle=allow_pickle)
 
 
 def test_npz_is_a_plain_dict_when_decoded() -> None:
-    """An npz archive becomes a dict in the archive's order, compressed or not."""
+    """An archive becomes a dict in its order, compressed or not; a file without the npy suffix in it stays bytes."""
     out = io.BytesIO()
     np.savez_compressed(out, b=ARRAY, a=ARRAY + 1)
     value = decode("npz", out.getvalue())
     assert type(value) is dict
     assert list(value) == ["b", "a"]
     assert np.array_equal(value["a"], ARRAY + 1)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.npy", npy_bytes(ARRAY))
+        archive.writestr("readme", b"text")
+    assert decode("npz", out.getvalue())["readme"] == b"text"
 
 
-@pytest.mark.parametrize("cut", [0, 10, 100, -1])
-def test_npz_raises_when_cut(cut: int) -> None:
-    """An npz archive that misses bytes is an error."""
-    with pytest.raises(DecodingError, match="npz"):
-        decode("npz", npz_bytes(ARRAY)[:cut])
-
-
-def test_npz_raises_when_bytes_follow_or_lie_in_it_damaged() -> None:
-    """Bytes behind the archive, and a wrong checksum within it, are errors."""
+def test_npz_raises_when_cut_damaged_or_followed_by_bytes() -> None:
+    """An archive that misses bytes, bytes after it, and a wrong checksum within it are errors."""
+    for cut in [0, 10, 100, -1]:
+        with pytest.raises(DecodingError, match="npz"):
+            decode("npz", npz_bytes(ARRAY)[:cut])
     data = npz_bytes(ARRAY)
     with pytest.raises(DecodingError, match="follow"):
         decode("npz", data + b"x")
@@ -118,27 +115,18 @@ def test_npz_raises_when_it_unpacks_to_more_than_the_limit() -> None:
         decode("npz", out.getvalue(), max_bytes=10_000)
 
 
-def test_npz_gives_bytes_when_a_member_is_no_array() -> None:
-    """A file without the npy suffix in the archive stays bytes."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("a.npy", npy_bytes(ARRAY))
-        archive.writestr("readme", b"text")
-    assert decode("npz", out.getvalue())["readme"] == b"text"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_tenbin_gives_the_arrays_when_webdataset_wrote_them(dtype: str) -> None:
+def test_tenbin_gives_the_arrays_when_webdataset_wrote_them() -> None:
     """Every type and rank that webdataset writes comes back, writable and aligned."""
-    shapes: list[tuple[int, ...]] = [(), (0,), (3,), (16,), (2, 3, 5), (1,) * 9]
-    arrays = [np.full(shape, 7, dtype) for shape in shapes]
-    values = decode("ten", tenbin_bytes(*arrays))
-    for value, array in zip(values, arrays, strict=True):
-        assert value.dtype == array.dtype
-        assert value.shape == array.shape
-        assert np.array_equal(value, array)
-        assert value.flags.writeable
-        assert value.flags.aligned
+    for dtype in DTYPES:
+        shapes: list[tuple[int, ...]] = [(), (0,), (3,), (16,), (2, 3, 5), (1,) * 9]
+        arrays = [np.full(shape, 7, dtype) for shape in shapes]
+        values = decode("ten", tenbin_bytes(*arrays))
+        for value, array in zip(values, arrays, strict=True):
+            assert value.dtype == array.dtype
+            assert value.shape == array.shape
+            assert np.array_equal(value, array)
+            assert value.flags.writeable
+            assert value.flags.aligned
 
 
 def test_tenbin_reads_uint32_and_nothing_when_given() -> None:
@@ -159,9 +147,9 @@ def test_tenbin_raises_when_cut_anywhere() -> None:
             decode("ten", data[:cut])
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_tenbin_raises_when_its_structure_is_wrong() -> None:
+    """Wrong magics, sizes, types and dimensions are errors that say which."""
+    for data, message in [
         (b"x" * 64, "expected b'~TenBin~' at byte 0"),
         (chunk(header(b"f4", 2)) + b"x" * 80, "expected b'~TenBin~' at byte 80"),
         (b"~TenBin~" + struct.pack("<q", -64) + bytes(64), "-64 bytes"),
@@ -173,12 +161,9 @@ def test_tenbin_raises_when_cut_anywhere() -> None:
         (chunk(header(b"f4", 2, rank=1000)) + chunk(bytes(8)), "rank 1000"),
         (chunk(header(b"f4", *[1] * 10)) + chunk(bytes(4)), "rank 10"),
         (chunk(b"f4") + chunk(bytes(4)), "header has 2 bytes"),
-    ],
-)
-def test_tenbin_raises_when_its_structure_is_wrong(data: bytes, message: str) -> None:
-    """Wrong magics, sizes, types and dimensions are errors that say which."""
-    with pytest.raises(DecodingError, match=message):
-        decode("ten", data)
+    ]:
+        with pytest.raises(DecodingError, match=message):
+            decode("ten", data)
 
 
 def test_decode_torch_refuses_when_an_archive_unpacks_to_more_than_the_limit() -> None:
@@ -202,35 +187,32 @@ def npy_claiming(shape: str, descr: str = "'<f4'") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
-@pytest.mark.parametrize(
-    ("shape", "descr"),
-    [
+def test_npy_takes_no_memory_when_a_header_claims_it() -> None:
+    """A file of 100 bytes is cut off, whatever it says; it is no lack of memory, which no handler may skip."""
+    for shape, descr in [
         ("(1099511627776,)", "'<f4'"),
         ("(1, 1073741824)", "'<f8'"),
         ("(1,)", "'<U500000000'"),
         ("(2,)", "[('a', '<f4', 999999)]"),
-    ],
-)
-def test_npy_takes_no_memory_when_a_header_claims_it(shape: str, descr: str) -> None:
-    """A file of 100 bytes is cut off, whatever it says; it is no lack of memory, which no handler may skip."""
-    for field, data in (("npy", npy_claiming(shape, descr)), ("npz", npz_of(npy_claiming(shape, descr)))):
-        tracemalloc.start()
-        try:
-            with pytest.raises(DecodingError, match=r"cut off: an array of .* takes [0-9,]+ more bytes") as raised:
-                decode(field, data)
-            assert tracemalloc.get_traced_memory()[1] < 1 << 20
-        finally:
-            tracemalloc.stop()
-        assert isinstance(raised.value.__cause__, ValueError)
+    ]:
+        for field, data in (("npy", npy_claiming(shape, descr)), ("npz", npz_of(npy_claiming(shape, descr)))):
+            tracemalloc.start()
+            try:
+                with pytest.raises(DecodingError, match=r"cut off: an array of .* takes [0-9,]+ more bytes") as raised:
+                    decode(field, data)
+                assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            finally:
+                tracemalloc.stop()
+            assert isinstance(raised.value.__cause__, ValueError)
 
 
-@pytest.mark.parametrize("descr", ["'|V0'", "'|S0'", "'<U0'"])
-def test_npy_takes_no_time_and_memory_when_its_values_have_no_bytes(descr: str) -> None:
+def test_npy_takes_no_time_and_memory_when_its_values_have_no_bytes() -> None:
     """So many values of no bytes each are claimed, not stored."""
-    data = npy_claiming("(1099511627776,)", descr)
-    for field, content in (("npy", data), ("npz", npz_of(data))):
-        with pytest.raises(DecodingError, match="claims too many values, of no bytes each"):
-            decode(field, content)
+    for descr in ["'|V0'", "'|S0'", "'<U0'"]:
+        data = npy_claiming("(1099511627776,)", descr)
+        for field, content in (("npy", data), ("npz", npz_of(data))):
+            with pytest.raises(DecodingError, match="claims too many values, of no bytes each"):
+                decode(field, content)
 
 
 def npz_of(data: bytes) -> bytes:
@@ -241,15 +223,16 @@ def npz_of(data: bytes) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format")
-@pytest.mark.parametrize("dtype", [[("é", "<f4"), ("b", "<i2", (2,))], [("日本", "<f4")], "V0", ">i8", "M8[s]"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_equals_numpy_when_a_type_is_unusual(dtype: Any, order: Any) -> None:
+def test_npy_equals_numpy_when_a_type_is_unusual() -> None:
     """All three versions of the format, and types without bytes."""
-    array = np.zeros((2, 3), dtype, order=order)
-    out = io.BytesIO()
-    np.lib.format.write_array(out, array)
-    found = decode("npy", out.getvalue())
-    expected = np.lib.format.read_array(io.BytesIO(out.getvalue()))
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert found.tobytes("A") == expected.tobytes("A")
-    assert (found.flags.writeable, found.flags.f_contiguous) == (True, expected.flags.f_contiguous)
+    for dtype, order in itertools.product(
+        [[("é", "<f4"), ("b", "<i2", (2,))], [("日本", "<f4")], "V0", ">i8", "M8[s]"], ["C", "F"]
+    ):
+        array = np.zeros((2, 3), dtype, order=order)
+        out = io.BytesIO()
+        np.lib.format.write_array(out, array)
+        found = decode("npy", out.getvalue())
+        expected = np.lib.format.read_array(io.BytesIO(out.getvalue()))
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes("A") == expected.tobytes("A")
+        assert (found.flags.writeable, found.flags.f_contiguous) == (True, expected.flags.f_contiguous)

@@ -34,72 +34,58 @@ class Touch:
         return Touch.ran.append, ("ran",)
 
 
-@pytest.mark.parametrize(
-    ("data", "value"),
-    [
+def test_json_gives_any_value_when_valid() -> None:
+    """Any JSON value decodes, null too; a byte order mark, Infinity and NaN are fine."""
+    for data, value in [
         (b"null", None),
         (b' {"a": [1]}\n', {"a": [1]}),
         (b"\xef\xbb\xbf1", 1),
         ('"ä"'.encode(), "ä"),
         (b"-Infinity", -math.inf),
-    ],
-)
-def test_json_gives_any_value_when_valid(data: bytes, value: Any) -> None:
-    """Any JSON value decodes, null too; a byte order mark and Infinity are fine."""
-    assert decode("json", data) == value
-
-
-def test_json_gives_nan_when_nan() -> None:
-    """NaN decodes as Python's json has it."""
+    ]:
+        assert decode("json", data) == value
     assert math.isnan(decode("json", b"NaN"))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[1] 2", b'"\xff"', "[1]".encode("utf-16"), b"[" * 100_000])
-def test_json_raises_when_invalid(data: bytes) -> None:
-    """Cut, doubled, wrongly encoded and endlessly nested JSON are errors."""
-    with pytest.raises(DecodingError, match="json"):
-        decode("json", data)
+def test_records_raise_when_damaged() -> None:
+    """Cut, doubled, wrongly encoded and endlessly nested values, bytes after the value and huge lengths are errors."""
+    for data in [b"", b"{", b"[1] 2", b'"\xff"', "[1]".encode("utf-16"), b"[" * 100_000]:
+        with pytest.raises(DecodingError, match="json"):
+            decode("json", data)
+    for data in [b"", b"\x92\x01", b"\x01\x02", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xa1\xff"]:
+        with pytest.raises(DecodingError, match="msgpack"):
+            decode("mp", data)
+    for data in [b"", b"\x82\x01", b"\x01\x02", b"\xff", b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff"]:
+        with pytest.raises(DecodingError, match="cbor"):
+            decode("cbor", data)
+    for data in [b"", b"garbage", torch_bytes(torch.ones(3))[:-30], torch_bytes(torch.ones(3))[:100]]:
+        with pytest.raises(DecodingError, match="torch"):
+            decode("pth", data)
+    for data in [b"", b"garbage", pickle.dumps([1, 2])[:-1], b"cnot_a_module\nname\n."]:
+        with pytest.raises(DecodingError, match="pickle"):
+            decode("pkl", data, allow_pickle=True)
 
 
-def test_msgpack_keeps_str_bytes_and_any_keys_when_decoded() -> None:
-    """Strings and bytes stay apart, and keys need not be strings."""
+def test_msgpack_and_cbor_keep_types_and_any_keys_when_decoded() -> None:
+    """Strings and bytes stay apart, keys need not be strings, tagged values become their Python types."""
     record = {1: "text", "b": b"\xff", None: [2.5]}
     assert decode("mp", msgpack.packb(record)) == record
-
-
-@pytest.mark.parametrize("data", [b"", b"\x92\x01", b"\x01\x02", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xa1\xff"])
-def test_msgpack_raises_when_damaged(data: bytes) -> None:
-    """Cut values, bytes behind the value, huge lengths and bad UTF-8 are errors."""
-    with pytest.raises(DecodingError, match="msgpack"):
-        decode("mp", data)
-
-
-def test_cbor_gives_dates_and_bytes_when_decoded() -> None:
-    """Tagged values become their Python types."""
     record = {"when": datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), 1: b"\xff"}
     assert decode("cbor", cbor2.dumps(record)) == record
 
 
-@pytest.mark.parametrize("data", [b"", b"\x82\x01", b"\x01\x02", b"\xff", b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff"])
-def test_cbor_raises_when_damaged(data: bytes) -> None:
-    """Cut values, bytes behind the value and huge lengths are errors."""
-    with pytest.raises(DecodingError, match="cbor"):
-        decode("cbor", data)
-
-
-@pytest.mark.parametrize(
-    ("field", "package", "extra"),
-    [("mp", "msgpack", "msgpack"), ("cbor", "cbor2", "cbor"), ("txt.zst", "zstandard", "zstd")],
-)
-def test_decoder_raises_import_error_when_the_package_is_missing(
-    field: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoder_raises_import_error_when_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing package is an ImportError that names the extra, and no error of the sample."""
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"{package}.*pip install 'torchdata_wds\[{extra}\]'") as caught:
-        decode(field, b"\x01")
-    assert not isinstance(caught.value, SampleError)
-    assert caught.value.name == package
+    for field, package, extra in [
+        ("mp", "msgpack", "msgpack"),
+        ("cbor", "cbor2", "cbor"),
+        ("txt.zst", "zstandard", "zstd"),
+    ]:
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ImportError, match=rf"{package}.*pip install 'torchdata_wds\[{extra}\]'") as caught:
+            decode(field, b"\x01")
+        assert not isinstance(caught.value, SampleError)
+        assert caught.value.name == package
 
 
 def test_torch_gives_tensors_and_containers_when_saved() -> None:
@@ -109,35 +95,28 @@ def test_torch_gives_tensors_and_containers_when_saved() -> None:
     assert value["a"][1:] == [1, "x"]
 
 
-@pytest.mark.parametrize("allow_pickle", [False, True])
-def test_torch_raises_and_runs_nothing_when_it_holds_objects(allow_pickle: bool) -> None:
+def test_torch_raises_and_runs_nothing_when_it_holds_objects() -> None:
     """weights_only holds whatever else is allowed, and torch's advice to turn it off is not passed on."""
-    Touch.ran.clear()
-    with pytest.raises(DecodingError, match="weights_only=True") as caught:
-        decode("pth", torch_bytes(Touch()), allow_pickle=allow_pickle)
-    assert Touch.ran == []
-    assert "weights_only=False" not in str(caught.value)
+    for allow_pickle in [False, True]:
+        Touch.ran.clear()
+        with pytest.raises(DecodingError, match="weights_only=True") as caught:
+            decode("pth", torch_bytes(Touch()), allow_pickle=allow_pickle)
+        assert Touch.ran == []
+        assert "weights_only=False" not in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", torch_bytes(torch.ones(3))[:-30], torch_bytes(torch.ones(3))[:100]])
-def test_torch_raises_when_damaged(data: bytes) -> None:
-    """What torch.load does not take is an error."""
-    with pytest.raises(DecodingError, match="torch"):
-        decode("pth", data)
-
-
-@pytest.mark.parametrize("field", ["pyd", "pkl", "pickle", "a.pkl", "PKL", "pkl.gz"])
-def test_pickle_raises_and_runs_nothing_when_not_allowed(field: str) -> None:
+def test_pickle_raises_and_runs_nothing_when_not_allowed() -> None:
     """Pickles are refused by default, under every name, with what to do."""
-    import gzip
+    for field in ["pyd", "pkl", "pickle", "a.pkl", "PKL", "pkl.gz"]:
+        import gzip
 
-    Touch.ran.clear()
-    data = pickle.dumps(Touch())
-    with pytest.raises(UnsafeDataError, match=r"(?s)'k' in shard s\.tar.*allow_pickle=True.*only=") as caught:
-        decode(field, gzip.compress(data) if field.endswith("gz") else data)
-    assert Touch.ran == []
-    assert not isinstance(caught.value, SampleError)
-    assert (caught.value.shard, caught.value.key, caught.value.field) == ("s.tar", "k", field)
+        Touch.ran.clear()
+        data = pickle.dumps(Touch())
+        with pytest.raises(UnsafeDataError, match=r"(?s)'k' in shard s\.tar.*allow_pickle=True.*only=") as caught:
+            decode(field, gzip.compress(data) if field.endswith("gz") else data)
+        assert Touch.ran == []
+        assert not isinstance(caught.value, SampleError)
+        assert (caught.value.shard, caught.value.key, caught.value.field) == ("s.tar", "k", field)
 
 
 def test_pickle_raises_when_wds_secure_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,18 +129,11 @@ def test_pickle_raises_when_wds_secure_is_set(monkeypatch: pytest.MonkeyPatch) -
         decoder(sample)
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", pickle.dumps([1, 2])[:-1], b"cnot_a_module\nname\n."])
-def test_pickle_raises_decoding_error_when_damaged(data: bytes) -> None:
-    """A pickle that does not load, also for a missing module, is an error of its sample."""
-    with pytest.raises(DecodingError, match="pickle"):
-        decode("pkl", data, allow_pickle=True)
-
-
-@pytest.mark.parametrize("allow_pickle", [None, 1, "yes"])
-def test_decoder_raises_when_allow_pickle_is_no_bool(allow_pickle: Any) -> None:
+def test_decoder_raises_when_allow_pickle_is_no_bool() -> None:
     """Permission is True or False: a string must not switch pickles on."""
-    with pytest.raises(TypeError, match="allow_pickle"):
-        Decoder(allow_pickle=allow_pickle)
+    for allow_pickle in [None, 1, "yes"]:
+        with pytest.raises(TypeError, match="allow_pickle"):
+            Decoder(allow_pickle=allow_pickle)
 
 
 def test_msgpack_raises_when_lists_claim_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:

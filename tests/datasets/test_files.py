@@ -578,12 +578,6 @@ def test_load_dataset_pickles_at_any_time(bucketed: str, weights: dict[str, Any]
         assert len(traverse_dps(pipe)) == 1
 
 
-def test_load_dataset_takes_further_stages_when_chained(folder: Path) -> None:
-    """The result is a pipe like any other."""
-    pipe = load_dataset({"dataset": [{"shards": "a-0.tar"}]}).wds_shuffle(10).wds_decode().wds_to_tuple("txt", "cls")
-    assert sorted(pipe) == [(f"text of a0-0000{number}", number) for number in range(3)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("weight", [{}, {"weight": 1}])

@@ -262,12 +262,6 @@ def test_batches_of_another_size_hold_the_same_samples_when_rebatched(sizes: tup
     assert {len(batch[0]) for batch in batches[:-1]} <= {sizes[1]}
 
 
-def test_wds_unbatch_has_no_length() -> None:
-    """It does not know how many rows a batch has."""
-    with pytest.raises(TypeError):
-        len(IterableWrapper([([1],)]).wds_unbatch())
-
-
 def test_wds_unbatch_refuses_when_a_batch_was_not_collated() -> None:
     """A list of samples is no batch of columns: taking it apart would mix the samples up."""
     with pytest.raises(ValueError, match="not collated"):

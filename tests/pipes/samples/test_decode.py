@@ -24,8 +24,6 @@ from torchdata_wds import (
     UnsafeDataError,
     handle_extension,
     handlers,
-    ignore_and_continue,
-    ignore_and_stop,
     image_decoder,
 )
 
@@ -125,15 +123,6 @@ def test_wds_decode_names_shard_key_field_and_cause_when_a_field_does_not_decode
 def test_wds_decode_replaces_bad_text_when_errors_says_so() -> None:
     """`errors` is Python's."""
     assert decoded(of=BAD, errors="replace")["txt"] == "\ufffd"
-
-
-def test_wds_decode_skips_stops_and_counts_when_the_handler_says_so() -> None:
-    """An item is a sample: it goes as a whole."""
-    source = IterableWrapper([GOOD, BAD, {**GOOD, "__key__": "c"}])
-    going = source.wds_decode(handler=ignore_and_continue)
-    assert [found["__key__"] for found in going] == ["a", "c"]
-    assert going.skipped == {"DecodingError": 1}
-    assert [found["__key__"] for found in source.wds_decode(handler=ignore_and_stop)] == ["a"]
 
 
 def test_wds_decode_loads_pickles_only_when_they_are_allowed() -> None:

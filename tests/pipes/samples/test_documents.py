@@ -466,20 +466,3 @@ def test_documents_stay_lists_when_they_are_batched_and_collated() -> None:
     assert batch["__key__"] == ["0", "1", "2"]
     assert [words({"segments": segments}) for segments in batch["segments"]] == [ORDER] * 3
     assert pickle.loads(pickle.dumps(batch)) == batch
-
-
-def test_wds_interleaved_has_no_length() -> None:
-    """It merges and leaves out."""
-    with pytest.raises(TypeError, match="length is not known"):
-        len(IterableWrapper([sample()]).wds_interleaved())
-
-
-def test_wds_interleaved_is_lazy_and_gives_all_again() -> None:
-    """A document is given when its last image has come, and an epoch that is left early changes nothing."""
-    dash = [
-        {"__key__": "a", "json": MATCHED},
-        *({"__key__": f"a-{name[:2]}", "png": data} for name, data in PICTURES.items()),
-    ]
-    pipe = IterableWrapper([*dash, *dash]).wds_interleaved()
-    next(iter(pipe))
-    assert [words(document) for document in pipe] == [ORDER] * 2

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
 import webdataset.filters
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.graph import traverse_dps
 
 from tests.kits.shards import without_meta
 from torchdata_wds import (
     DuplicateFieldError,
     MissingFieldError,
     ignore_and_continue,
-    ignore_and_stop,
-    warn_and_continue,
 )
 
 SAMPLES = [
@@ -146,21 +142,6 @@ def test_field_pipes_say_a_sample_when_it_has_no_key() -> None:
         list(IterableWrapper([{"a": 1}]).wds_map_dict(b=len))
 
 
-@pytest.mark.parametrize(
-    ("form", "options"),
-    [("wds_rename", {"image": "jpg;png"}), ("wds_map_dict", {"json": len}), ("wds_rename_keys", {"image": "?[np]g"})],
-)
-def test_field_pipes_skip_stop_and_count_when_the_handler_says_so(form: str, options: dict[str, Any]) -> None:
-    """Continuing skips that one sample, stopping ends the epoch there, both count it by type."""
-    pipe = getattr(IterableWrapper([SAMPLES[0], LACKING, SAMPLES[1]]), form)
-    going = pipe(handler=ignore_and_continue, **options)
-    assert [sample["__key__"] for sample in going] == ["a", "b"]
-    assert going.skipped == {"MissingFieldError": 1}
-    stopping = pipe(handler=ignore_and_stop, **options)
-    assert [sample["__key__"] for sample in stopping] == ["a"]
-    assert stopping.skipped == {"MissingFieldError": 1}
-
-
 @pytest.mark.parametrize("item", [("jpg", 1), "text", None, b"", [1]])
 @pytest.mark.parametrize(
     ("form", "options"),
@@ -197,25 +178,11 @@ def test_wds_map_dict_says_which_field_and_sample_when_a_function_raises() -> No
     assert caught.value.__notes__ == ["wds_map_dict(cls=int) failed at sample 'a'"]
 
 
-def test_wds_map_dict_skips_and_counts_when_a_function_raises() -> None:
-    """What a function raises goes to the handler and is counted under its type."""
-    pipe = samples({"__key__": "c", "cls": b"x"}).wds_map_dict(cls=int, handler=warn_and_continue)
-    assert [sample["cls"] for sample in pipe] == [1, 2]
-    assert pipe.skipped == {"ValueError": 1}
-
-
 @pytest.mark.parametrize("function", [None, "int", 3])
 def test_wds_map_dict_raises_when_a_function_is_none(function: Any) -> None:
     """The constructor refuses what it cannot call, naming the field."""
     with pytest.raises(TypeError, match="cls="):
         samples().wds_map_dict(cls=function)
-
-
-def test_wds_map_dict_takes_lambdas_when_nothing_is_sent_to_another_process() -> None:
-    """Graph traversal, which pickles collections, does not meet the functions."""
-    pipe = samples().wds_map_dict(cls=lambda value: int(value) + 1)
-    assert [sample["cls"] for sample in pipe] == [2, 3]
-    assert traverse_dps(pipe)
 
 
 def test_wds_map_dict_takes_lambdas_when_workers_are_forked() -> None:
@@ -224,12 +191,6 @@ def test_wds_map_dict_takes_lambdas_when_workers_are_forked() -> None:
     pipe = pipe.wds_map_tuple(lambda value: value * 10)
     loader = DataLoader(pipe, batch_size=None, num_workers=1, multiprocessing_context="fork", collate_fn=tuple)
     assert list(loader) == [(20,), (30,)]
-
-
-def test_wds_map_dict_pickles_when_its_functions_do() -> None:
-    """The functions go to spawned workers with the pipe."""
-    pipe = pickle.loads(pickle.dumps(samples().wds_map_dict(cls=int)))
-    assert [sample["cls"] for sample in pipe] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any, Literal
 
 import pytest
 import webdataset.filters
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.graph import traverse_dps
 
-from torchdata_wds import DuplicateFieldError, MissingFieldError, handlers, ignore_and_continue, ignore_and_stop
+from torchdata_wds import DuplicateFieldError, MissingFieldError, handlers, ignore_and_continue
 from torchdata_wds.pipes.samples import field_specs
 
 SAMPLES = [
@@ -142,25 +140,6 @@ def test_wds_to_tuple_raises_when_a_spec_is_wrong(specs: tuple[Any, ...]) -> Non
         samples().wds_to_tuple(*specs)
 
 
-@pytest.mark.parametrize(
-    ("form", "arguments", "bad"),
-    [
-        ("wds_to_tuple", ("jpg;png",), LACKING),
-        ("wds_extract_keys", ("?[pn]g",), LACKING),
-        ("wds_extract_keys", ("?[pn]g",), {"jpg": 1, "png": 2}),
-    ],
-)
-def test_tuple_pipes_skip_stop_and_count_when_the_handler_says_so(
-    form: str, arguments: tuple[str, ...], bad: dict[str, Any]
-) -> None:
-    """Continuing skips one sample, stopping ends the epoch at it; both are counted by type."""
-    pipe = getattr(IterableWrapper([SAMPLES[0], bad, SAMPLES[1]]), form)
-    going = pipe(*arguments, handler=ignore_and_continue)
-    assert list(going) == [(b"A",), (b"B",)]
-    assert sum(going.skipped.values()) == 1
-    assert list(pipe(*arguments, handler=ignore_and_stop)) == [(b"A",)]
-
-
 @pytest.mark.parametrize("form", ["wds_to_tuple", "wds_extract_keys"])
 def test_tuple_pipes_raise_when_an_item_is_no_sample(form: str) -> None:
     """Tuples have no fields any more."""
@@ -197,27 +176,11 @@ def test_wds_map_tuple_raises_when_an_item_is_no_tuple(item: Any) -> None:
         list(IterableWrapper([item]).wds_map_tuple(None))
 
 
-def test_wds_map_tuple_skips_and_counts_when_a_function_raises() -> None:
-    """The handler decides about each item."""
-    pipe = IterableWrapper([("1",), ("x",), (), ("2",)]).wds_map_tuple(int, handler=ignore_and_continue)
-    assert list(pipe) == [(1,), (2,)]
-    assert pipe.skipped == {"ValueError": 2}
-
-
 @pytest.mark.parametrize("function", ["int", 3, [int]])
 def test_wds_map_tuple_raises_when_a_function_is_none(function: Any) -> None:
     """The constructor refuses what it cannot call."""
     with pytest.raises(TypeError, match="functions or None"):
         IterableWrapper([]).wds_map_tuple(function)
-
-
-def test_wds_map_tuple_takes_lambdas_when_nothing_is_sent_to_another_process() -> None:
-    """Graph traversal, which pickles collections, does not meet the functions."""
-    pipe = IterableWrapper([(1, 2)]).wds_map_tuple(lambda value: value + 1, None)
-    assert list(pipe) == [(2, 2)]
-    assert traverse_dps(pipe)
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(pipe)
 
 
 def test_wds_map_tuple_shows_its_functions_when_printed_in_an_exception() -> None:

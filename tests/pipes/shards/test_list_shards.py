@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.shards import text_keys, write_text_shards
+from tests.kits.shards import write_text_shards
 from torchdata_wds import ShardListError
 
 
@@ -83,19 +83,6 @@ def test_list_shards_raises_when_options_are_no_mapping(options: Any) -> None:
     """The constructor refuses them."""
     with pytest.raises(TypeError):
         IterableWrapper([]).list_shards(storage_options=options)
-
-
-def test_list_shards_has_no_length() -> None:
-    """One pattern is any number of shards."""
-    with pytest.raises(TypeError):
-        len(IterableWrapper(["a-{0..9}.tar"]).list_shards())
-
-
-def test_listed_shards_load_when_chained(tmp_path: Path) -> None:
-    """What is listed is what the loader takes."""
-    write_text_shards(tmp_path, (2, 3))
-    pipe = IterableWrapper([tmp_path]).list_shards().load_wds_shards().group_by_key()
-    assert [sample["__key__"] for sample in pipe] == text_keys((2, 3))
 
 
 def test_list_shards_puts_in_variables_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import pytest
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.processes import open_files
 from tests.kits.servers import serve_folder
 from torchdata_wds import (
     CachedShard,
@@ -152,17 +151,6 @@ def test_max_bytes_refuses_larger_records(kind: str, tmp_path: Path) -> None:
     urls = write_shards(tmp_path, kind)
     with pytest.raises(ShardFormatError, match="max_bytes=10"):
         list(load(urls, kind, max_bytes=10))
-
-
-def test_an_early_break_closes_the_shard(kind: str, tmp_path: Path) -> None:
-    """No file stays open behind a consumer that leaves."""
-    pipe = load(write_shards(tmp_path, kind), kind)
-    before = open_files()
-    iterator = iter(pipe)
-    next(iterator)
-    assert open_files(collect=False) == before + 1
-    del iterator
-    assert open_files(collect=False) <= before
 
 
 def test_records_are_samples_for_the_stages_behind(kind: str, tmp_path: Path) -> None:

@@ -81,12 +81,6 @@ def test_resample_shards_passes_over_the_list_when_it_does_not_replace() -> None
     assert len(set(passes[-1])) == 5
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_resample_shards_works_when_there_is_one_shard(replacement: bool) -> None:
-    """It comes again and again."""
-    assert list(IterableWrapper(["a.tar"]).resample_shards(4, replacement=replacement)) == ["a.tar"] * 4
-
-
 def test_resample_shards_has_no_length_when_it_is_endless() -> None:
     """len() is a TypeError that says so."""
     with pytest.raises(TypeError, match="endless"):
@@ -309,10 +303,3 @@ def test_resample_shards_can_be_left_when_it_is_endless_in_workers() -> None:
         for _ in range(3):
             assert set(islice(iter(loader), 200)) <= set(URLS)
         loader.shutdown()
-
-
-@pytest.mark.slow
-def test_sharding_filter_raises_in_the_service_when_it_follows_the_resampler() -> None:
-    """An error, no hang."""
-    with time_limit(60), pytest.raises(RuntimeError, match="Sharding twice"):
-        list(loader_of(resampled(5).sharding_filter(), 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,7 @@ import pytest
 from tests.kits.servers import serve_folder
 from tests.kits.shards import text_samples, write_tar
 from torchdata_wds import ShardIndex, ShardOpenError, index_shard
-from torchdata_wds.cli.index.files import (
-    IndexJob,
-    dali_index_url,
-    index_in_folder,
-    listed_url,
-    make_indexes,
-    md5_of,
-    save_index,
-    save_text,
-)
+from torchdata_wds.cli.index import IndexJob, dali_index_url, index_in_folder, listed_url, make_index, save_index
 
 
 def test_dali_index_url_is_that_of_its_own_program() -> None:
@@ -70,29 +62,29 @@ def test_save_replaces_only_when_told_to(tmp_path: Path) -> None:
     assert save_index(other, url, overwrite=True) == "written"
     assert ShardIndex.load(url) == other
     with pytest.raises(ShardOpenError, match="another one is there"):
-        save_text("x", url)
+        save_index(b"x", url)
     with pytest.raises(ShardOpenError, match="does not exist"):
-        save_text("x", str(tmp_path / "no" / "x.idx"))
+        save_index(b"x", str(tmp_path / "no" / "x.idx"))
     with pytest.raises(ShardOpenError, match="folder"):
-        save_text("x", str(tmp_path), overwrite=True)
+        save_index(b"x", str(tmp_path), overwrite=True)
 
 
 def test_save_works_in_stores() -> None:
     """As in local folders."""
-    assert save_text("x", "memory://index-files/x.idx") == "written"
-    assert save_text("x", "memory://index-files/x.idx") == "unchanged"
+    assert save_index(b"x", "memory://index-files/x.idx") == "written"
+    assert save_index(b"x", "memory://index-files/x.idx") == "unchanged"
     with pytest.raises(ShardOpenError, match="another one is there"):
-        save_text("y", "memory://index-files/x.idx")
+        save_index(b"y", "memory://index-files/x.idx")
 
 
-def test_make_indexes_reads_shards_from_anywhere(tmp_path: Path) -> None:
+def test_make_index_reads_shards_from_anywhere(tmp_path: Path) -> None:
     """What a server's shard lacks, its stored size, is no difference."""
     shard = write_tar(tmp_path / "x.tar", text_samples("s", 2))
     own = str(tmp_path / "own.index")
     index_shard(shard, to=own)
     with serve_folder(tmp_path) as server:
-        result = make_indexes(IndexJob(f"{server}/x.tar", own=own, md5=True))
-        refused = make_indexes(IndexJob(f"{server}/x.tar", own=f"{server}/x.tar.index"))
-    assert (result.outcomes, result.failure) == (("unchanged",), None)
-    assert result.md5 == md5_of(shard)
+        result = make_index(IndexJob(f"{server}/x.tar", target=own, md5=True))
+        refused = make_index(IndexJob(f"{server}/x.tar", target=f"{server}/x.tar.index"))
+    assert (result.outcome, result.failure) == ("unchanged", None)
+    assert result.md5 == hashlib.md5(Path(shard).read_bytes()).hexdigest()
     assert isinstance(refused.failure, ShardOpenError)

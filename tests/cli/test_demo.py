@@ -19,9 +19,7 @@ from PIL import Image
 
 from tests.kits.shards import image_samples, sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds.cli import demo, main
-from torchdata_wds.cli.demo import shards as demo_shards
-from torchdata_wds.cli.demo.scan import Contents, scan_shard
-from torchdata_wds.cli.demo.shards import SIZES, write_shards
+from torchdata_wds.cli.demo import SIZES, Contents, scan_shard, write_shards
 from torchdata_wds.format import split_name
 
 VERDICT = "every sample came exactly once\n"
@@ -58,7 +56,6 @@ def test_demo_reports_every_sample_once_when_run_as_a_user_does() -> None:
 @pytest.fixture
 def _few_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo's own shards, but two and small."""
-    monkeypatch.setattr(demo_shards, "SIZES", (3, 2))
     monkeypatch.setattr(demo, "SIZES", (3, 2))
 
 

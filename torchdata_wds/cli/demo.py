@@ -1,0 +1,324 @@
+"""``demo``: reads shards as a training loop does, and checks that every sample comes exactly once."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import lzma
+import os
+import random
+import tarfile
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds import storage
+from torchdata_wds.cli.arguments import table
+from torchdata_wds.cli.command import Command, UsageError, counted, say, whole_number
+from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.codecs import IMAGE_FIELDS
+from torchdata_wds.errors import ShardFormatError, ShardListError
+from torchdata_wds.format import read_members, split_name
+from torchdata_wds.handlers import warn_and_continue
+from torchdata_wds.pipes.base import WdsPipe
+from torchdata_wds.pipes.samples.collate import wds_collate
+from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
+from torchdata_wds.program_interrupts import armed
+from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
+
+_BATCH = 64
+_BUFFER, _BUFFER_BYTES = 1000, 256 << 20  # users' samples may be large
+_SIDE = 96
+_NAMED = 5  # how many lost or doubled samples are named
+
+#: Samples in each of the demo's own shards: uneven, so that the workers' parts differ in length.
+SIZES = (131, 64, 97, 150, 12, 118, 83, 129)
+
+_NAME = "train"
+_SIGNS = frozenset("{}*?[]")  # of patterns
+_WIDTH, _HEIGHT = 160, 120
+_CLASSES = 10
+_NOT_FOR_TARFILE = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
+
+SampleId = tuple[str, str]  # URL and key
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "shards to read, with braces or globs; without it the demo writes its own to a temporary folder"
+    table.option(parser, "--shards", "PATTERN", text, nargs="+")
+    table.option(
+        parser,
+        "--keep",
+        "NAME",
+        "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for "
+        "folder/train-000000.tar; they have images, classes and json, to try things with",
+    )
+    table.force(parser)
+    table.option(parser, "--workers", "N", "worker processes (default: 2)", whole_number, default=2)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with armed(), contextlib.suppress(ImportError):  # compiled modules lose a KeyboardInterrupt while they are imported
+        import torchdata_wds.workers.service  # noqa: F401
+    if arguments.shards and arguments.keep is not None:
+        raise UsageError("--keep is for the shards that the demo writes itself, and --shards names others")
+    if arguments.force and arguments.keep is None:
+        raise UsageError("--force is for the shards that --keep leaves")
+    if arguments.shards:
+        return check_epoch(arguments.shards, arguments.workers)
+    if arguments.keep is not None:
+        pattern = keep_shards(arguments.keep, overwrite=arguments.force)
+        say(f"wrote {len(SIZES)} shards: {printable(pattern)}")
+        return check_epoch([pattern], arguments.workers)
+    with tempfile.TemporaryDirectory(prefix="torchdata_wds-") as folder:
+        say(f"writing {len(SIZES)} shards to {folder}")
+        return check_epoch([write_shards(Path(folder))], arguments.workers)
+
+
+def check_epoch(patterns: Sequence[str], workers: int) -> int:
+    """Reads an epoch, compares it with a plain scan of the shards, and prints the result; returns the exit status."""
+    urls = list(storage.list_urls(patterns))
+    if "-" in urls:
+        raise ShardListError("the demo reads its shards twice, and standard input ('-') can be read only once")
+    contents = Contents()
+    with Progress("shards scanned", len(urls)) as progress:
+        for url in urls:
+            contents.add(url, scan_shard(url))
+            progress.advance()
+    expected = contents.samples
+    if not expected:
+        raise ShardFormatError(
+            f"no samples in {counted(len(urls), 'shard')}: a sample is made of files named key.extension, "
+            "such as 0001.jpg"
+        )
+    found, seconds, first = _read_epoch(build_pipe(patterns, contents.fields), workers, expected.total())
+    for name, value in {
+        "shards": f"{len(urls):,}",
+        "workers": f"{workers:,}",
+        "samples": f"{found.total():,}",
+        "seconds": f"{seconds:,.2f}",
+        "samples/s": f"{found.total() / seconds:,.1f}",
+        "MB/s": f"{contents.size / 1e6 / seconds:,.2f}",
+        "time to first batch": f"{first:,.2f} s",
+    }.items():
+        print(f"{name:<20} {value}")
+    return report(expected, found)
+
+
+def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
+    """Prints whether every sample came exactly once, and which did not; returns the exit status."""
+    wrong = {"lost": expected - found, "doubled": found - expected}
+    for outcome, samples in wrong.items():
+        if not samples:
+            continue
+        print(f"{samples.total():,} of {counted(expected.total(), 'sample')} {outcome}:")
+        named = sorted(samples.elements())[:_NAMED]
+        for url, key in named:
+            print(f"  {key} of {mask_url(url)}")
+        if samples.total() > len(named):
+            print(f"  and {samples.total() - len(named):,} more")
+    if any(wrong.values()):
+        return 1
+    print("every sample came exactly once")
+    return 0
+
+
+def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
+    """Builds the demo's graph: the usual one, with stages for images and labels where there are such fields."""
+    images = [field for field in fields if field.rpartition(".")[2] in IMAGE_FIELDS]
+    chosen = [";".join(images)] if images else []
+    if "cls" in fields:
+        chosen.append("cls")
+    pipe: WdsPipe[Any] = (
+        ShardListerIterDataPipe(IterableWrapper([list(patterns)]))
+        .shuffle()
+        .sharding_filter()
+        .load_wds_shards()
+        .group_by_key()
+        .wds_shuffle(_BUFFER, max_bytes=_BUFFER_BYTES)
+    )
+    if chosen:
+        pipe = pipe.wds_decode("pil", only=[*images, "cls"], handler=warn_and_continue)
+    pipe = pipe.wds_to_tuple("__url__", "__key__", *chosen, missing="none")
+    if images:
+        pipe = pipe.wds_map_tuple(None, None, augment)
+    return pipe.batch(_BATCH).collate(wds_collate)
+
+
+def augment(image: Image.Image | None) -> torch.Tensor | None:
+    """Mirrors every second image and gives all one size; a sample without image keeps None."""
+    if image is None:
+        return None
+    if random.random() < 0.5:
+        image = ImageOps.mirror(image)
+    pixels = np.asarray(image.resize((_SIDE, _SIDE)), dtype=np.float32) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> tuple[Counter[SampleId], float, float]:
+    """Counts the samples of one epoch; returns the seconds to its last and its first batch, with workers starting."""
+    samples: Counter[SampleId] = Counter()
+    first = 0.0
+    with _loader(pipe, workers) as loader, Progress("samples", total) as bar:
+        start = time.perf_counter()
+        for urls, keys, *_ in loader:
+            first = first or time.perf_counter() - start
+            samples.update(zip(urls, keys, strict=True))
+            bar.advance(len(keys))
+        seconds = time.perf_counter() - start
+    return samples, seconds, first
+
+
+@contextlib.contextmanager
+def _loader(pipe: WdsPipe[Any], workers: int) -> Iterator[Iterable[Any]]:
+    """Makes a DataLoader2, or torch's own DataLoader where torchdata is missing."""
+    try:
+        from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
+    except ImportError as error:
+        say(f"torchdata cannot be imported ({error.__cause__ or error}): reading through torch.utils.data.DataLoader")
+        # batches are those that the graph makes in the workers
+        yield DataLoader(pipe, batch_size=None, num_workers=workers)
+        return
+    with DataLoader2(pipe, reading_service=WorkersReadingService(workers)) as loader:
+        yield loader
+
+
+# ------------------------------------------------------------------------------------------------------ the plain scan
+
+
+class Contents:
+    """What shards hold: how often each sample comes, how many members each field has, and the bytes of all members."""
+
+    def __init__(self) -> None:
+        self.samples: Counter[SampleId] = Counter()
+        self.fields: Counter[str] = Counter()
+        self.size = 0
+
+    def add(self, url: str, members: Iterable[tuple[str, int]]) -> None:
+        """Adds a shard, given the names and sizes of its members in order."""
+        last: str | None = None
+        for name, size in members:
+            parts = split_name(name)
+            if parts is None:
+                continue
+            key, extension = parts
+            if key != last:
+                self.samples[url, key] += 1
+                last = key
+            self.fields[extension.lower()] += 1
+            self.size += size
+
+
+def scan_shard(url: str) -> list[tuple[str, int]]:
+    """Lists the names and sizes of a shard's regular members, in order.
+
+    A local shard is read with tarfile. What tarfile cannot read (other places, zstd, damage) is read with this
+    package's reader, whose errors say more.
+    """
+    if os.path.isfile(url):  # noqa: PTH113 - a name that is too long is not a file
+        with (
+            contextlib.suppress(*_NOT_FOR_TARFILE),
+            tarfile.open(url, "r|*", encoding="utf-8", errors="backslashreplace") as tar,
+        ):
+            return [(info.name, info.size) for info in tar if info.isreg() or info.islnk()]
+    with storage.open_shard(url) as stream:
+        return [(member.name, len(member.data)) for member in read_members(stream, url)]
+
+
+# ------------------------------------------------------------------------------------------------ the demo's own shards
+
+
+def keep_shards(name: str, *, overwrite: bool = False) -> str:
+    """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them.
+
+    Args:
+        name: The beginning of their names, before ``-000000.tar``; for a folder, one that exists or ends in ``/``, that
+            is ``train`` in the folder.
+        overwrite: Whether to replace shards that exist.
+
+    Raises:
+        UsageError: if the name is not that of a local file, or would be taken for a pattern.
+        FileExistsError: if one of them exists.
+    """
+    if scheme_of(name) not in ("", "file") or not name or not _SIGNS.isdisjoint(name):
+        raise UsageError(
+            f"--keep takes a local folder, or what the names begin with, without {' '.join(sorted(_SIGNS))}; "
+            f"not {mask_url(name)!r}"
+        )
+    path = Path(local_path(name))
+    if name.endswith("/") or path.is_dir():
+        path /= _NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = [_shard_name(path.name, index) for index in range(len(SIZES))]
+    there = [path.with_name(name) for name in names if os.path.lexists(path.with_name(name))]
+    if there and not overwrite:
+        raise FileExistsError(f"{there[0]} already exists: pass another name, or --force to replace it")
+    # beside their place, and renamed in the end: an interrupted demo leaves no part of them
+    with tempfile.TemporaryDirectory(prefix=".wds-demo-", dir=path.parent) as folder:
+        write_shards(Path(folder), path.name)
+        for name in names:
+            Path(folder, name).replace(path.with_name(name))
+    return _pattern(path)
+
+
+def write_shards(folder: Path, name: str = _NAME) -> str:
+    """Writes shards of images, classes and json to a folder with the standard library; returns their pattern."""
+    number = 0
+    for index, size in enumerate(SIZES):
+        with tarfile.open(folder / _shard_name(name, index), "w", format=tarfile.USTAR_FORMAT) as tar:
+            for _ in range(size):
+                label = number % _CLASSES
+                fields = {
+                    "cls": str(label).encode(),
+                    "jpg": _make_jpeg(number),
+                    "json": json.dumps({"number": number, "label": label}).encode(),
+                }
+                for field, data in fields.items():
+                    info = tarfile.TarInfo(f"sample-{number:06d}.{field}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+                number += 1
+    return _pattern(folder / name)
+
+
+def _shard_name(name: str, index: int) -> str:
+    return f"{name}-{index:06d}.tar"
+
+
+def _pattern(path: Path) -> str:
+    return f"{path}-{{000000..{len(SIZES) - 1:06d}}}.tar"
+
+
+def _make_jpeg(number: int) -> bytes:
+    """Returns a smooth image with some noise: coarse random colours, enlarged."""
+    rng = np.random.default_rng(number)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((_WIDTH, _HEIGHT), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = smooth + rng.integers(-8, 9, smooth.shape, dtype=np.int16)
+    out = io.BytesIO()
+    Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+COMMAND = Command(
+    "read shards as a training loop does and check that every sample comes exactly once",
+    _add_arguments,
+    _run,
+    """
+    wds demo --shards 'train-{000000..000003}.tar' --workers 2
+    wds demo --keep trial
+    """,
+)

@@ -1,0 +1,281 @@
+"""``index``: indexes of shards, from their headers."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from torchdata_wds.cli.arguments import table
+from torchdata_wds.cli.arguments.inputs import add_shards_argument, list_inputs
+from torchdata_wds.cli.arguments.outputs import write_whole
+from torchdata_wds.cli.command import Command, UsageError, counted, message_of, say
+from torchdata_wds.cli.jobs import map_in_order
+from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
+from torchdata_wds.format.index import INDEX_SUFFIX, IndexHeader, ShardIndex, index_url, shard_name
+from torchdata_wds.format.index.exports import dali_index, wids_list
+from torchdata_wds.format.index.scan import index_shard
+from torchdata_wds.storage import mask_url, open_shard
+from torchdata_wds.storage.byte_streams import stored_bytes
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
+
+_LOCAL = ("", "file")
+_DALI_SUFFIX = ".idx"
+_BLOCK = 1 << 20
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shards_argument(parser, required=True)
+    rules = ("first_dot", "last_dot")
+    table.choice(parser, "--keys", rules, "where names are split (default: first)", "first_dot")
+    table.flag(parser, "--dali", "write DALI's index instead: x.idx for x.tar, as its wds2idx does")
+    table.option(
+        parser, "--wids", "LIST.json", "write one list of all shards for wids instead (or in addition to --dali)"
+    )
+    parser.add_argument("--name", default="", help="the name of the data set in the list")
+    table.flag(parser, "--md5", "write MD5 digests to the list: shards are read whole")
+    table.option(parser, "-o --output", "FOLDER", "write indexes there, not beside the shards")
+    table.flag(parser, "--force", "replace other indexes that are there")
+    cores = os.cpu_count() or 1
+    table.parallel(parser, "index N shards at once, in processes (default: as many as there are cores)", cores)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.wids is None and (arguments.md5 or arguments.name):
+        raise UsageError("--md5 and --name are about the list that --wids writes")
+    if arguments.wids is not None and arguments.part is not None:
+        raise UsageError("--wids lists all shards, and --part leaves most of them out: run it once without --part")
+    jobs = _jobs(arguments, list_inputs(arguments))
+    if arguments.output is not None and not scheme_of(arguments.output):
+        Path(arguments.output).mkdir(parents=True, exist_ok=True)
+    outcomes: Counter[str] = Counter()
+    good: list[IndexResult] = []
+    with (
+        closing(map_in_order(make_index, jobs, arguments.parallel)) as results,  # type: ignore[type-var]
+        Progress("shards", len(jobs), only_on_terminal=True) as progress,
+    ):
+        for result in results:
+            outcomes.update(filter(None, [result.outcome]))
+            if result.failure is None:
+                good.append(result)
+            else:
+                say(f"not indexed: {printable(message_of(result.failure))}")
+            progress.advance()
+    failed = len(jobs) - len(good)
+    is_listed = arguments.wids is not None and _write_list(arguments, good, failed)
+    told = [f"{counted(outcomes[word], 'index', 'indexes')} {word}" for word in _OUTCOMES if outcomes[word]]
+    told += [f"{counted(len(jobs), 'shard')} listed"] if is_listed else []
+    told += [f"{failed:,} of {counted(len(jobs), 'shard')} failed"] if failed else []
+    if told:
+        say(", ".join(told))
+    return 1 if failed or (arguments.wids is not None and not is_listed) else 0
+
+
+def _jobs(arguments: argparse.Namespace, urls: Sequence[str]) -> list[IndexJob]:
+    """Returns what to do for each shard, or raises UsageError if an index has no place, or shares it with another."""
+    if arguments.output is not None and arguments.wids is not None and not arguments.dali:
+        raise UsageError("-o is the folder of indexes, and --wids writes only a list, to the file that it names")
+    jobs = [
+        IndexJob(url, arguments.keys, _place(url, arguments), arguments.dali, arguments.force, arguments.md5)
+        for url in urls
+    ]
+    for target, count in Counter(job.target for job in jobs).items():
+        if count > 1 and target is not None:
+            raise UsageError(f"{count:,} of the shards would have one index, {mask_url(target)}: index them apart")
+    return jobs
+
+
+def _place(url: str, arguments: argparse.Namespace) -> str | None:
+    """Returns where the index of a shard goes; None if only a list is written."""
+    if arguments.wids is not None and scheme_of(url) in (STDIN, "pipe"):
+        raise UsageError(f"a list cannot refer to {mask_url(url)}: name the shard itself")
+    try:
+        if arguments.output is not None:
+            return index_in_folder(url, arguments.output, dali=arguments.dali)
+        if arguments.dali:
+            return dali_index_url(url)
+        return index_url(url) if arguments.wids is None else None
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def dali_index_url(shard: str) -> str:
+    """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts.
+
+    Raises:
+        ValueError: for standard input and commands, which have no folder.
+
+    Example:
+        >>> dali_index_url("data.v1/train-000.tar"), dali_index_url("s3://bucket/a.b.tar?versionId=3")
+        ('data.v1/train-000.idx', 's3://bucket/a.idx?versionId=3')
+    """
+    # our own index is the shard's URL with a suffix somewhere, as before a query: DALI's suffix goes to the same place
+    index = index_url(shard)
+    ends = range(len(shard), 0, -1)
+    place = next(end for end in ends if shard[:end] + INDEX_SUFFIX + shard[end:] == index)
+    folder, slash, base = shard[:place].rpartition("/")
+    return folder + slash + _without_suffixes(base) + _DALI_SUFFIX + shard[place:]
+
+
+def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
+    """Returns where the index of a shard goes in a folder of indexes.
+
+    Raises:
+        ValueError: if the shard has no name, as standard input and commands.
+
+    Example:
+        >>> index_in_folder("s3://bucket/x.tar", "indexes"), index_in_folder("x.tar", "indexes/", dali=True)
+        ('indexes/x.tar.index', 'indexes/x.idx')
+    """
+    name = shard_name(shard)
+    if scheme_of(shard) in (STDIN, "pipe") or name in ("", ".", ".."):
+        raise ValueError(f"{mask_url(shard)} has no name that an index could have")
+    base = _without_suffixes(name) + _DALI_SUFFIX if dali else name + INDEX_SUFFIX
+    return f"{folder.rstrip('/')}/{base}" if folder.strip("/") else folder + base
+
+
+def _without_suffixes(base: str) -> str:
+    dot = base.find(".", 1)
+    return base[:dot] if dot > 0 else base
+
+
+# ---------------------------------------------------------------------------------------------------- work on one shard
+
+
+class IndexJob(NamedTuple):
+    """What to do for one shard: write an index to `target`, unless that is None, and compute the MD5 digest or not."""
+
+    url: str
+    keys: Literal["first_dot", "last_dot"] = "first_dot"
+    target: str | None = None
+    is_dali: bool = False
+    overwrite: bool = False
+    md5: bool = False
+
+
+class IndexResult(NamedTuple):
+    """What became of it: what happened to the file, or why it failed; and the shard's header and MD5 digest."""
+
+    url: str
+    outcome: str | None = None
+    failure: WdsError | None = None
+    header: IndexHeader | None = None
+    md5: str | None = None
+
+
+_OUTCOMES = _WRITTEN, _UNCHANGED = "written", "unchanged"
+
+
+def make_index(job: IndexJob) -> IndexResult:
+    """Makes the index of one shard; failures are results too."""
+    outcome = md5 = None
+    try:
+        index = index_shard(job.url, keys=job.keys, to=False)
+        if job.target is not None:
+            content = dali_index(index).encode() if job.is_dali else index
+            outcome = save_index(content, job.target, overwrite=job.overwrite)
+        if job.md5:
+            digest = hashlib.md5(usedforsecurity=False)
+            with stored_bytes(open_shard(job.url)) as stream:
+                while data := stream.read(_BLOCK):
+                    digest.update(data)
+            md5 = digest.hexdigest()
+    except WdsError as error:
+        return IndexResult(job.url, outcome, error)
+    return IndexResult(job.url, outcome, None, index.header, md5)
+
+
+def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
+    """Writes an index, or one of another program, unless it is there; one that has the shard's digest too is as good.
+
+    Returns:
+        ``"written"`` or ``"unchanged"``.
+
+    Raises:
+        ShardOpenError: if another file is there, without `overwrite`, or it cannot be written.
+    """
+    there = _read(url)
+    if isinstance(index, ShardIndex):
+        if there is not None:
+            with suppress(ShardFormatError):
+                old = ShardIndex.load(url)
+                size = old.header.bytes if index.header.bytes is not None else None
+                old.header = old.header._replace(sha256=index.header.sha256, bytes=size)
+                if old == index:
+                    return _UNCHANGED
+        index = index.dump()
+    if there == index:
+        return _UNCHANGED
+    if there is not None and not overwrite:
+        shown = mask_url(url)
+        raise ShardOpenError(
+            f"cannot write the index {shown}: another one is there, of other options or another version of its shard. "
+            "Pass overwrite=True to replace such files",
+            shard=shown,
+        )
+    write_whole([index], url, overwrite=overwrite)
+    return _WRITTEN
+
+
+def _read(url: str) -> bytes | None:
+    """Returns the file's content as it is stored; None if there is no such file."""
+    if scheme_of(url) in (STDIN, "pipe") or (scheme_of(url) in _LOCAL and not os.path.lexists(local_path(url))):
+        return None
+    try:
+        with stored_bytes(open_shard(url)) as stream:
+            return b"".join(iter(lambda: stream.read(_BLOCK) or b"", b""))
+    except ShardOpenError:
+        return None  # writing the file gives a better error
+
+
+# -------------------------------------------------------------------------------------------------------- list for wids
+
+
+def _write_list(arguments: argparse.Namespace, results: Sequence[IndexResult], failed: int) -> bool:
+    """Writes the list of all shards; returns whether it was written."""
+    try:
+        if failed:
+            raise WdsError(f"{counted(failed, 'shard')} would be missing in it")
+        urls = [listed_url(result.url, arguments.wids) for result in results]
+        headers = [(url, result.header) for url, result in zip(urls, results, strict=True) if result.header is not None]
+        md5sums = {url: result.md5 for url, result in zip(urls, results, strict=True) if result.md5 is not None}
+        text = wids_list(headers, name=arguments.name, md5sums=md5sums)
+        save_index(text.encode(), arguments.wids, overwrite=arguments.force)
+    except WdsError as error:
+        say(f"{mask_url(arguments.wids)} is not written: {printable(message_of(error))}")
+        return False
+    return True
+
+
+def listed_url(shard: str, list_file: str) -> str:
+    """Returns the URL of a shard as a list has it: relative local paths start at the list's folder.
+
+    Example:
+        >>> listed_url("data/x.tar", "data/list.json"), listed_url("s3://bucket/x.tar", "list.json")
+        ('x.tar', 's3://bucket/x.tar')
+    """
+    if scheme_of(shard) or posixpath.isabs(shard):
+        return shard
+    if scheme_of(list_file) not in _LOCAL:
+        return os.path.abspath(shard)  # noqa: PTH100 - a str
+    return os.path.relpath(shard, os.path.dirname(local_path(list_file)) or ".")  # noqa: PTH120
+
+
+COMMAND = Command(
+    "write indexes of shards, from their headers: ours, DALI's, or a list for wids",
+    _add_arguments,
+    _run,
+    """
+    wds index 'train-{000000..000003}.tar'
+    wds index --dali 'train-*.tar' -o dali-indexes
+    wds index --wids train.json 'train-*.tar'
+    """,
+)

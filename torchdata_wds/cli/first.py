@@ -14,8 +14,7 @@ from torchdata_wds.cli.arguments.fields import FieldChoices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import add_shared_arguments, check_one_output, write_whole
 from torchdata_wds.cli.command import Command, UsageError, counted, say
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.show.summaries import guess_text
+from torchdata_wds.cli.printing import guess_text, printable
 from torchdata_wds.cli.tables.json_lines import unfold
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.images.specs import IMAGE_FIELDS

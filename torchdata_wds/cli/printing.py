@@ -1,8 +1,11 @@
-"""Text of strangers, made safe for a line of a terminal or a picture, and shortened to fit."""
+"""Text of strangers: recognized in bytes, made safe for a line of a terminal or a picture, and shortened to fit."""
 
 from __future__ import annotations
 
+import re
+
 _GAP = "..."
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and form feeds are text
 
 
 def printable(text: str) -> str:
@@ -34,3 +37,19 @@ def shorten_middle(text: str, width: int) -> str:
     room = max(0, width - len(_GAP))
     tail = room // 2
     return text[: room - tail] + _GAP[: max(0, width)] + (text[-tail:] if tail else "")
+
+
+def guess_text(data: bytes, length: int) -> str | None:
+    r"""Decodes the first `length` bytes if they look like text: UTF-8 without control characters.
+
+    Example:
+        >>> guess_text("größe".encode(), 3), guess_text(b"\x00\x01", 9)
+        ('gr', None)
+    """
+    try:
+        text = data[:length].decode()
+    except UnicodeDecodeError as error:
+        if len(data) <= length or error.start < length - 3:
+            return None
+        text = data[: error.start].decode()  # the last character was cut
+    return None if _NO_TEXT.search(text) else text

@@ -111,7 +111,7 @@ def test_show_fails_when_a_field_does_not_decode(tmp_path: Path) -> None:
     """The reason stands there, the rest is shown, and the status is 1."""
     path = write_tar(tmp_path / "x.tar", [*sample_members("a", jpg=b"no image"), *sample_members("b", cls=b"1")])
     done = run_wds("show", path)
-    assert "does not decode: no image that is known here" in done.text
+    assert "does not decode: not an image of a known format" in done.text
     assert "\nb  " in done.text
     assert (done.status, done.err) == (1, "wds: 1 field does not decode (see there)\n")
 

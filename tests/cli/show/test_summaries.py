@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from tests.kits.shards import jpeg_bytes
-from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer, guess_text, summarize
+from torchdata_wds.cli.printing import guess_text
+from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer, summarize
 from torchdata_wds.codecs.options import MissingPackageError
 from torchdata_wds.codecs.values import records
 
@@ -74,7 +75,7 @@ FIELDS = [
 
 DAMAGED = [
     ("cls", b"x", "does not decode: ValueError: expected a decimal integer, such as 7 or -1"),
-    ("jpg", b"<html>", "does not decode: no image that is known here"),
+    ("jpg", b"<html>", "does not decode: not an image of a known format"),
     ("jpg", jpeg_bytes(0)[:-200], "does not decode: OSError: "),
     ("txt", b"\xff", "does not decode: UnicodeDecodeError: "),
     ("json.gz", b"x", "does not decode: "),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from torchdata_wds.cli.arguments.fields import FieldChoices, add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_count_argument, add_input_arguments
+from torchdata_wds.cli.arguments import table
+from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import check_one_output, write_line, write_whole
 from torchdata_wds.cli.command import Command, UsageError, counted, positive_number, say, whole_number
 from torchdata_wds.cli.printing import printable
@@ -22,55 +23,32 @@ from torchdata_wds.errors import SampleError, WdsError
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
 
-__all__ = ["COMMAND"]
-
-
-Choose = Callable[[dict[str, Any]], dict[str, Any] | None]
-
 _SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-
 _PAGES = (".html", ".htm")
-
 _TEXTS, _PICTURES = 10, 100  # how many samples by default
-
 _WIDTH, _SIZE = 80, 160
-
 _MOST_THREADS = 8
-
 _REASON = 400  # characters of a reason that a tile may have room for
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
     add_field_arguments(parser)
-    add_count_argument(parser, f"{_TEXTS}, and {_PICTURES} with --out")
-    parser.add_argument(
-        "-w", "--width", type=positive_number, default=_WIDTH, metavar="N", help=f"longest value ({_WIDTH} characters)"
-    )
+    table.count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
+    table.option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
-    group.add_argument(
-        "-o",
-        "--out",
-        dest="output",
-        default=STDIN,
-        metavar="FILE",
-        help="x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: a "
-        "page of all",
+    text = (
+        "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: a page "
+        "of all"
     )
-    group.add_argument("--columns", type=positive_number, default=8, metavar="N", help="of the sheet (8)")
-    group.add_argument(
-        "--size",
-        type=whole_number,
-        default=_SIZE,
-        metavar="N",
-        help=f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes",
-    )
-    group.add_argument("--force", action="store_true", help="replace what exists")
+    table.option(group, "-o --out", "FILE", text, dest="output", default=STDIN)
+    table.option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
+    text = f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes"
+    table.option(group, "--size", "N", text, whole_number, default=_SIZE)
+    table.force(group)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Shows the samples."""
+def _run(arguments: argparse.Namespace) -> int:
     check_one_output(arguments.output)
     kind = _kind(arguments)
     showing = Showing(arguments, kind)
@@ -85,36 +63,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kind(arguments: argparse.Namespace) -> str:
-    """Tells by the suffix what is to be drawn; "" for text."""
+    """Returns the suffix, which says what is drawn; "" for text."""
     if arguments.output == STDIN:
         return ""
     name = mask_url(arguments.output).partition("?")[0].lower()
-    kind = next((suffix for suffix in (*_SHEETS, *_PAGES) if name.endswith(suffix)), None)
+    kinds = (*_SHEETS, *_PAGES)
+    kind = next((suffix for suffix in kinds if name.endswith(suffix)), None)
     if kind is None:
-        raise UsageError(
-            f"--out takes a name that ends in {', '.join((*_SHEETS, *_PAGES))}, not {mask_url(arguments.output)!r}"
-        )
+        raise UsageError(f"--out takes a name that ends in {', '.join(kinds)}, not {mask_url(arguments.output)!r}")
     if arguments.size == 0 and kind in _SHEETS:
         raise UsageError("a contact sheet needs images of one size: --size 0 is for pages")
     return kind
 
 
 class Showing:
-    """Reads samples and summarizes them, and keeps account of what does not decode.
-
-    Args:
-        arguments: All of them.
-        kind: What is to be drawn.
-    """
+    """Reads samples and summarizes them, and counts what does not decode."""
 
     def __init__(self, arguments: argparse.Namespace, kind: str) -> None:
-        self._choices: FieldChoices | None = field_choices(arguments)
+        self._choices = field_choices(arguments)
         self._reader = SampleReader(arguments)
-        # text is there at once; pictures take their time
+        # text is quick; thumbnails take time
         self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
         self._count: int | None = arguments.count
         self._default = _PICTURES if kind else _TEXTS
-        # one sample more is looked at, unless the user has said where to end, or would be told what is lost behind it
+        # one sample more is read, unless the user chose the end, or would be told of damage after it
         self._looks_on = arguments.count is None and arguments.errors == "stop"
         self._is_more = False
         width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
@@ -122,12 +94,9 @@ class Showing:
         self._damaged = 0
 
     def samples(self) -> Iterator[SampleSummary]:
-        """Gives the samples, each with its fields summarized.
-
-        Raises:
-            WdsError: at damage, unless it is to be skipped.
-        """
-        choose: Choose = dict if self._choices is None else self._choices.choose
+        """Yields the samples, each with its fields summarized."""
+        choose: Callable[[dict[str, Any]], dict[str, Any] | None]
+        choose = dict if self._choices is None else self._choices.choose
         is_over = False
         first = self._default if self._count is None else self._count
         with (
@@ -137,13 +106,13 @@ class Showing:
             for sample, fields in summarized:
                 self._damaged += sum(field.is_damaged for field in fields)
                 yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
-            is_over = True  # whatever fields the next one has, it is one
+            is_over = True  # the next sample counts whatever fields it has
             if self._looks_on:
-                with suppress(WdsError, OSError):  # what lies behind was not asked for
+                with suppress(WdsError, OSError):  # damage after the end does not matter here
                     self._is_more = next(samples, None) is not None
 
     def finish(self) -> int:
-        """Tells what was left out and what does not decode, and gives the exit status."""
+        """Says what was left out and what does not decode, and returns the exit status."""
         if self._is_more:
             say(f"these are the first {counted(self._default, 'sample')}, and more follow: see --count")
         tell_choices(self._choices)
@@ -165,10 +134,12 @@ def _print(samples: Iterator[SampleSummary]) -> None:
 
 
 def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:
-    tiles, count = [], 0
-    for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - it is told below
+    tiles: list[Tile] = []
+    count = 0
+    for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - for the message below
         # without --fields there may be anything, and only images are drawn
-        labels = [] if arguments.fields is None else [_label(field) for field in sample.fields if not field.is_image]
+        others = [] if arguments.fields is None else [field for field in sample.fields if not field.is_image]
+        labels = [f"{field.field}: {field.text}" for field in others]
         tiles += [_tile(sample.key, field, labels) for field in sample.fields if field.is_image]
         with _size_checked():
             sheet_size(max(1, len(tiles)), columns=arguments.columns, size=arguments.size)
@@ -189,23 +160,17 @@ def _size_checked() -> Iterator[None]:
         raise UsageError(f"{error}: see --count, --columns and --size") from error
 
 
-def _label(field: FieldSummary) -> str:
-    return f"{field.field}: {field.text}"
-
-
-def _tile(key: str, field: FieldSummary, labels: Sequence[str]) -> Tile:
-    note = (
-        field.field
-        if field.picture is None
-        else f"{field.field}  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
-    )
+def _tile(key: str, field: FieldSummary, labels: list[str]) -> Tile:
+    note = field.field
+    if field.picture is not None:  # of "JPEG image, RGB, 640 x 480, EXIF orientation 6", mode and size
+        note += f"  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
     return Tile(key, note, field.picture, field.text, labels)
 
 
 COMMAND = Command(
     "show samples: as text, or their images as a contact sheet or a page",
-    add_arguments,
-    run,
+    _add_arguments,
+    _run,
     """
     wds show -c 2 train-000000.tar
     wds show -f "jpg cls" --out sheet.png 'train-{000000..000003}.tar'

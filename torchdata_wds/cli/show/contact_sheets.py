@@ -16,69 +16,44 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
-__all__ = ["Tile", "draw_sheet", "fit_text", "sheet_size"]
-
-
 _GAP = 8
-
 _FONT_SIZE = 13
-
 _LINE = 17
-
 _NARROWEST = 112  # so that there is room for keys
-
 _FIELD_LINES, _MOST_LINES = 3, 10  # of one field, and of all fields below an image
-
-_LARGEST = 250_000_000
-
-_LONGEST = 65_500
-
+_LARGEST = 250_000_000  # pixels
+_LONGEST = 65_500  # JPEG's limit
 _PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
-
 _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 
-# For keys with letters that Pillow's own font has not, those of the system's fonts that has them all.
+# For keys with letters that Pillow's own font lacks: the first of the system's fonts that has them all.
 _OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
+
+Colour = tuple[int, int, int]
+Place = tuple[int, int]
 
 
 class Tile(NamedTuple):
-    """One image of a sheet.
-
-    Attributes:
-        key: Key of the sample.
-        note: What else stands below, such as the field.
-        picture: A thumbnail; None for an image that does not decode.
-        failure: Then the reason.
-        labels: Other fields of the sample, as they are to be read. Long ones are cut after three lines, all of them
-            together after ten.
-    """
+    """One image of a sheet: a thumbnail, or the reason why the image does not decode, with lines below it."""
 
     key: str
-    note: str
+    note: str  # below the key, such as the field
     picture: Image | None
     failure: str = ""
-    labels: Sequence[str] = ()
+    labels: Sequence[str] = ()  # other fields; each is cut after three lines, all together after ten
 
 
 def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image:
-    """Draws a contact sheet.
+    """Draws a contact sheet, an RGB image.
 
     Args:
-        tiles: The images, which go left to right and down; at least one.
+        tiles: The images, left to right and down; at least one.
         columns: How many in a row, at most.
         size: The longest side of an image in pixels: larger ones are reduced, much smaller ones enlarged to a multiple
             of their size.
 
-    Returns:
-        An RGB image.
-
     Raises:
         ValueError: if there is no tile, or as `sheet_size` does.
-
-    Example:
-        >>> import PIL.Image
-        >>> draw_sheet([Tile("a", "jpg", PIL.Image.new("RGB", (64, 48)))], size=64).mode
-        'RGB'
     """
     from PIL import Image, ImageDraw
 
@@ -98,19 +73,10 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
 
 
 def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0) -> tuple[int, int]:
-    """Returns how large a sheet is.
-
-    Args:
-        count: How many images.
-        columns: As in `draw_sheet`.
-        size: As in `draw_sheet`.
-        lines: How many lines of labels the tiles have.
-
-    Returns:
-        Width and height in pixels.
+    """Returns width and height of a sheet of `count` images with so many lines of labels.
 
     Raises:
-        ValueError: if that is more than 250 million pixels, or a side is longer than JPEG can have it.
+        ValueError: if that is more than 250 million pixels, or a side is too long for JPEG.
 
     Example:
         >>> sheet_size(3, size=100)
@@ -125,22 +91,25 @@ def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0)
 
 
 def _room(size: int, lines: int = 0) -> tuple[int, int]:
-    """Width and height of a tile, with what keeps it from the next."""
+    """Returns width and height of a tile, with the gap to the next."""
     return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
 
 
-def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: tuple[int, int], room: tuple[int, int]) -> None:
-    left, top = corner
-    box = (left, top, left + room[0] - 1, top + room[1] - 1)
+def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: Place, room: tuple[int, int]) -> None:
+    (left, top), (width, height) = corner, room
+    box = (left, top, left + width - 1, top + height - 1)
     if tile.picture is None:
         draw.rectangle(box, fill=_DAMAGED)
-        _draw_failure(draw, tile.failure, corner, room)
+        shown, font = _with_font(tile.failure)
+        lines = _wrap(shown, font, width - 8, (height - 8) // _LINE)
+        _draw_lines(draw, [(line, font) for line in lines], (left + 4, top + 4), _DAMAGED_INK)
     else:
         draw.rectangle(box, fill=_FRAME)
-        picture = _fit_picture(on_checkerboard(tile.picture), room[1])
-        sheet.paste(picture, (left + (room[0] - picture.width) // 2, top + (room[1] - picture.height) // 2))
-    _draw_line(draw, tile.key, (left, box[3] + 3), room[0], _INK)
-    _draw_line(draw, tile.note, (left, box[3] + 3 + _LINE), room[0], _FAINT)
+        picture = _fit_picture(on_checkerboard(tile.picture), height)
+        sheet.paste(picture, (left + (width - picture.width) // 2, top + (height - picture.height) // 2))
+    for number, (text, ink) in enumerate([(tile.key, _INK), (tile.note, _FAINT)]):
+        shown, font = _with_font(text)
+        draw.text((left, box[3] + 3 + number * _LINE), fit_text(shown, font, width), fill=ink, font=font)
 
 
 def _fit_picture(picture: Image, size: int) -> Image:
@@ -156,30 +125,16 @@ def _fit_picture(picture: Image, size: int) -> Image:
     return picture.resize((picture.width * factor, picture.height * factor), Resampling.NEAREST)
 
 
-def _draw_line(draw: ImageDraw, text: str, corner: tuple[int, int], width: int, ink: tuple[int, int, int]) -> None:
-    shown, font = _with_font(printable(text))
-    draw.text(corner, fit_text(shown, font, width), fill=ink, font=font)
-
-
-def _draw_failure(draw: ImageDraw, text: str, corner: tuple[int, int], room: tuple[int, int]) -> None:
-    """Writes the reason into the tile, as much of it as there is room for."""
-    shown, font = _with_font(printable(text))
-    lines = _wrap(shown, font, room[0] - 8, (room[1] - 8) // _LINE)
-    _draw_lines(draw, [(line, font) for line in lines], (corner[0] + 4, corner[1] + 4), _DAMAGED_INK)
-
-
 def _label_lines(labels: Sequence[str], width: int) -> list[tuple[str, FreeTypeFont]]:
     """Breaks labels into lines, each with the font that has its letters."""
     lines: list[tuple[str, FreeTypeFont]] = []
     for label in labels:
-        shown, font = _with_font(printable(label))
+        shown, font = _with_font(label)
         lines += zip(_wrap(shown, font, width, _FIELD_LINES), itertools.repeat(font))
     return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None))]
 
 
-def _draw_lines(
-    draw: ImageDraw, lines: Sequence[tuple[str, FreeTypeFont]], corner: tuple[int, int], ink: tuple[int, int, int]
-) -> None:
+def _draw_lines(draw: ImageDraw, lines: Sequence[tuple[str, FreeTypeFont]], corner: Place, ink: Colour) -> None:
     for number, (line, font) in enumerate(lines):
         draw.text((corner[0], corner[1] + number * _LINE), line, fill=ink, font=font)
 
@@ -201,7 +156,7 @@ def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """Finds the largest number up to a count that fits, if smaller ones do."""
+    """Returns the largest number up to a count that fits, by bisection: all smaller ones fit too."""
     low, high = 0, count + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -210,18 +165,13 @@ def _most(count: int, fits: Callable[[int], bool]) -> int:
 
 
 def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
-    """Shortens a text in its middle until it is not wider than so many pixels.
-
-    Example:
-        >>> from PIL import ImageFont
-        >>> fit_text("train/000/000123456789.jpg", ImageFont.load_default(13), 100)
-        'train/0...789.jpg'
-    """
+    """Shortens a text in its middle to a width in pixels."""
     return shorten_middle(text, _most(len(text), lambda count: font.getlength(shorten_middle(text, count)) <= width))
 
 
 def _with_font(text: str) -> tuple[str, FreeTypeFont]:
-    """Chooses a font that has all letters of a text; where there is none, the missing ones are escaped."""
+    """Returns a text made printable, and a font that has all its letters; if none has, missing ones are escaped."""
+    text = printable(text)
     missing = [letter for letter in set(text) if not _has_glyph(None, letter)]
     if not missing:
         return text, _font(None)

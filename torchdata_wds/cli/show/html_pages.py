@@ -1,4 +1,4 @@
-"""Samples as one page of HTML: nothing in it runs, and nothing outside of it is loaded."""
+"""Samples as one page of HTML, which runs nothing and loads nothing from outside."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.show.summaries import FieldSummary
 from torchdata_wds.cli.show.thumbnails import data_uri
 
-__all__ = ["SampleSummary", "write_page"]
-
-
-# Whatever a mistake here might let through, the page itself forbids.
+# The page itself forbids whatever a mistake here might let through.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
 _STYLE = """
 body { margin: 1.5em; font: 14px/1.4 system-ui, sans-serif; color: #141414; background: #fff }
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(24em, 1fr)); gap: 1em }
@@ -32,13 +28,7 @@ td.value { overflow-wrap: anywhere } .damaged { color: #960000 }
 
 
 class SampleSummary(NamedTuple):
-    """One sample of a page.
-
-    Attributes:
-        key: Its key.
-        shard: Its shard, as it may be shown.
-        fields: Its fields; the pictures among them are drawn.
-    """
+    """One sample of a page, whose shard is as it may be shown; the pictures among its fields are drawn."""
 
     key: str
     shard: str
@@ -46,14 +36,7 @@ class SampleSummary(NamedTuple):
 
 
 def write_page(samples: Iterable[SampleSummary], title: str) -> Iterator[str]:
-    """Writes a page, one sample at a time.
-
-    Args:
-        samples: The samples.
-        title: Stands at the top.
-
-    Yields:
-        The page, piece by piece, to be written as UTF-8.
+    """Yields a page piece by piece, to be written as UTF-8; memory holds one sample at a time.
 
     Example:
         >>> page = "".join(write_page([SampleSummary("a<b", "x.tar", [FieldSummary("cls", 1, "7")])], "one sample"))
@@ -71,26 +54,21 @@ def write_page(samples: Iterable[SampleSummary], title: str) -> Iterator[str]:
 
 
 def _section(sample: SampleSummary) -> str:
-    figures = "".join(_figure(field, sample.key) for field in sample.fields if field.picture is not None)
-    rows = "".join(map(_row, sample.fields))
+    figures, rows = "", ""
+    for field in sample.fields:
+        name = _text(field.field)
+        if field.picture is not None:
+            width, height = field.picture.size
+            alt = _text(f"{sample.key}.{field.field}")
+            image = f'<img src="{data_uri(field.picture)}" width="{width}" height="{height}" alt="{alt}">'
+            figures += f"<figure>{image}<figcaption>{name}</figcaption></figure>\n"
+        kind = "value damaged" if field.is_damaged else "value"
+        cells = f'<td class="size">{field.size:,} B</td><td class="{kind}">{_text(field.text)}</td>'
+        rows += f"<tr><th>{name}</th>{cells}</tr>\n"
     head = f"<h2>{_text(sample.key)}</h2>\n<p>{_text(sample.shard)}</p>\n"
     return f"<section>\n{head}{figures}<table>\n{rows}</table>\n</section>\n"
 
 
-def _figure(field: FieldSummary, key: str) -> str:
-    assert field.picture is not None
-    width, height = field.picture.size
-    alt = _text(f"{key}.{field.field}")
-    image = f'<img src="{data_uri(field.picture)}" width="{width}" height="{height}" alt="{alt}">'
-    return f"<figure>{image}<figcaption>{_text(field.field)}</figcaption></figure>\n"
-
-
-def _row(field: FieldSummary) -> str:
-    kind = "value damaged" if field.is_damaged else "value"
-    name, size = _text(field.field), f"{field.size:,} B"
-    return f'<tr><th>{name}</th><td class="size">{size}</td><td class="{kind}">{_text(field.text)}</td></tr>\n'
-
-
 def _text(text: str) -> str:
-    """Text as it may stand anywhere in the page, also in an attribute."""
+    """Escapes text for any place in the page, including attributes."""
     return escape(printable(text), quote=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torchdata_wds.cli.printing import printable, shorten
+from torchdata_wds.cli.printing import guess_text, printable, shorten
 from torchdata_wds.cli.show.thumbnails import ImageView, view_image
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.failures import describe_value
@@ -25,19 +24,10 @@ from torchdata_wds.format.samples.names import is_metadata
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["FieldSummary", "Summarizer", "guess_text", "summarize"]
-
-
 _SHOWN_BYTES = 24
-
 _LONGEST_ITEM = 200
-
-_DEPTH = 8  # what torch and cbor load may even hold itself
-
+_DEPTH = 8  # what torch and cbor load may even contain itself
 _DIGITS = 40
-
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and form feeds are
-
 _MEDIA = {
     **dict.fromkeys(parse_extensions("fields", AUDIO_FIELDS), "audio"),
     **dict.fromkeys(parse_extensions("fields", VIDEO_FIELDS), "video"),
@@ -45,30 +35,21 @@ _MEDIA = {
 
 
 class FieldSummary(NamedTuple):
-    """One field in a few words.
-
-    Attributes:
-        field: Its name.
-        size: Its bytes.
-        text: What it holds, printable, on one line; or why it does not decode.
-        is_damaged: Whether it does not decode.
-        is_image: Whether its name is that of an image.
-        picture: A thumbnail, upright, if that was asked for.
-    """
+    """One field in a few words, with a thumbnail if one was wanted."""
 
     field: str
-    size: int
-    text: str
+    size: int  # bytes
+    text: str  # what it holds, printable, on one line; or why it does not decode
     is_damaged: bool = False
-    is_image: bool = False
+    is_image: bool = False  # by its name
     picture: Image | None = None
 
 
 class Summarizer:
     r"""Summarizes samples of bytes.
 
-    Fields are decoded as `Decoder` does it, pickles never; images to their pixels, so that damage shows; video and
-    audio not at all.
+    Fields are decoded as by `Decoder`, pickles never; images to their pixels, so that damage shows; video and audio not
+    at all.
 
     Args:
         width: The longest summary, in characters.
@@ -83,7 +64,7 @@ class Summarizer:
     """
 
     def __init__(self, *, width: int = 80, max_size: int | None = None) -> None:
-        self.width = width
+        self._width = width
         self._decode = Decoder(handle_extension(" ".join(IMAGE_FIELDS), lambda data: view_image(data, max_size)))
 
     def __call__(self, sample: Mapping[str, Any]) -> list[FieldSummary]:
@@ -98,14 +79,9 @@ class Summarizer:
     def each(
         self, samples: Iterable[Mapping[str, Any]], threads: int = 0
     ) -> Generator[tuple[Mapping[str, Any], list[FieldSummary]], None, None]:
-        """Summarizes samples.
+        """Yields each sample and its summary, in order.
 
-        Args:
-            samples: The samples; two for each thread are read ahead.
-            threads: How many threads work on them: for thumbnails, which Pillow makes outside of Python's lock.
-
-        Yields:
-            Each sample and its summary, in their order.
+        Threads are for thumbnails, which Pillow makes without Python's lock; two samples are read ahead for each.
         """
         if threads == 0:
             yield from ((sample, self(sample)) for sample in samples)
@@ -124,30 +100,34 @@ class Summarizer:
             pool.shutdown(cancel_futures=True)
 
     def _summarize(self, field: str, data: bytes, place: dict[str, Any]) -> FieldSummary:
-        is_image = matches(field, IMAGE_FIELDS)
+        picture, is_damaged = None, False
         try:
             value = self._decode({**place, field: data})[field]
+            if isinstance(value, ImageView):
+                text, picture = value
+            else:
+                text = _MEDIA.get(field.rpartition(".")[2]) or summarize(value, self._width)
         except UnsafeDataError:
-            return self._summary(field, data, "a pickle, not loaded: it could run code")
+            text = "a pickle, not loaded: it could run code"
         except ImportError as error:
-            return self._summary(field, data, f"not decoded: {error}", is_damaged=True, is_image=is_image)
+            text, is_damaged = f"not decoded: {error}", True
         except DecodingError as error:
-            return self._summary(field, data, f"does not decode: {_reason(error)}", is_damaged=True, is_image=is_image)
-        if isinstance(value, ImageView):
-            return self._summary(field, data, value.text, is_image=True, picture=value.picture)
-        media = _MEDIA.get(field.rpartition(".")[2])
-        return self._summary(field, data, media or summarize(value, self.width), is_image=is_image)
+            text, is_damaged = f"does not decode: {_reason(error)}", True
+        text = shorten(printable(text), self._width)
+        return FieldSummary(field, len(data), text, is_damaged, matches(field, IMAGE_FIELDS), picture)
 
-    def _summary(self, field: str, data: bytes, text: str, **facts: Any) -> FieldSummary:
-        return FieldSummary(field, len(data), shorten(printable(text), self.width), **facts)
+
+def _reason(error: DecodingError) -> str:
+    """Returns what the codec said, without the key and the field, which are shown beside it."""
+    cause = error.__cause__
+    if type(cause).__name__ == "UnidentifiedImageError":
+        return "not an image of a known format"
+    text = " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
 def summarize(value: Any, width: int = 80) -> str:
-    r"""Says in a few printable words what a decoded value is, however large it is.
-
-    Args:
-        value: What a codec gives.
-        width: The most characters.
+    r"""Describes a decoded value in at most `width` printable characters, however large it is.
 
     Example:
         >>> summarize({"label": 3, "boxes": np.zeros((2, 4), np.float32)})
@@ -168,60 +148,25 @@ def summarize(value: Any, width: int = 80) -> str:
     return shorten("".join(pieces), width)
 
 
-def guess_text(data: bytes, length: int) -> str | None:
-    r"""Takes bytes as text if they look like it: UTF-8 without control characters.
-
-    Args:
-        data: Any bytes.
-        length: How many to look at.
-
-    Returns:
-        The beginning of the text, or None.
-
-    Example:
-        >>> guess_text("größe".encode(), 3), guess_text(b"\x00\x01", 9)
-        ('gr', None)
-    """
-    try:
-        text = data[:length].decode()
-    except UnicodeDecodeError as error:
-        if len(data) <= length or error.start < length - 3:
-            return None
-        text = data[: error.start].decode()  # the last character was cut
-    return None if _NO_TEXT.search(text) else text
-
-
-def _reason(error: DecodingError) -> str:
-    """What the codec said: the key and the field stand beside it."""
-    cause = error.__cause__
-    if type(cause).__name__ == "UnidentifiedImageError":
-        return "no image that is known here"
-    text = " ".join(str(cause).split())
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-
-
 def _pieces(value: Any, depth: int) -> Iterator[str]:
-    """Gives the summary bit by bit, so that no more of a large value is looked at than is shown."""
-    if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str | bytes)):
-        opening, closing = "{}" if isinstance(value, Mapping) else "[]"
-        yield opening
-        if depth == _DEPTH and value:
-            yield "..."
-        else:
-            yield from _items(value, depth)
-        yield closing
-    else:
+    """Yields the summary bit by bit, so that no more of a large value is read than is shown."""
+    is_mapping = isinstance(value, Mapping)
+    if not is_mapping and (not isinstance(value, Sequence) or isinstance(value, str | bytes)):
         yield _atom(value)
-
-
-def _items(container: Any, depth: int) -> Iterator[str]:
-    for number, item in enumerate(container):
-        if number:
-            yield ", "
-        if isinstance(container, Mapping):
-            yield f"{_atom(item)}: "
-            item = container[item]
-        yield from _pieces(item, depth + 1)
+        return
+    opening, closing = "{}" if is_mapping else "[]"
+    yield opening
+    if depth == _DEPTH and value:
+        yield "..."
+    else:
+        for number, item in enumerate(value):
+            if number:
+                yield ", "
+            if is_mapping:
+                yield f"{_atom(item)}: "
+                item = value[item]
+            yield from _pieces(item, depth + 1)
+    yield closing
 
 
 def _atom(value: Any) -> str:
@@ -235,35 +180,29 @@ def _atom(value: Any) -> str:
             return json.dumps(value)
         if isinstance(value, int):
             return str(value) if abs(value) < 10**_DIGITS else f"an integer of {value.bit_length():,} bits"
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            return _describe_array(value)
-        return repr(value)[:_LONGEST_ITEM]
-    except Exception:  # noqa: BLE001 - whatever the value's own code does, the others are to be seen
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            return repr(value)[:_LONGEST_ITEM]
+        kind = "array" if isinstance(value, np.ndarray | np.generic) else "tensor"
+        dtype = str(value.dtype).removeprefix("torch.")
+        if not tuple(value.shape):
+            return f"{dtype} {value.item()!r}"
+        return f"{kind} {shorten(dtype, _LONGEST_ITEM)} {tuple(value.shape)}{_range(value)}"
+    except Exception:  # noqa: BLE001 - the value's own code may do anything, and the other values are still shown
         return describe_value(value)
 
 
-def _describe_array(value: Any) -> str:
-    kind = "array" if isinstance(value, np.ndarray | np.generic) else "tensor"
-    dtype = str(value.dtype).removeprefix("torch.")
-    if not tuple(value.shape):
-        return f"{dtype} {value.item()!r}"
-    return f"{kind} {shorten(dtype, _LONGEST_ITEM)} {tuple(value.shape)}{_range(value)}"
-
-
 def _range(value: Any) -> str:
+    """Returns the smallest and the largest number of an array or tensor."""
     try:
         if value.nbytes > DEFAULT_MAX_BYTES:
             return ""  # a small file can name a tensor that repeats one number as often as it likes
-        numbers = value if isinstance(value, np.ndarray) else _as_array(value)
-    except Exception:  # noqa: BLE001 - torch has layouts and types that NumPy has not
+        if not isinstance(value, np.ndarray):
+            value = value.detach()
+            value = (value.float() if value.is_floating_point() else value).numpy()
+    except Exception:  # noqa: BLE001 - torch has layouts and types that NumPy lacks
         return ""
-    if numbers.dtype.kind not in "biuf" or not numbers.size:
+    if value.dtype.kind not in "biuf" or not value.size:
         return ""
-    finite = numbers[np.isfinite(numbers)]
-    odd = f", {numbers.size - finite.size:,} not finite" if finite.size < numbers.size else ""
+    finite = value[np.isfinite(value)]
+    odd = f", {value.size - finite.size:,} not finite" if finite.size < value.size else ""
     return (f", {finite.min():.6g} .. {finite.max():.6g}" if finite.size else "") + odd
-
-
-def _as_array(tensor: Any) -> Any:
-    tensor = tensor.detach()
-    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()

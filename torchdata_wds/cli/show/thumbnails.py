@@ -1,4 +1,4 @@
-"""Image files as people look at them: in a few words, and small, upright and flat."""
+"""Image files for people: in a few words, and as thumbnails, upright and on a checkerboard."""
 
 from __future__ import annotations
 
@@ -17,35 +17,24 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["ImageView", "data_uri", "on_checkerboard", "view_image"]
-
-
 _SQUARE = 8
-
 _LIGHT, _DARK = (255, 255, 255), (216, 216, 216)
-
 _QUALITY = 85
 
-# What can be reduced before its colours are converted, and how much larger the cheap first step leaves it.
+# Modes that can be reduced before their colours are converted, and how much larger the cheap first step leaves them.
 _SMOOTH = frozenset(["L", "RGB", "RGBA", "CMYK", "YCbCr"])
-
 _ROUGH = 1.25
 
 
 class ImageView(NamedTuple):
-    """What there is to see of an image file.
-
-    Attributes:
-        text: Its format, mode and size, such as ``JPEG image, RGB, 640 x 480``.
-        picture: A thumbnail, RGB or RGBA, if one was asked for.
-    """
+    """An image file in words, such as ``JPEG image, RGB, 640 x 480``, and its thumbnail, RGB or RGBA, if wanted."""
 
     text: str
     picture: Image | None
 
 
 def view_image(data: bytes, max_size: int | None = None) -> ImageView:
-    """Looks at an image file, to its last pixel.
+    """Reads an image file to its last pixel.
 
     Args:
         data: The file.
@@ -53,16 +42,8 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
             scaled to 8. 0 keeps the image's own size, None makes no thumbnail.
 
     Raises:
-        OSError: if the file is cut or Pillow does not know it.
-        ValueError: if a thumbnail was asked for, and its pixels have no defined range.
-
-    Example:
-        >>> import PIL.Image
-        >>> file = io.BytesIO()
-        >>> PIL.Image.new("L", (640, 480)).save(file, "PNG")
-        >>> view = view_image(file.getvalue(), 64)
-        >>> view.text, view.picture.mode, view.picture.size
-        ('PNG image, L, 640 x 480', 'RGB', (64, 48))
+        OSError: if the file is cut or Pillow does not know its format.
+        ValueError: if a thumbnail is wanted, and its pixels have no defined range.
     """
     with open_image(data) as image:
         text = _describe(image)
@@ -70,21 +51,14 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
         if max_size is None:
             image.load()
             return ImageView(text, None)
-        if 0 < max_size < max(image.size) and _is_smooth(image):
-            return ImageView(text, _reduce(image, mode, max_size))
+        is_smooth = image.mode in _SMOOTH and "transparency" not in image.info and not is_deep(image)
+        if 0 < max_size < max(image.size) and is_smooth:
+            # faster than for training: JPEG's own reduction and whole pixels first
+            image.thumbnail((max_size, max_size), reducing_gap=_ROUGH)
+            small, orientation = image.convert(mode), read_orientation(image)  # Pillow has applied that of a TIFF
+            return ImageView(text, small if orientation == 1 else to_pil(turn(np.asarray(small), orientation)))
     spec = f"pil{mode.lower()}"
     return ImageView(text, image_decoder(spec, max_size=max_size or None, exif_transpose=True).decode(data))
-
-
-def _is_smooth(image: ImageFile) -> bool:
-    return image.mode in _SMOOTH and "transparency" not in image.info and not is_deep(image)
-
-
-def _reduce(image: ImageFile, mode: str, max_size: int) -> Image:
-    """Makes a thumbnail, sooner than images for training: by JPEG's own reduction and whole pixels first."""
-    image.thumbnail((max_size, max_size), reducing_gap=_ROUGH)
-    small, orientation = image.convert(mode), read_orientation(image)  # which Pillow has obeyed if it is a TIFF
-    return small if orientation == 1 else to_pil(turn(np.asarray(small), orientation))
 
 
 def _describe(image: ImageFile) -> str:
@@ -95,11 +69,7 @@ def _describe(image: ImageFile) -> str:
 
 
 def on_checkerboard(image: Image) -> Image:
-    """Lays an image on a checkerboard, which shows where it is transparent.
-
-    Returns:
-        An RGB image: the same, if it has no transparency.
-    """
+    """Returns an RGB image; a checkerboard shows where the original is transparent."""
     if image.mode == "RGB":
         return image
     from PIL.Image import new
@@ -113,15 +83,9 @@ def on_checkerboard(image: Image) -> Image:
 
 
 def data_uri(image: Image) -> str:
-    """Makes an image part of a page: as PNG if it has an alpha channel, else as JPEG.
-
-    Example:
-        >>> import PIL.Image
-        >>> data_uri(PIL.Image.new("RGB", (2, 2)))[:23]
-        'data:image/jpeg;base64,'
-    """
+    """Returns the image as a ``data:`` URL: PNG if it has an alpha channel, else JPEG."""
     out = io.BytesIO()
-    image.info.clear()  # Pillow would write some of the file's own comments
+    image.info.clear()  # otherwise Pillow writes some of the file's own comments
     name = "png" if image.mode == "RGBA" else "jpeg"
     image.save(out, name, quality=_QUALITY)
     return f"data:image/{name};base64,{base64.b64encode(out.getvalue()).decode()}"

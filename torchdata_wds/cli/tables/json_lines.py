@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from torchdata_wds.cli.show.summaries import guess_text
+from torchdata_wds.cli.printing import guess_text
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.plans import split_suffix

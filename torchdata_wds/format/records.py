@@ -17,9 +17,6 @@ from torchdata_wds.format.tar.file_kinds import describe_magic
 from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.storage import ByteStream
 
-__all__ = ["DEFAULT_MAX_BYTES", "RecordFormat", "read_records"]
-
-
 RecordFormat = Literal["cbor", "msgpack"]
 
 #: What a record may have at most, unless ``max_bytes=`` says otherwise: 1 GiB.
@@ -37,9 +34,7 @@ _MAX_WINDOW = 1 << 24
 _PATIENCE = 0.02
 
 _TAR_MAGIC = b"ustar"
-
 _TAR_MAGIC_AT = 257
-
 _TEXT_SIZE = 16
 
 
@@ -59,10 +54,6 @@ def read_records(
 
     Yields:
         Whatever the records are, dicts as a rule.
-
-    Raises:
-        ShardFormatError: where a record is cut off, damaged or too large, after all records before it.
-        ShardOpenError: if the package that reads the format is not installed, or the source fails.
 
     Example:
         >>> import io, msgpack
@@ -129,11 +120,7 @@ class _Place:
         )
 
     def check_head(self, head: bytes) -> None:
-        """Recognises shards of other kinds, whose bytes would pass for numbers.
-
-        Raises:
-            ShardFormatError: if the shard begins like a tar archive or another file, or like text.
-        """
+        """Recognises shards of other kinds, whose bytes would pass for numbers."""
         if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
             raise self._error("is a tar archive, which .load_wds_shards() reads.", "bad-record")
         if len(head) >= BLOCK and not any(head[:BLOCK]):

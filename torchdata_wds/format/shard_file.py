@@ -27,11 +27,7 @@ from torchdata_wds.storage import (
 )
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
-__all__ = ["Destination", "ShardFile", "ShardInfo", "archive_size"]
-
-
 logger = logging.getLogger(__name__)
-
 Destination = str | os.PathLike[str] | BinaryIO
 
 # tar writes whole records of 20 blocks
@@ -127,12 +123,6 @@ class ShardFile(Unique):
         index: Whether an index is written beside the shard.
         digest: Whether the SHA-256 digest is computed, as it always is for an index.
         storage_options: Options by protocol.
-
-    Raises:
-        ShardOpenError: if it cannot be written there.
-        TypeError: if the destination is none.
-        ValueError: for an unknown compression, or an index that there is no place for.
-        ImportError: if the compression needs a package that is not installed.
     """
 
     _is_open = False
@@ -185,12 +175,7 @@ class ShardFile(Unique):
         return self._size
 
     def append(self, packed: PackedSample) -> None:
-        """Adds a sample.
-
-        Raises:
-            ReappearingKeyError: if a sample before it has the same key; nothing is written then.
-            ShardOpenError: if the destination fails, or has before.
-        """
+        """Adds a sample."""
         self._check_whole()
         key = packed.key
         if key in self._keys:
@@ -220,9 +205,6 @@ class ShardFile(Unique):
 
         Returns:
             What was written.
-
-        Raises:
-            ShardOpenError: if the destination fails or has before, or a sample was interrupted half-way.
         """
         try:
             self._check_whole()
@@ -307,11 +289,7 @@ class ShardFile(Unique):
 
 
 def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
-    """Where an index may lie that is not the new shard's: of the shard before, or of a writer that was killed.
-
-    Raises:
-        ValueError: if an index is asked for where nothing lies beside the shard.
-    """
+    """Where an index may lie that is not the new shard's: of the shard before, or of a writer that was killed."""
     scheme = scheme_of(url)
     if scheme in ("", "file"):
         return index_url(os.path.abspath(local_path(url)))  # noqa: PTH100 - a str, and links stay

@@ -11,13 +11,8 @@ from typing import Any, Literal
 from torchdata_wds.storage import list_targets, mask_url
 from torchdata_wds.storage.urls import scheme_of
 
-__all__ = ["ShardNames"]
-
-
 _PLACE = re.compile(r"%(?P<old>0?\d*)d|\{(?P<name>shard|rank|worker)(?::(?P<spec>0?\d*d?))?\}|(?P<percent>%%)")
-
 _OTHER_PLACE = re.compile(r"\{[^{}]*\}")
-
 _PLACES = "%06d or {shard:06d} for the number, and {rank} or {worker} where several processes write"
 
 
@@ -30,10 +25,6 @@ class ShardNames:
         worker: What ``{worker}`` stands for.
         writers: How many processes write shards of this pattern, so that they take turns with the numbers.
         turn: Which of them this is.
-
-    Raises:
-        TypeError: if the pattern is no str.
-        ValueError: if it has no place for the number, two of them, or an unknown one.
 
     Example:
         >>> names = ShardNames("{rank}/train-%06d.tar", rank=1)
@@ -73,9 +64,6 @@ class ShardNames:
         Args:
             start: The first of all writers' numbers, or ``"next"`` for those behind the highest that exists.
             storage_options: Options by protocol, to find that one.
-
-        Raises:
-            ValueError: for ``"next"``, as `next_number` does.
         """
         if start != "next":
             return itertools.count(start + self._turn, self._writers)
@@ -84,23 +72,14 @@ class ShardNames:
         return itertools.count(number + (self._turn - number) % self._writers, self._writers)
 
     def check_listable(self) -> None:
-        """Checks that there is a folder to look for existing shards in.
-
-        Raises:
-            ValueError: if the pattern is a command, or has the number in the name of a folder.
-        """
+        """Checks that there is a folder to look for existing shards in."""
         if scheme_of(self.pattern) == "pipe" or _has_number(self.pattern.rpartition("/")[0]):
             raise ValueError(
                 f"'next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} does not have"
             )
 
     def next_number(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> int:
-        """The number behind the highest that a shard of this pattern has.
-
-        Raises:
-            ValueError: as `check_listable` does.
-            ShardOpenError: if the store cannot be asked.
-        """
+        """The number behind the highest that a shard of this pattern has."""
         self.check_listable()
         folder, slash, last = self.pattern.rpartition("/")
         folder = _PLACE.sub(lambda match: self._fill(match, 0), folder)

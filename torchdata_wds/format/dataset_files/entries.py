@@ -12,26 +12,12 @@ from torchdata_wds import storage
 from torchdata_wds.format.dataset_files.trust import SpecPlace, short
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
 
-__all__ = [
-    "ENTRY_KEYS",
-    "SpecEntry",
-    "SpecGroup",
-    "checked_count",
-    "checked_weight",
-    "dataset_groups",
-    "sampled_groups",
-]
-
-
 #: The keys of an entry that have a meaning here; others go to the program's function.
 ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions", "missing")
 
 _SAMPLED_KEYS = ("prefix", "buckets", "datasets")
-
 _SOURCE_KEYS = ("name", "buckets", "shards", "resample", "choose", "perepoch")
-
 Missing = Literal["error", "skip", "none"]
-
 _COUNTS = ("resample", "choose", "perepoch")
 
 
@@ -67,12 +53,7 @@ class SpecEntry:
         return f"SpecEntry({self.place.path}, name={self.name!r})"
 
     def urls(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[str]:
-        """Lists the shards.
-
-        Raises:
-            ShardListError: if a pattern matches nothing.
-            UnsafeDataError: at a URL that the specification may not use.
-        """
+        """Lists the shards."""
         listed = storage.list_urls(self.patterns, storage_options=storage_options)
         return map(self.place.check_url, self.patterns if self.verbatim else listed)
 
@@ -82,11 +63,6 @@ class SpecEntry:
         Args:
             storage_options: Options by protocol, for listing.
             draw: Gives random numbers from 0 to 1.
-
-        Raises:
-            SpecError: if there are fewer shards than are to be chosen.
-            ShardListError: if a pattern matches nothing.
-            UnsafeDataError: at a URL that the specification may not use.
         """
         urls = list(self.urls(storage_options))
         if self.count is None:
@@ -119,10 +95,6 @@ class SpecGroup:
 
 def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
     """Checks a specification with a ``dataset:`` list: one group, or with weights a group per entry.
-
-    Raises:
-        SpecError: if something in it is wrong.
-        UnsafeDataError: if it names a URL that it may not use.
 
     Example:
         >>> from torchdata_wds.format.dataset_files.trust import Origin
@@ -201,10 +173,6 @@ def _missing(item: Mapping[str, Any], place: SpecPlace) -> Missing:
 def sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
     """Checks a specification with ``prefix``, ``buckets`` and ``datasets``: one group.
 
-    Raises:
-        SpecError: if something in it is wrong.
-        UnsafeDataError: if it names a URL or an environment variable that it may not use.
-
     Example:
         >>> from torchdata_wds.format.dataset_files.trust import Origin
         >>> content = {"prefix": "s3://", "buckets": "b", "datasets": [{"shards": "x-{0..9}.tar", "choose": 5}]}
@@ -276,11 +244,7 @@ def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
 
 
 def checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) -> str | int:
-    """The name of a dataset.
-
-    Raises:
-        SpecError: if it is no text.
-    """
+    """The name of a dataset."""
     name = item.get("name", default)
     if "name" in item and not isinstance(name, str):
         raise place.at("name").error(f"expected text, found {short(name)}; put it in quotes")
@@ -288,11 +252,7 @@ def checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) 
 
 
 def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float | None:
-    """A number above 0, None where there is none.
-
-    Raises:
-        SpecError: if it is something else.
-    """
+    """A number above 0, None where there is none."""
     value = item.get(key)
     if key not in item:
         return None
@@ -304,11 +264,7 @@ def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float
 
 
 def checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least: int = 0) -> int:
-    """A whole number.
-
-    Raises:
-        SpecError: if it is something else, or too small.
-    """
+    """A whole number."""
     value = item[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise place.at(key).error(f"expected a whole number from {least}, found {short(value)}")

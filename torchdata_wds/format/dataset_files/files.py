@@ -11,13 +11,8 @@ from typing import Any
 from torchdata_wds.errors import ShardOpenError, SpecError, WdsError
 from torchdata_wds.storage import mask_url, open_shard
 
-__all__ = ["parse_spec", "read_spec"]
-
-
 _MAX_BYTES = 64 << 20
-
 _MAX_MERGED = 10_000
-
 _IS_JSON = re.compile(r"\.json(\.(gz|bz2|xz|zstd?))?([?#].*)?\Z", re.IGNORECASE | re.DOTALL)
 
 
@@ -30,11 +25,6 @@ def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | No
 
     Returns:
         Its content, unchecked: dicts, lists and scalars.
-
-    Raises:
-        ShardOpenError: if it cannot be read.
-        SpecError: if it is no such file, or too large.
-        ImportError: if it is YAML and PyYAML is not installed.
     """
     shown = mask_url(url)
     try:
@@ -62,10 +52,6 @@ def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> 
         text: JSON or YAML.
         shown: The file's name in messages.
         json_only: Whether it cannot be YAML.
-
-    Raises:
-        SpecError: if it does not parse, or names a key twice in one mapping.
-        ImportError: if it is YAML and PyYAML is not installed.
 
     Example:
         >>> parse_spec('{"dataset": [{"shards": "x.tar"}]}')

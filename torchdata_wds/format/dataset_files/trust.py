@@ -19,18 +19,13 @@ from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.fsspec import protocol_of
 from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
 
-__all__ = ["Origin", "SpecPlace", "folder_of", "join_url", "short"]
-
-
 _LOCAL = ("", "file")
-
 _WEB = ("http", "https")
 
 #: fsspec's references are templates, which its older versions render without a sandbox.
 _TEMPLATES = "reference"
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
-
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}", re.ASCII)
 
 #: A range is expanded in memory.
@@ -96,11 +91,7 @@ class SpecPlace:
         return SpecError(f"{self}: {problem}")
 
     def check_keys(self, mapping: object, known: tuple[str, ...]) -> Mapping[str, Any]:
-        """Gives a mapping back that has known keys only.
-
-        Raises:
-            SpecError: if it is none, or has others.
-        """
+        """Gives a mapping back that has known keys only."""
         if not isinstance(mapping, Mapping):
             raise self.error(f"expected a mapping with keys {', '.join(known)}, found {short(mapping)}")
         unknown = [key for key in mapping if key not in known]
@@ -109,12 +100,7 @@ class SpecPlace:
         return mapping
 
     def check_url(self, url: str) -> str:
-        """Gives the URL of a shard or file back that may be opened.
-
-        Raises:
-            UnsafeDataError: if opening it would run something, or read what belongs to the program, and nobody has
-                allowed this specification to; for a command always under ``WDS_SECURE=1``.
-        """
+        """Gives the URL of a shard or file back that may be opened."""
         danger = _danger(url)
         if danger is None:
             return url
@@ -129,12 +115,7 @@ class SpecPlace:
         return url
 
     def check_pattern(self, pattern: str) -> str:
-        """Gives a pattern back, of which no URL must not be opened as far as can be seen without listing.
-
-        Raises:
-            UnsafeDataError: as `check_url`.
-            SpecError: if its braces are wrong, or mean millions of shards.
-        """
+        """Gives a pattern back, of which no URL must not be opened as far as can be seen without listing."""
         if _count_of_ranges(pattern) > _MAX_SHARDS:
             raise self.error(f"{short(pattern)} stands for more than {_MAX_SHARDS:,} shards")
         try:
@@ -145,11 +126,7 @@ class SpecPlace:
         return pattern
 
     def expand(self, text: str) -> str:
-        """Expands ``~`` and ``$NAME``; what is not set stays as it is.
-
-        Raises:
-            UnsafeDataError: if a file asks for a variable that may be a secret: a URL would take it to its server.
-        """
+        """Expands ``~`` and ``$NAME``; what is not set stays as it is."""
         for name in _VARIABLE.finditer(text):
             self._check_variable(name[1] or name[2])
         return os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111 - a str, maybe a URL

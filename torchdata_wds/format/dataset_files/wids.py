@@ -10,21 +10,12 @@ from typing import Any
 from torchdata_wds.format.dataset_files.entries import SpecEntry, SpecGroup, checked_count, checked_name, checked_weight
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, join_url, short
 
-__all__ = ["KIND", "wids_groups"]
-
-
 logger = logging.getLogger(__name__)
-
 KIND = "wids-shard-index-v1"
-
 _FILE_KEYS = ("__kind__", "wids_version", "name", "base", "info", "keep", "weight", "shardlist", "datasets")
-
 _PART_KEYS = ("name", "base", "info", "keep", "weight", "shardlist")
-
 _REFERENCE_KEYS = ("source_url", "name", "weight")
-
 _SHARD_KEYS = ("url", "nsamples", "filesize", "md5sum", "weight", "name", "dataset")
-
 Read = Callable[[str], tuple[Any, Origin]]
 
 
@@ -46,10 +37,6 @@ def wids_groups(content: Mapping[str, Any], place: SpecPlace, read: Read) -> lis
         content: The list as parsed.
         place: Where it was read.
         read: Reads the file of a ``source_url``: gives its content and origin.
-
-    Raises:
-        SpecError: if something in it is wrong.
-        UnsafeDataError: if it names a URL that it may not use.
 
     Example:
         >>> content = {"wids_version": 1, "base": "s3://b/d", "shardlist": [{"url": "x.tar", "nsamples": 3}]}

@@ -19,14 +19,10 @@ from torchdata_wds.format.documents.parsing import (
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.option_types import Layout
 
-__all__ = ["MOST_WAITING", "FoundDocument", "find_documents"]
-
-
 #: How many images may wait for a document that names them: then the older half is given up.
 MOST_WAITING = 1000
 
 _WAITING = ("auto", "dash")
-
 _SHOWN_KEYS = 5
 
 

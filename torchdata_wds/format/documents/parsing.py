@@ -9,25 +9,6 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.option_types import Layout
 
-__all__ = [
-    "DOCUMENT_KEYS",
-    "IMAGE_EXTENSIONS",
-    "INFO_KEYS",
-    "OUR_FIELDS",
-    "Document",
-    "ImageEntry",
-    "ImageSegment",
-    "TextSegment",
-    "find_images",
-    "find_json",
-    "in_order_of_place",
-    "is_document",
-    "is_image_field",
-    "load_json",
-    "parse_document",
-]
-
-
 # As the codecs have them; a test compares. JPEG first: images are mostly stored re-encoded.
 IMAGE_EXTENSIONS = (
     *("jpg", "jpeg", "png", "webp", "gif", "avif", "ppm", "pgm", "pbm", "pnm", "bmp", "tif", "tiff"),
@@ -109,11 +90,7 @@ def find_json(sample: Mapping[str, Any]) -> str | None:
 
 
 def load_json(value: Any) -> Any:
-    """Parses JSON that is bytes still; gives other values, decoded before, as they are.
-
-    Raises:
-        ValueError: if it is no JSON.
-    """
+    """Parses JSON that is bytes still; gives other values, decoded before, as they are."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return json.loads(bytes(value).decode("utf-8-sig"))
     return value
@@ -131,9 +108,6 @@ def is_image_field(field: str) -> bool:
 
 def parse_document(value: Any, layout: Layout) -> Document:
     """Reads what a document's JSON says, as a layout has it: ``auto`` goes by the names of its lists.
-
-    Raises:
-        ValueError: says what is wrong, what was expected and what was found.
 
     Example:
         >>> parse_document({"images": [None, "a.jpg"], "texts": ["One.", None]}, "auto").images[0].place

@@ -17,8 +17,6 @@ from torchdata_wds.format.documents.parsing import (
 )
 from torchdata_wds.format.samples.names import is_metadata
 
-__all__ = ["interleaved_sample"]
-
 
 def interleaved_sample(document: Mapping[str, Any], *, extension: str = "jpg") -> dict[str, Any]:
     """Turns a document, as ``.wds_interleaved()`` yields it, into a sample to write: ``json``, and a field per image.
@@ -79,11 +77,7 @@ class _Image(NamedTuple):
 
 
 def _fields_of(images: list[_Image], key: object, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the fields of images, and sees to it that these are found in them again, and those that are missing not.
-
-    Raises:
-        SampleError: if it is otherwise.
-    """
+    """Makes the fields of images, and sees to it that these are found in them again, and those that are missing not."""
     fields: dict[str, Any] = {}
     for _, field, image in images:
         if image is not None and (field in sample or fields.setdefault(field, image) is not image):

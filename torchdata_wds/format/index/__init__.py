@@ -31,22 +31,8 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.storage import mask_url, open_shard, open_target
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
-__all__ = [
-    "INDEX_SUFFIX",
-    "IndexHeader",
-    "IndexedMember",
-    "IndexedSample",
-    "ShardIndex",
-    "index_url",
-    "pack_row",
-    "shard_name",
-]
-
-
 INDEX_SUFFIX = ".index"
-
 _FORMAT = "torchdata_wds index"
-
 _VERSION = 1
 
 
@@ -198,9 +184,6 @@ class ShardIndex(Sequence[IndexedSample]):
 
 def index_url(shard: str | os.PathLike[str]) -> str:
     """The URL of the index that lies beside a shard.
-
-    Raises:
-        ValueError: for standard input and commands, beside which nothing lies.
 
     Example:
         >>> index_url("train-000000.tar"), index_url("https://host/x.tar?token=1")

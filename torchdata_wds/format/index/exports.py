@@ -10,8 +10,6 @@ from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex
 from torchdata_wds.format.samples.names import key_splitter
 from torchdata_wds.option_types import SplitName
 
-__all__ = ["dali_index", "wids_index", "wids_list"]
-
 
 def dali_index(index: ShardIndex) -> str:
     """Makes the text that NVIDIA DALI's ``fn.readers.webdataset`` takes as an index file (``index_paths=``).
@@ -100,9 +98,6 @@ def wids_list(
         headers: The shards' URLs and the headers of their indexes.
         name: The data set's name.
         md5sums: As in `wids_index`.
-
-    Raises:
-        ShardFormatError: for a compressed shard.
 
     Example:
         >>> text = wids_list([("x.tar", IndexHeader("x.tar", "first_dot", 7, 10240))])

@@ -24,8 +24,6 @@ from torchdata_wds.format.tar.skipped_entries import SkippedEntries
 from torchdata_wds.storage import ByteStream, can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import local_path, scheme_of, url_text
 
-__all__ = ["index_shard", "read_for_sizes", "read_sizes"]
-
 
 class _Extent(NamedTuple):
     """Where a member lies: it stands for the member's content while members are grouped."""
@@ -142,7 +140,6 @@ def _stored_size(url: str) -> int | None:
 
 
 _LARGE = 64 << 10  # what is smaller has been read before one could seek over it
-
 _LOOKED_AT = 24
 
 
@@ -169,9 +166,6 @@ def read_sizes(
 
     Yields:
         `ShardMember` whose `data` is an int, and `Mark.END`.
-
-    Raises:
-        ShardFormatError: at any damage that headers show, and for a hard link to nothing.
 
     Example:
         >>> import io, tarfile
@@ -229,10 +223,6 @@ def read_for_sizes(
 
     Yields:
         Members whose `data` is bytes or an int, for `group_members`, and marks.
-
-    Raises:
-        ShardOpenError: if the shard cannot be opened or its source fails.
-        ShardFormatError: at any damage that is met.
 
     Example:
         >>> import tarfile

@@ -18,18 +18,6 @@ from torchdata_wds.option_types import KeyRule, SplitName
 from torchdata_wds.storage import StorageOptions
 from torchdata_wds.storage.urls import local_path, scheme_of
 
-__all__ = [
-    "ChangedShardError",
-    "OpenSlice",
-    "PaddingSlice",
-    "ShardSlice",
-    "TailSlice",
-    "check_size",
-    "find_index",
-    "place_of_sample",
-    "slice_members",
-]
-
 
 class ShardSlice(NamedTuple):
     """The samples of a shard that one consumer reads, as ``.split_shards()`` gives them to ``.load_wds_shards()``.
@@ -97,11 +85,6 @@ def slice_members(
 
     Yields:
         The units of the slice, runs cut down to it.
-
-    Raises:
-        ChangedShardError: if the shard has fewer samples than `least`.
-        ShardFormatError: if the shard has fewer samples than the slice (unless that is an `OpenSlice`), or not as many
-            as a `TailSlice` says.
 
     Example:
         >>> from torchdata_wds.format.tar.members import ShardMember
@@ -263,11 +246,7 @@ def find_index(url: str, keys: KeyRule, storage_options: StorageOptions) -> Shar
 
 
 def check_size(index: ShardIndex, url: str) -> None:
-    """Compares the size that an index says with that of a local shard.
-
-    Raises:
-        ShardFormatError: if it is another one.
-    """
+    """Compares the size that an index says with that of a local shard."""
     expected = index.header.bytes
     if expected is None or scheme_of(url) not in ("", "file"):
         return

@@ -15,8 +15,6 @@ from torchdata_wds.format.tar.members import LocatedUrl
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.option_types import OnReappearing
 
-__all__ = ["Draft", "KeyedRun", "check_new", "make_sample", "make_samples"]
-
 _RENAME = Advice(
     "Rename it with rename= of load_wds_shards, or leave it out with select=.", "Write the shard again without it."
 )

@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.format.samples.names import is_metadata
 
-__all__ = ["FieldItem", "matches_glob", "parse_field_items"]
-
-
 _GLOB_SIGNS = frozenset("*?[")
 
 
@@ -59,9 +56,6 @@ def parse_field_items(spec: str) -> list[FieldItem]:
     Args:
         spec: ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has, ``new=old;older`` (or
             ``new:old,older``) the same under a new name, ``*.json`` all fields that match. A leading dot is dropped.
-
-    Raises:
-        ValueError: if there is no item, a malformed one, or two for one name.
     """
     items = [_parse(item) for item in spec.split()]
     if not items:

@@ -22,9 +22,6 @@ from torchdata_wds.format.tar.members import (
 from torchdata_wds.handlers import count_loss, warn_seldom
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
 
-__all__ = ["WITHOUT_FIELDS", "group_members", "release_whole_samples"]
-
-
 #: What samples are counted by that have none of the fields to keep.
 WITHOUT_FIELDS = "sample without the chosen fields"
 

@@ -14,18 +14,6 @@ from typing import NamedTuple, cast
 
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
 
-__all__ = [
-    "RESERVED_FIELDS",
-    "is_metadata",
-    "key_splitter",
-    "skip_reason",
-    "split_name",
-    "split_names",
-    "GroupingRules",
-    "grouping_rules",
-]
-
-
 #: Fields that the library itself puts into samples: a member that would become one is an error.
 RESERVED_FIELDS = frozenset({"__key__", "__url__", "__local_path__", "__dataset__", "__pad__"})
 
@@ -135,9 +123,6 @@ def key_splitter(keys: KeyRule) -> SplitName:
     Args:
         keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field), or None to skip the
             member. The callable sees every name, hidden ones too, and decides alone.
-
-    Raises:
-        ValueError: for anything else.
     """
     if keys == "first_dot":
         return split_name
@@ -190,11 +175,7 @@ def grouping_rules(
     on_duplicate: OnDuplicate,
     on_reappearing: OnReappearing,
 ) -> GroupingRules:
-    """Checks the options of grouping.
-
-    Raises:
-        ValueError: if an option is none of those that `group_members` lists.
-    """
+    """Checks the options of grouping."""
     if on_duplicate not in ("error", "first", "last"):
         raise ValueError(f"on_duplicate must be 'error', 'first' or 'last', not {on_duplicate!r}")
     if on_reappearing not in ("error", "warn", "allow"):

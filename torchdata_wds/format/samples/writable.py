@@ -7,9 +7,6 @@ from typing import Any, NoReturn
 from torchdata_wds.errors import Advice, EncodingError, MissingFieldError, SampleError
 from torchdata_wds.format.samples.names import is_metadata, skip_reason, split_name
 
-__all__ = ["as_bytes", "check_field", "check_key", "is_written"]
-
-
 _CURES = {
     "metadata": "its first part has the form __x__, which marks what belongs to no sample",
     "macOS metadata": "macOS writes such names beside the real files, and readers skip them",
@@ -19,11 +16,7 @@ _KEEP_CASE = Advice.of("Rename it, or write and read with {}", "lowercase=False"
 
 
 def is_written(field: object, key: object = None) -> bool:
-    """Tells whether a sample's entry becomes a member: not names like ``__key__``, which describe the sample.
-
-    Raises:
-        SampleError: if the name of the field is no str.
-    """
+    """Tells whether a sample's entry becomes a member: not names like ``__key__``, which describe the sample."""
     if not isinstance(field, str):
         raise SampleError(
             f"field {field!r} of sample {key!r} is of type {type(field).__name__}: the name of a field must be a str, "
@@ -41,10 +34,6 @@ def check_key(key: object) -> bytes:
 
     Returns:
         The key as it stands in a member's name.
-
-    Raises:
-        MissingFieldError: if it is None, as where there is none.
-        SampleError: if it is no str or could not be read back.
 
     Example:
         >>> check_key("train.v1/0001")
@@ -71,9 +60,6 @@ def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
 
     Returns:
         The field as it stands in a member's name.
-
-    Raises:
-        SampleError: if it could not be read back.
 
     Example:
         >>> check_field("seg.png", "a")
@@ -107,9 +93,6 @@ def as_bytes(value: Any, key: object, field: str) -> bytes:
         value: The value.
         key: The sample's key, for messages.
         field: Its field, for messages.
-
-    Raises:
-        EncodingError: if it is anything else.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)

@@ -18,9 +18,6 @@ from torchdata_wds.format.tar.special import HardLinks, Reopen, read_payload
 from torchdata_wds.option_types import Select
 from torchdata_wds.storage import mask_url
 
-__all__ = ["ReadOptions", "name_filter", "read_marked_members", "read_members"]
-
-
 _HELD_SIZE = 1 << 20
 
 
@@ -225,9 +222,6 @@ def name_filter(select: Select) -> Callable[[str], bool]:
     Args:
         select: A glob or several separated by blanks or ``;``, a list of globs taken as they are, or a callable.
             ``*`` matches slashes too; a leading ``./`` of a name is not looked at.
-
-    Raises:
-        TypeError: for anything else.
 
     Example:
         >>> name_filter("*.jpg *.cls")("d/a.jpg")

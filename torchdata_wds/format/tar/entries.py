@@ -13,28 +13,17 @@ from torchdata_wds.format.tar.file_kinds import describe_file
 from torchdata_wds.format.tar.headers import BLOCK, DIRECTORY, HEADER_WORDS, REGULAR, Header, HeaderError, padding, text
 from torchdata_wds.format.tar.sparse_maps import SparseSource, full_size
 
-__all__ = ["DEFAULT_MAX_MEMBER_BYTES", "ByteSource", "TarEntries", "TarEntry"]
-
-
 #: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
 DEFAULT_MAX_MEMBER_BYTES = 4 << 30
 
 _ZERO_BLOCK = bytes(BLOCK)
-
 _PIECE = 16 << 20  # a header may lie about a size: memory is taken only as bytes arrive
-
 _LARGEST_EXTENDED_HEADER = 16 << 20
-
 _LARGEST_EXTENDED_HEADERS = 32 << 20  # of one member, with their blocks
-
 _LONGEST_END = 256 << 20  # a compressed kilobyte can hold that many zeros
-
 _END_PIECE = 1 << 20
-
 _LARGEST_RECORD = 20 * BLOCK
-
 _FILES = REGULAR | {headers.SPARSE}
-
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
 
 _RAISE_LIMIT = Advice(
@@ -51,7 +40,6 @@ _MAYBE_NO_END = Advice.of(
 )
 
 _CONCATENATED = Advice.of("If archives were joined with cat, pass {}.", "concatenated=True", "--concatenated")
-
 _TRUNCATE = "Cut it off there with truncate, or write it again."
 
 
@@ -154,11 +142,7 @@ class TarEntries:
         self._start = self.offset
 
     def take(self, entry: TarEntry) -> bytes:
-        """Reads an entry's payload.
-
-        Raises:
-            ShardFormatError: if the shard ends inside it, or it is larger than `max_member_bytes` or than the memory.
-        """
+        """Reads an entry's payload."""
         self.check_size(entry, entry.size)
         try:
             return self._take(entry)
@@ -171,9 +155,6 @@ class TarEntries:
         Args:
             entry: The member.
             size: The bytes of its content.
-
-        Raises:
-            ShardFormatError: if they are more than `max_member_bytes`.
         """
         if size > self.max_member_bytes:
             what = f"holds member {entry.name} of {size:,} bytes, more than the limit of {self.max_member_bytes:,},"
@@ -185,11 +166,7 @@ class TarEntries:
         return self.damaged("too-large", what, _LEAVE_OUT, member=entry.name, at=entry.offset)
 
     def skip(self, entry: TarEntry) -> None:
-        """Passes an entry's payload, if its kind has one: by ``stream.pass_over(size)``, or by reading it.
-
-        Raises:
-            ShardFormatError: if the shard ends inside it.
-        """
+        """Passes an entry's payload, if its kind has one: by ``stream.pass_over(size)``, or by reading it."""
         left = entry.size if headers.has_payload(entry.kind) else 0
         if not left:
             return

@@ -33,19 +33,11 @@ from torchdata_wds.format.tar.gaps import GapSeeker
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, byte_sum, full_name, padding, text
 from torchdata_wds.format.tar.members import MemberRun, PassedMember, ShardMember
 
-__all__ = ["Window", "find_members", "without_members", "read_plain_header", "LookAhead"]
-
-
 _WORDS = BLOCK // 8
-
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
-
 _PLAIN_FILE = ord("0")
-
 _TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look: most records are dates
-
 _OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-
 Array = np.ndarray[Any, Any]
 
 
@@ -316,9 +308,6 @@ class LookAhead:
 
         Returns:
             Members that need no closer look; None if the next entry does.
-
-        Raises:
-            ShardOpenError: if the source fails at once; a failure further on comes where the bytes before it end.
         """
         if self._position < len(self._window.data):
             return self._take_run()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["describe_file", "describe_magic"]
-
-
 _CREATE = "Make shards of its content with ShardWriter or `wds create`."
 
 _PAGE = (
@@ -15,7 +12,6 @@ _PAGE = (
 )
 
 _CBOR = "It looks like CBOR records: read it with .load_cbor_shards()."
-
 _MSGPACK = "It looks like MessagePack records: read it with .load_msgpack_shards()."
 
 _BY_MAGIC: tuple[tuple[bytes, str], ...] = (
@@ -54,7 +50,6 @@ _BY_SUFFIX: dict[str, str] = {
 }
 
 _LMDB, _LMDB_AT = b"\xde\xc0\xef\xbe", 16
-
 _SUFFIX = re.compile(r"\.(\w+)(?:\.(?:gz|bz2|xz|zst))?(?:[?#].*)?\Z", re.DOTALL)
 
 

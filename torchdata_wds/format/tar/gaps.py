@@ -8,9 +8,6 @@ from typing import Any
 
 from torchdata_wds.format.tar.entries import ByteSource, TarEntries
 
-__all__ = ["SMALLEST_GAP", "GapSeeker", "HeaderScan"]
-
-
 #: What is shorter lies in the stream's buffer, or soon will.
 SMALLEST_GAP = 64 << 10
 

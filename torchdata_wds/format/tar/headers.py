@@ -11,45 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = [
-    "BLOCK",
-    "HEADER_WORDS",
-    "REGULAR",
-    "HARD_LINK",
-    "DIRECTORY",
-    "EXTENSIONS",
-    "GLOBAL_PAX",
-    "LONG_LINK",
-    "LONG_NAME",
-    "MULTI_VOLUME",
-    "PAX",
-    "PAX_HEADER",
-    "SPARSE",
-    "VOLUME_LABEL",
-    "Header",
-    "HeaderError",
-    "byte_sum",
-    "full_name",
-    "has_payload",
-    "is_file",
-    "long_name",
-    "padding",
-    "parse_header",
-    "parse_number",
-    "text",
-    "begins_elsewhere",
-    "describes_payload",
-    "each_record",
-    "is_sparse",
-    "parse_records",
-    "record_number",
-    "relevant",
-    "says_more",
-]
-
-
 BLOCK = 512
-
 _NO_PAYLOAD = frozenset(b"123456")
 
 # Solaris ACLs and attributes, GNU's folder listings, extended headers, parts of volumes, labels and sparse members.
@@ -59,25 +21,15 @@ _SPECIAL = _NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
 REGULAR = frozenset(range(256)) - _SPECIAL
 
 DIRECTORY = ord("5")
-
 HARD_LINK = ord("1")
-
 SPARSE = ord("S")
-
 MULTI_VOLUME = ord("M")
-
 VOLUME_LABEL = ord("V")
-
 _FILES = REGULAR | {HARD_LINK, SPARSE}
-
 LONG_NAME = ord("L")
-
 LONG_LINK = ord("K")
-
 GLOBAL_PAX = ord("g")
-
 PAX_HEADER = b"x"
-
 PAX = frozenset(b"xX")
 
 #: Types of headers that describe the entry after them, or all entries after them.
@@ -139,11 +91,7 @@ def text(raw: bytes) -> str:
 
 
 def parse_number(field: bytes) -> int:
-    """Reads a number field: octal digits, base 256 where the first byte is 0x80 or 0xff (GNU), or NULs for 0.
-
-    Raises:
-        HeaderError: if it is neither.
-    """
+    """Reads a number field: octal digits, base 256 where the first byte is 0x80 or 0xff (GNU), or NULs for 0."""
     if field[0] in (0x80, 0xFF):
         number = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
         if abs(number) > _LARGEST_NUMBER:
@@ -165,9 +113,6 @@ def parse_header(block: bytes) -> Header:
 
     Args:
         block: 512 bytes.
-
-    Raises:
-        HeaderError: if the checksum is wrong or a number field is none.
     """
     _check_sum(block)
     kind = block[156]
@@ -185,9 +130,6 @@ def long_name(content: bytes, size: int) -> bytes:
     Args:
         content: The content of its header, with what fills the last block.
         size: The bytes of it that the header counts.
-
-    Raises:
-        HeaderError: if it is empty, or goes on after its size: other programs take all of it.
     """
     name = content.partition(b"\0")[0]
     if not name:
@@ -245,9 +187,6 @@ def parse_records(data: bytes) -> dict[str, bytes]:
         Values by keyword; of a repeated keyword the last. Only a sparse map of version 0.0 repeats them with a
         meaning: it is joined into ``GNU.sparse.map``, as version 0.1 writes it.
 
-    Raises:
-        HeaderError: if a record is malformed.
-
     Example:
         >>> parse_records(b"18 path=d/a.b.jpg\n")
         {'path': b'd/a.b.jpg'}
@@ -266,11 +205,7 @@ def parse_records(data: bytes) -> dict[str, bytes]:
 
 
 def each_record(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Yields keyword, value and end of each record of an extended header, as `parse_records` takes it.
-
-    Raises:
-        HeaderError: if a record is malformed.
-    """
+    """Yields keyword, value and end of each record of an extended header, as `parse_records` takes it."""
     position = 0
     while position < len(data) and data[position]:
         digits, blank, _ = data[position : position + 20].partition(b" ")
@@ -289,11 +224,7 @@ def relevant(records: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def record_number(records: dict[str, bytes], keyword: str) -> int | None:
-    """The decimal number of a record, None where there is none.
-
-    Raises:
-        HeaderError: if the value is no number.
-    """
+    """The decimal number of a record, None where there is none."""
     value = records.get(keyword)
     if value is None:
         return None

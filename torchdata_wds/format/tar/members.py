@@ -6,18 +6,6 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, Self
 
-__all__ = [
-    "FailedMember",
-    "LocatedUrl",
-    "Mark",
-    "MemberRun",
-    "PassedMember",
-    "ShardMember",
-    "Single",
-    "Unit",
-    "singles",
-]
-
 
 class ShardMember(NamedTuple):
     """One regular file of a shard, read whole.

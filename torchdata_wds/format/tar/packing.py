@@ -15,19 +15,11 @@ from torchdata_wds.errors import MissingFieldError
 from torchdata_wds.format.samples.writable import as_bytes, check_field, check_key, is_written
 from torchdata_wds.format.tar.headers import BLOCK, PAX_HEADER, padding
 
-__all__ = ["PackedMember", "PackedSample", "SamplePacker"]
-
-
 _NAME_SIZE = 100
-
 _PREFIX_SIZE = 155
-
 _OWNER_SIZE = 31
-
 _TOO_LARGE = 8**11  # eleven octal digits
-
 _ZEROS = bytes(BLOCK)
-
 _PAX_NAME = b"PaxHeaders/member"
 
 # name, mode + uid + gid, size, mtime, checksum, type to devminor, prefix
@@ -85,10 +77,6 @@ class SamplePacker:
         mtime: Their time of modification in seconds since 1970, a fraction is dropped.
         lowercase: Whether fields must be in lower case, as they are read by default.
 
-    Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if an argument does not fit into a ustar header.
-
     Example:
         >>> packed = SamplePacker().pack({"__key__": "a", "txt": b"A", "cls": b"1"})
         >>> packed.names, packed.size
@@ -119,11 +107,6 @@ class SamplePacker:
 
         Args:
             sample: ``__key__`` and bytes by field.
-
-        Raises:
-            MissingFieldError: if there is no ``__key__`` or nothing else.
-            SampleError: if the key or a field could not be read back.
-            EncodingError: if a value is not bytes.
         """
         names = tuple(sample)
         plan = self._plans.get(names)

@@ -11,13 +11,8 @@ from torchdata_wds.format.tar.entries import TarEntry
 from torchdata_wds.format.tar.headers import DIRECTORY, HEADER_WORDS, VOLUME_LABEL
 from torchdata_wds.handlers import warn_seldom
 
-__all__ = ["SkippedEntries"]
-
-
 _NEVER_FIELDS = frozenset({DIRECTORY, VOLUME_LABEL})
-
 _SYMBOLIC_LINK = HEADER_WORDS[ord("2")]
-
 _CURE = "Write the shard with tar --dereference (-h), which stores what links point to."
 
 

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, padding, parse_number, record_number
 
-__all__ = ["SparseSource", "Segments", "full_size", "locate", "unpack"]
-
-
 #: What a map is read from: the blocks of an old GNU header, or PAX records.
 SparseSource = list[bytes] | dict[str, bytes]
 
@@ -21,18 +18,12 @@ SparseSource = list[bytes] | dict[str, bytes]
 Segments = list[tuple[int, int]]
 
 _PAIR = 24  # two numbers of twelve bytes
-
 _MOST_PIECES = 1_000_000  # a few kilobytes can be unpacked to a map of many more
-
 _LONGEST_NUMBER = 20  # digits, and the end of the line
 
 
 def full_size(source: SparseSource) -> int:
-    """Reads the size of the full content in bytes.
-
-    Raises:
-        HeaderError: if there is none, or two that differ.
-    """
+    """Reads the size of the full content in bytes."""
     if isinstance(source, list):
         size = parse_number(source[0][483:495])
         if size < 0:
@@ -53,9 +44,6 @@ def locate(source: SparseSource, stored: bytes) -> tuple[Segments, int]:
 
     Returns:
         The map, and where in `stored` its first piece begins.
-
-    Raises:
-        HeaderError: if it is malformed.
     """
     if isinstance(source, list):
         return _pairs(list(_old_numbers(source))), 0
@@ -84,9 +72,6 @@ def unpack(stored: bytes, begin: int, segments: Segments, size: int) -> bytes:
         begin: Where in them the first piece begins.
         segments: The map.
         size: The bytes of the full content.
-
-    Raises:
-        HeaderError: if pieces overlap, are out of order or pass the end, or are not all of the stored bytes.
 
     Example:
         >>> unpack(b"abc", 0, [(1, 1), (4, 2)], 7)

@@ -22,8 +22,6 @@ from torchdata_wds.format.tar.members import MemberRun, ShardMember
 from torchdata_wds.format.tar.sparse_maps import Segments, locate, unpack
 from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
 
-__all__ = ["read_payload", "HardLinks", "Reopen"]
-
 
 def read_payload(entries: TarEntries, entry: TarEntry, *, look: Callable[[Segments, int], None] | None = None) -> bytes:
     """Reads an entry's content, with the holes of a sparse member filled with zeros.
@@ -32,10 +30,6 @@ def read_payload(entries: TarEntries, entry: TarEntry, *, look: Callable[[Segmen
         entries: The archive, at the entry's content.
         entry: The entry.
         look: Called with the map and the full size of a sparse member whose map is right.
-
-    Raises:
-        ShardFormatError: if the shard ends inside the member, or it is larger than the archive's `max_member_bytes` or
-            than the memory, or its sparse map is wrong.
     """
     if entry.sparse is None or entry.sparse_size is None:
         return entries.take(entry)
@@ -66,9 +60,7 @@ RECENT_BYTES = 4 << 20
 _PASSES = 32
 
 _PIECE = 1 << 20
-
 _ENTRY_BYTES = 200  # what a name and its place in a dict take, about
-
 K = TypeVar("K")
 
 
@@ -111,11 +103,7 @@ class HardLinks:
             _remember(self._offsets, entry)
 
     def resolve(self, entry: TarEntry) -> bytes:
-        """Reads the bytes that a hard link stands for.
-
-        Raises:
-            ShardFormatError: if no earlier member has that name, or the shard cannot be opened again.
-        """
+        """Reads the bytes that a hard link stands for."""
         self.met = True
         if self.recent is not None:
             data = self.recent.find(entry.link)

@@ -7,11 +7,7 @@ import io
 from torchdata_wds.format.tar.entries import TarEntries
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, has_payload, padding, parse_header
 
-__all__ = ["begins_a_tar", "check_whole"]
-
-
 _WINDOW = 1 << 18
-
 _REGULAR = ord("0")
 
 
@@ -37,10 +33,6 @@ def check_whole(stream: io.BufferedIOBase, shard: str) -> None:
     Args:
         stream: The decompressed archive; payloads are skipped by seeking where it can.
         shard: Its URL as messages may show it.
-
-    Raises:
-        ShardFormatError: if it does not.
-        ShardOpenError: if the stream fails.
     """
     source = _Windows(stream)
     entries = TarEntries(source, shard, concatenated=True)

@@ -17,7 +17,7 @@ from torchdata_wds.cli.command import Command, counted, say
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress
 from torchdata_wds.errors import WdsError
-from torchdata_wds.format.index.scan import read_for_sizes
+from torchdata_wds.format.index.scan import read_sizes
 from torchdata_wds.format.index.slices import OpenSlice, slice_members
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import is_metadata, key_splitter
@@ -101,7 +101,7 @@ class SizeReader(SampleReader):
         arguments = self._arguments
         part: slice | None = arguments.shard_slice
         try:
-            members = read_for_sizes(
+            members = read_sizes(
                 url,
                 visit=visit,
                 require_end_marker=not arguments.no_end_marker,

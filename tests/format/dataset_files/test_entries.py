@@ -51,13 +51,13 @@ def transform(sample: dict[str, Any], *, scale: float = 1) -> dict[str, Any]:
 
 WRONG: list[tuple[Any, str]] = [
     # what the file is
-    ([], "is no dataset file"),
-    ({}, "is no dataset file"),
-    ({"shards": "x.tar"}, "is no dataset file.*found {'shards': 'x.tar'}"),
+    ([], "is not a dataset file"),
+    ({}, "is not a dataset file"),
+    ({"shards": "x.tar"}, "is not a dataset file.*found {'shards': 'x.tar'}"),
     ("", "is no JSON"),
     ("dataset: []", "is no JSON"),
     ("{", "is no JSON"),
-    ("null", "is no dataset file"),
+    ("null", "is not a dataset file"),
     ('{"dataset": [{"shards": "x.tar", "shards": "y.tar"}]}', "the key 'shards' twice"),
     ("[" * 100_000, "nested too deeply"),
     # dataset
@@ -202,9 +202,9 @@ def test_yaml_is_read_when_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> N
         ("a: 1\n---\nb: 2", "is no YAML"),
         ("dataset: " + "[" * 1000, "nested too deeply"),
         ("dataset: &a [*a]", r"dataset\[0\]: expected a mapping"),
-        ("- " * 5 + "x", "is no dataset file"),
+        ("- " * 5 + "x", "is not a dataset file"),
         ("\x00", "is no YAML"),
-        ("just text", "is no dataset file.*found 'just text'"),
+        ("just text", "is not a dataset file.*found 'just text'"),
     ],
 )
 def test_yaml_raises_when_it_is_wrong(text: str, match: str) -> None:

@@ -207,7 +207,7 @@ def test_load_raises_when_a_header_is_nested_without_end(tmp_path: Path) -> None
     (tmp_path / "x.tar.index").write_bytes(DEEP)
     with pytest.raises(ShardFormatError, match="no index of a shard"):
         ShardIndex.load(tmp_path / "x.tar.index")
-    with pytest.raises(ShardListError, match="is no JSON"):
+    with pytest.raises(ShardListError, match="is not JSON"):
         list(IterableWrapper(["x.tar"]).split_shards(index=str(tmp_path / "x.tar.index")))
 
 

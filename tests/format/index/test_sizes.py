@@ -6,39 +6,43 @@ import gzip
 import io
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kits.damage import DAMAGES
-from tests.kits.shards import tar_bytes, text_samples, write_tar
-from torchdata_wds import storage
+from tests.kits.shards import tar_bytes, text_samples
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import scan as sizes
-from torchdata_wds.format.index.scan import read_for_sizes, read_sizes
+from torchdata_wds.format.index.scan import read_sizes
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar.members import Mark, ShardMember, Unit
 
 
-def sizes_of(data: bytes, **options: bool) -> dict[str, int]:
+@pytest.fixture
+def units_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Unit]]:
+    """Reads the sizes of an archive by its headers alone."""
+    monkeypatch.setattr(sizes, "_has_large_members", lambda _: True)
+
+    def read(data: bytes, **options: Any) -> list[Unit]:
+        path = tmp_path / "x.tar"
+        path.write_bytes(data)
+        return list(read_sizes(str(path), **options))
+
+    return read
+
+
+def sizes_in(units: list[Unit]) -> dict[str, Any]:
     """Name to size."""
-    units = read_sizes(io.BytesIO(data), "x.tar", **options)
-    return {unit.name: unit.data for unit in units if isinstance(unit, ShardMember)}  # type: ignore[misc]
+    return {unit.name: unit.data for unit in units if isinstance(unit, ShardMember)}
 
 
-def test_sizes_are_those_of_the_members_when_read() -> None:
-    """One by one, in order."""
-    members = text_samples("a", 5)
-    assert sizes_of(tar_bytes(members)) == {name: len(data) for name, data in members}
-
-
-def test_sizes_are_found_by_seeking_when_the_shard_is_a_file(tmp_path: Path) -> None:
-    """Content that is larger than a buffer is not read."""
-    path = write_tar(tmp_path / "x.tar", [("a.bin", bytes(5 << 20)), ("b.bin", bytes(3)), ("c.bin", b"")])
-    with storage.open_shard(path) as stream:
-        samples = list(group_members(read_sizes(stream, path)))
-    assert [(sample["__key__"], sample["bin"]) for sample in samples] == [("a", 5 << 20), ("b", 3), ("c", 0)]
+def test_sizes_are_those_of_the_members_when_read(units_of: Callable[..., list[Unit]]) -> None:
+    """One by one, in order; content that is larger than a buffer, and none."""
+    members = [*text_samples("a", 5), ("b.bin", bytes(5 << 20)), ("c.bin", b"")]
+    assert sizes_in(units_of(tar_bytes(members))) == {name: len(data) for name, data in members}
 
 
 def linked(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> bytes:
@@ -54,22 +58,17 @@ def linked(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> bytes:
     return out.getvalue()
 
 
-def test_hard_link_has_the_size_of_its_target_when_listed() -> None:
-    """It reads as its target's bytes."""
-    assert sizes_of(linked("b.txt", "./a.txt")) == {"a.txt": 3, "b.txt": 3}
-
-
-def test_hard_link_is_an_error_when_it_has_no_target() -> None:
-    """The member and the cure are named."""
+def test_hard_link_has_the_size_of_its_target_when_listed(units_of: Callable[..., list[Unit]]) -> None:
+    """It reads as its target's bytes; without a target the member and the cure are named."""
+    assert sizes_in(units_of(linked("b.txt", "./a.txt"))) == {"a.txt": 3, "b.txt": 3}
     with pytest.raises(ShardFormatError, match=r"member b\.txt at byte .* hard link to no\.txt.*--hard-dereference"):
-        sizes_of(linked("b.txt", "no.txt"))
+        units_of(linked("b.txt", "no.txt"))
 
 
-def test_other_entries_are_counted_when_passed_over() -> None:
-    """Symbolic links are no members."""
+def test_other_entries_are_counted_when_passed_over(units_of: Callable[..., list[Unit]]) -> None:
+    """Symbolic links are not members."""
     skipped: Counter[str] = Counter()
-    units = read_sizes(io.BytesIO(linked("b.txt", "a.txt", tarfile.SYMTYPE)), "x.tar", skipped=skipped)
-    assert [unit.name for unit in units if isinstance(unit, ShardMember)] == ["a.txt"]
+    assert list(sizes_in(units_of(linked("b.txt", "a.txt", tarfile.SYMTYPE), skipped=skipped))) == ["a.txt"]
     assert skipped == {"symbolic link": 1}
 
 
@@ -84,7 +83,7 @@ def test_sizes_tell_damage_when_there_is_any(name: str, tmp_path: Path, monkeypa
 
         def units(raised: list[str]) -> Iterator[Unit]:
             try:
-                yield from read_for_sizes(str(path))
+                yield from read_sizes(str(path))
             except ShardFormatError as error:
                 yield Mark.BROKEN
                 raised.append(str(error))
@@ -95,14 +94,12 @@ def test_sizes_tell_damage_when_there_is_any(name: str, tmp_path: Path, monkeypa
         assert DAMAGES[name].says in raised[0]
 
 
-def test_options_hold_when_an_archive_has_no_end_or_follows_another() -> None:
+def test_options_hold_when_an_archive_has_no_end_or_follows_another(units_of: Callable[..., list[Unit]]) -> None:
     """They are those of reading."""
     members = text_samples("a", 1)
-    assert len(sizes_of(tar_bytes(members, end=b""), require_end_marker=False)) == 3
-    joined = tar_bytes(members) + tar_bytes(text_samples("b", 1))
-    assert len(sizes_of(joined, concatenated=True)) == 6
-    marks = [unit for unit in read_sizes(io.BytesIO(joined), "x.tar", concatenated=True) if unit is Mark.END]
-    assert len(marks) == 3
+    assert len(sizes_in(units_of(tar_bytes(members, end=b""), require_end_marker=False))) == 3
+    units = units_of(tar_bytes(members) + tar_bytes(text_samples("b", 1)), concatenated=True)
+    assert (len(sizes_in(units)), units.count(Mark.END)) == (6, 3)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_shard_is_sought_through_when_its_members_are_large(
     data = tar_bytes(members)
     path.write_bytes(gzip.compress(data, 1) if compressed else data)
     found = {}
-    for sample in group_members(read_for_sizes(str(path))):
+    for sample in group_members(read_sizes(str(path))):
         found |= {field: value for field, value in sample.items() if not field.startswith("__")}
     assert all(isinstance(value, int) == seeks for value in found.values())
     assert [value if isinstance(value, int) else len(value) for value in found.values()] == [
@@ -134,4 +131,4 @@ def test_hard_link_is_read_as_its_target_when_shards_are_small(tmp_path: Path) -
     """By a second look."""
     path = tmp_path / "x.tar"
     path.write_bytes(linked("b.txt", "a.txt"))
-    assert [len(sample["txt"]) for sample in group_members(read_for_sizes(str(path)))] == [3, 3]
+    assert [len(sample["txt"]) for sample in group_members(read_sizes(str(path)))] == [3, 3]

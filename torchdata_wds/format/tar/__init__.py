@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import NamedTuple
 
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
@@ -100,7 +101,7 @@ class ReadOptions(NamedTuple):
 
 
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
-    """Does what `read_members` does, and also tells where samples are complete although an error follows.
+    """Does what `read_members` does, and also reports where samples are complete although an error follows.
 
     Small members come as runs where neither `rename` nor `select` is given.
     `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
@@ -108,8 +109,8 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     """
     select, rename, visit, shard, reopen, require_end_marker, concatenated, offset, largest = options
     wanted = None if select is None else name_filter(select)
+    choose = None if rename is None and wanted is None else partial(_choice, rename, wanted)
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
-    choose = None if rename is None and wanted is None else _Choice(rename, wanted)
     source = LookAhead(stream, url, visit, max_member_bytes=largest, choose=None if wanted is None else choose)
     entries = TarEntries(
         source,
@@ -131,8 +132,10 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                     links.recent.note(entry)
                 if choose is None or (source.chooses and not isinstance(entry, MemberRun)):
                     yield entry
-                else:
-                    yield from _choose(entry, choose)
+                    continue
+                for member in entry.members() if isinstance(entry, MemberRun) else (entry,):
+                    name, is_wanted = choose(member.name)
+                    yield member._replace(name=name) if is_wanted else PassedMember(name)
                 continue
             name = entry.name if rename is None else _renamed(rename, entry.name)
             if is_file(entry.kind):
@@ -154,6 +157,35 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     yield Mark.END  # an archive without end marker, where that is allowed
 
 
+def check_whole(stream: ByteSource, shard: str) -> None:
+    """Raises unless an archive, or several that were joined, reaches its end marker and nothing follows.
+
+    Payloads are passed over by seeking where the stream can.
+    """
+    source = LookAhead(stream, shard, 0, choose=lambda name: (name, False))
+    entries = TarEntries(source, shard, concatenated=True)
+    for entry in _walk(entries, source, None):
+        if isinstance(entry, TarEntry):
+            entries.skip(entry)
+
+
+def _walk(
+    entries: TarEntries, source: LookAhead, links: HardLinks | None
+) -> Iterator[TarEntry | MemberRun | ShardMember | PassedMember | None]:
+    """Yields entries one by one, and members wherever the source can and nothing before them says otherwise."""
+    yield from _take(entries, source)
+    for entry in entries:
+        yield entry
+        if entry is not None and not entries.has_globals and not (links is not None and links.met):
+            yield from _take(entries, source)
+
+
+def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardMember | PassedMember]:
+    while (taken := source.take()) is not None:
+        entries.passed(taken[1])
+        yield taken[0]
+
+
 def _read_file(entry: TarEntry, entries: TarEntries, links: HardLinks) -> bytes:
     data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
     if links.recent is not None:
@@ -172,39 +204,10 @@ def _pass(entry: TarEntry, entries: TarEntries, links: HardLinks) -> None:
         links.recent.forget(entry.name)
 
 
-def _walk(
-    entries: TarEntries, source: LookAhead, links: HardLinks
-) -> Iterator[TarEntry | MemberRun | ShardMember | PassedMember | None]:
-    """Gives entries one by one, and members wherever the source can and nothing before them says otherwise."""
-    yield from _take(entries, source)
-    for entry in entries:
-        yield entry
-        if entry is not None and not links.met and not entries.has_globals:
-            yield from _take(entries, source)
-
-
-def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardMember | PassedMember]:
-    while (taken := source.take()) is not None:
-        entries.passed(taken[1])
-        yield taken[0]
-
-
-def _choose(unit: MemberRun | ShardMember | PassedMember, choose: _Choice) -> Iterator[ShardMember | PassedMember]:
-    for member in unit.members() if isinstance(unit, MemberRun) else (unit,):
-        name, is_wanted = choose(member.name)
-        yield member._replace(name=name) if is_wanted else PassedMember(name)
-
-
-class _Choice:
-    """What the options make of a member's name: the new one, and whether the member is wanted."""
-
-    def __init__(self, rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None) -> None:
-        self._rename = rename
-        self._wanted = wanted
-
-    def __call__(self, name: str) -> tuple[str, bool]:
-        new = name if self._rename is None else _renamed(self._rename, name)
-        return new, self._wanted is None or self._wanted(new)
+def _choice(rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None, name: str) -> tuple[str, bool]:
+    """Returns a member's new name, and whether the member is wanted."""
+    new = name if rename is None else _renamed(rename, name)
+    return new, wanted is None or wanted(new)
 
 
 def _renamed(rename: Callable[[str], str], name: str) -> str:
@@ -217,11 +220,7 @@ def _renamed(rename: Callable[[str], str], name: str) -> str:
 
 
 def name_filter(select: Select) -> Callable[[str], bool]:
-    """Turns a ``select=`` argument into a predicate on names.
-
-    Args:
-        select: A glob or several separated by blanks or ``;``, a list of globs taken as they are, or a callable.
-            ``*`` matches slashes too; a leading ``./`` of a name is not looked at.
+    """Turns a ``select=`` argument into a predicate on names; ``*`` matches slashes, a leading ``./`` is ignored.
 
     Example:
         >>> name_filter("*.jpg *.cls")("d/a.jpg")

@@ -124,6 +124,22 @@ def parse_header(block: bytes) -> Header:
     return Header(full_name(block), size, kind, block[157:257].partition(b"\0")[0])
 
 
+def begins_a_tar(block: bytes) -> bool:
+    """Returns whether 512 bytes are the first of a tar archive, maybe an empty one.
+
+    Example:
+        >>> begins_a_tar(bytes(512)), begins_a_tar(b"x" * 512), begins_a_tar(bytes(100))
+        (True, False, False)
+    """
+    if len(block) < BLOCK:
+        return False
+    try:
+        parse_header(block)
+    except HeaderError:
+        return not block.strip(b"\0")
+    return True
+
+
 def long_name(content: bytes, size: int) -> bytes:
     """Reads a GNU long name, which ends at a NUL.
 

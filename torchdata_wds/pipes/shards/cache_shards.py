@@ -15,8 +15,8 @@ from torchdata_wds.checks import check_flags
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import CacheError, ShardListError
 from torchdata_wds.format.index.slices import ShardSlice
-from torchdata_wds.format.tar.headers import BLOCK
-from torchdata_wds.format.tar.whole import begins_a_tar, check_whole
+from torchdata_wds.format.tar import check_whole
+from torchdata_wds.format.tar.headers import BLOCK, begins_a_tar
 from torchdata_wds.handlers import Handler, SkipCounts, check_handler, reraise_exception
 from torchdata_wds.option_types import Naming
 from torchdata_wds.pipes.base import WdsPipe, register

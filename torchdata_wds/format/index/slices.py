@@ -200,8 +200,7 @@ def _pick(run: MemberRun, keys: Iterable[str], numbers: list[int], rows: list[in
         if len(rows) == len(run.names):
             yield run
         elif rows:
-            among = slice(rows.start, rows.stop)
-            yield run._replace(names=run.names[among], starts=run.starts[among], ends=run.ends[among])
+            yield run.rows(rows.start, rows.stop)
         return
     keys = list(keys)
     begin = 0

@@ -1,17 +1,14 @@
-"""Drafts to samples, with everything that can be wrong about one.
-
-Members on their way to samples: their names are split, their samples not yet made.
-"""
+"""Members whose names are split to samples, with everything that can be wrong about one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from operator import ne
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import Advice, DuplicateFieldError, ReappearingKeyError, SampleError
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules
-from torchdata_wds.format.tar.members import LocatedUrl
+from torchdata_wds.format.tar.members import LocatedUrl, MemberRun
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.option_types import OnReappearing
 
@@ -49,73 +46,16 @@ class Draft(NamedTuple):
     visit: int
     parts: list[tuple[str, str, bytes | Exception]]
 
-    def drafts(self) -> Iterator[Draft]:
-        """Itself."""
-        yield self
 
-
-class KeyedRun(NamedTuple):
-    """Consecutive members of one reading of a shard, in columns, not yet cut out of what was read.
-
-    Attributes:
-        url: The shard's URL.
-        visit: Which reading of the shard.
-        data: Bytes of the archive.
-        keys: The members' keys.
-        fields: Their fields.
-        names: Their names.
-        starts: Where in `data` each member's content begins.
-        ends: Where it ends.
-    """
-
-    url: str
-    visit: int
-    data: bytes
-    keys: Sequence[str]
-    fields: Sequence[str]
-    names: Sequence[str]
-    starts: Sequence[int]
-    ends: Sequence[int]
-
-    def rows(self, first: int, last: int) -> KeyedRun:
-        """The members from the first to the one before the last."""
-        rows = slice(first, last)
-        return self._replace(
-            keys=self.keys[rows],
-            fields=self.fields[rows],
-            names=self.names[rows],
-            starts=self.starts[rows],
-            ends=self.ends[rows],
-        )
-
-    def end_of_first(self) -> int:
-        """The number of members that share the first one's key."""
-        key = self.keys[0]
-        return next((row for row, other in enumerate(self.keys) if other != key), len(self.keys))
-
-    def start_of_last(self) -> int:
-        """The first of the members that share the last one's key."""
-        row = len(self.keys) - 1
-        while row and self.keys[row - 1] == self.keys[-1]:
-            row -= 1
-        return row
-
-    def parts(self) -> Iterator[tuple[str, str, bytes]]:
-        """Cuts the members out, as `Draft` has them."""
-        for field, name, start, end in zip(self.fields, self.names, self.starts, self.ends, strict=True):
-            yield field, name, self.data[start:end]
-
-    def drafts(self) -> Iterator[Draft]:
-        """One draft for the members of each key."""
-        draft: Draft | None = None
-        for key, part in zip(self.keys, self.parts(), strict=True):
-            if draft is None or key != draft.key:
-                if draft is not None:
-                    yield draft
-                draft = Draft(key, self.url, self.visit, [])
-            draft.parts.append(part)
-        if draft is not None:
+def drafts_of(run: MemberRun) -> Iterator[Draft]:
+    """Cuts the members of a run out, a draft for each key."""
+    draft = Draft(run.keys[0], run.url, run.visit, [])
+    for key, part in zip(run.keys, run.parts(), strict=True):
+        if key != draft.key:
             yield draft
+            draft = Draft(key, run.url, run.visit, [])
+        draft.parts.append(part)
+    yield draft
 
 
 def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown: Callable[[str], str]) -> None:
@@ -150,7 +90,15 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str])
         if rules.lowercase:
             field = field.lower()
         if field in RESERVED_FIELDS:
-            raise _reserved(draft, field, name, shown(draft.url))
+            shard = shown(draft.url)
+            raise SampleError(
+                f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself.",
+                shard=shard,
+                member=name,
+                key=draft.key,
+                field=field,
+                advice=_RENAME,
+            )
         if rules.fields is not None and field not in rules.fields:
             continue
         if field in sample:
@@ -164,7 +112,7 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str])
     return sample
 
 
-def _mark(samples: Iterable[dict[str, Any]], source: Draft | KeyedRun) -> None:
+def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
     """Adds what is known of the reading of the shard that samples are from."""
     if isinstance(source.url, LocatedUrl):
         for sample in samples:
@@ -173,17 +121,6 @@ def _mark(samples: Iterable[dict[str, Any]], source: Draft | KeyedRun) -> None:
     if source.visit < 0:
         for sample in samples:
             sample["__pad__"] = True
-
-
-def _reserved(draft: Draft, field: str, name: str, shard: str) -> SampleError:
-    return SampleError(
-        f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself.",
-        advice=_RENAME,
-        shard=shard,
-        member=name,
-        key=draft.key,
-        field=field,
-    )
 
 
 def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
@@ -198,7 +135,7 @@ def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool)
     )
 
 
-def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
+def make_samples(run: MemberRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
     """Makes the samples of a run of whole ones in one loop.
 
     Args:
@@ -207,7 +144,7 @@ def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[di
         seen: Hashes of the keys before them in the shard; theirs are added.
 
     Returns:
-        The samples, as `check_new` and `make_sample` would have them; None, and nothing changed, where a sample needs
+        The samples, as `check_new` and `make_sample` would make them; None, and nothing changed, where a sample needs
         the closer look that those two take.
     """
     fields = {field: field.lower() if rules.lowercase else field for field in set(run.fields)}
@@ -218,23 +155,6 @@ def make_samples(run: KeyedRun, rules: GroupingRules, seen: set[int]) -> list[di
     if rules.fields is not None:
         rows = [row for row in rows if fields[row[1]] in rules.fields]
         count = len(rows)
-    samples = _cut_out(run, rows, fields)
-    if sum(map(len, samples)) != count + 2 * len(samples):
-        return None  # a field comes twice
-    if rules.fields is not None and len(samples) <= sum(map(ne, run.keys, run.keys[1:])):
-        return None  # a sample has none of the chosen fields
-    if rules.on_reappearing != "allow":
-        hashes = {hash(sample["__key__"]) for sample in samples}
-        if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
-            return None
-        seen |= hashes
-    _mark(samples, run)
-    return samples
-
-
-def _cut_out(
-    run: KeyedRun, rows: Iterable[tuple[str, str, int, int]], fields: Mapping[str, str]
-) -> list[dict[str, Any]]:
     samples: list[dict[str, Any]] = []
     url, data, last = run.url, run.data, None
     for key, field, start, end in rows:
@@ -243,4 +163,15 @@ def _cut_out(
             samples.append(sample)
             last = key
         sample[fields[field]] = data[start:end]
+    # A field that comes twice has overwritten the first: 5 members of 2 samples must make 5 + 2 * 2 entries.
+    if sum(map(len, samples)) != count + 2 * len(samples):
+        return None
+    if rules.fields is not None and len(samples) <= sum(map(ne, run.keys, run.keys[1:])):
+        return None  # a sample has none of the chosen fields
+    if rules.on_reappearing != "allow":
+        hashes = {hash(sample["__key__"]) for sample in samples}
+        if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
+            return None
+        seen |= hashes
+    _mark(samples, run)
     return samples

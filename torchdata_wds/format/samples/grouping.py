@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from torchdata_wds.errors import Advice
-from torchdata_wds.format.samples.building import Draft, KeyedRun, check_new, make_sample, make_samples
+from torchdata_wds.format.samples.building import Draft, check_new, drafts_of, make_sample, make_samples
 from torchdata_wds.format.samples.names import GroupingRules, grouping_rules, skip_reason, split_names
 from torchdata_wds.format.tar.members import (
     FailedMember,
@@ -32,7 +32,7 @@ def _raise(error: Exception) -> bool:
 
 def _with_parts(
     units: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool]
-) -> Iterator[tuple[Single | KeyedRun, tuple[str, str] | None]]:
+) -> Iterator[tuple[Single | MemberRun, tuple[str, str] | None]]:
     """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler.
 
     A run stays together where all its names can be split at once.
@@ -40,7 +40,7 @@ def _with_parts(
     for unit in units:
         items: Iterable[Single] = (unit,) if not isinstance(unit, MemberRun) else unit.members()
         if isinstance(unit, MemberRun) and (columns := split_names(unit.names, split)) is not None:
-            yield KeyedRun(unit.url, unit.visit, unit.data, *columns, unit.names, unit.starts, unit.ends), None
+            yield unit._replace(keys=columns[0], fields=columns[1]), None
             continue
         for item in items:
             try:
@@ -147,10 +147,10 @@ def _group(
         if (found.url, found.visit) != reading:
             reading = (found.url, found.visit)
             seen.clear()
-        if isinstance(found, KeyedRun) and (samples := make_samples(found, rules, seen)) is not None:
+        if isinstance(found, MemberRun) and (samples := make_samples(found, rules, seen)) is not None:
             yield from samples
             continue
-        for draft in found.drafts():
+        for draft in drafts_of(found) if isinstance(found, MemberRun) else (found,):
             try:
                 check_new(draft, seen, rules.on_reappearing, shown)
                 sample = make_sample(draft, rules, shown)
@@ -170,14 +170,14 @@ def _drafts(
     on_error: Callable[[Exception], bool],
     skipped: Counter[str],
     shown: Callable[[str], str],
-) -> Iterator[Draft | KeyedRun]:
+) -> Iterator[Draft | MemberRun]:
     """Gives whole samples: one at a time, or those in the middle of a run together."""
     draft: Draft | None = None
     outside: ShardMember | FailedMember | None = None  # the first member of a shard that has had no sample yet
     has_samples = False
     closed = False  # whether the end of the open draft has been seen
     for item, parts in _with_parts(members, split, on_error):
-        if isinstance(item, KeyedRun):
+        if isinstance(item, MemberRun):
             whole, draft = _finish(draft, item)
             closed = False
             has_samples = True
@@ -219,18 +219,25 @@ def _warn_of_no_sample(member: ShardMember | FailedMember, shown: Callable[[str]
     )
 
 
-def _finish(draft: Draft | None, run: KeyedRun) -> tuple[list[Draft | KeyedRun], Draft]:
-    """Lets a run go on from the open draft: gives what is whole now, and the draft that is open behind the run."""
-    whole: list[Draft | KeyedRun] = []
-    if draft is not None and (run.keys[0], run.visit, run.url) == (draft.key, draft.visit, draft.url):
-        count = run.end_of_first()
-        draft.parts.extend(run.rows(0, count).parts())
-        if count == len(run.keys):
+def _finish(draft: Draft | None, run: MemberRun) -> tuple[list[Draft | MemberRun], Draft]:
+    """Continues the open draft with a run; returns what is whole now, and the draft that is open after the run.
+
+    With the draft ``a`` open, a run of the keys ``a a b b c`` completes ``a``, gives ``b b`` as a whole run and
+    leaves ``c`` open, because the next run may go on with it.
+    """
+    whole: list[Draft | MemberRun] = []
+    keys, count = run.keys, len(run.keys)
+    begin = 0
+    if draft is not None and (keys[0], run.visit, run.url) == (draft.key, draft.visit, draft.url):
+        begin = next((row for row, key in enumerate(keys) if key != draft.key), count)
+        draft.parts.extend(run.rows(0, begin).parts())
+        if begin == count:
             return whole, draft
-        run = run.rows(count, len(run.keys))
     if draft is not None:
         whole.append(draft)
-    last = run.start_of_last()
-    if last:
-        whole.append(run.rows(0, last))
-    return whole, Draft(run.keys[last], run.url, run.visit, list(run.rows(last, len(run.keys)).parts()))
+    last = count - 1
+    while last > begin and keys[last - 1] == keys[-1]:
+        last -= 1
+    if last > begin:
+        whole.append(run.rows(begin, last))
+    return whole, Draft(keys[last], run.url, run.visit, list(run.rows(last, count).parts()))

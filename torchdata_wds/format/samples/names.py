@@ -45,7 +45,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
-def split_names(names: list[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
+def split_names(names: Sequence[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
     """Splits many names at once.
 
     Args:
@@ -70,7 +70,7 @@ def split_names(names: list[str], split: SplitName) -> tuple[Sequence[str], Sequ
     return keys, fields
 
 
-def _split_plain(names: list[str]) -> tuple[Sequence[str], Sequence[str]] | None:
+def _split_plain(names: Sequence[str]) -> tuple[Sequence[str], Sequence[str]] | None:
     """Splits names at their first dot, if that is right for all of them."""
     joined = "\n".join(("", *names, ""))
     if "\n./" in joined:

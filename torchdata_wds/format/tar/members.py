@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple, Self
 
@@ -73,7 +73,7 @@ class Mark(Enum):
 
 
 class MemberRun(NamedTuple):
-    """Members one right behind the other, not yet cut out of what was read.
+    """Consecutive members of one reading of a shard, in columns, not yet cut out of what was read.
 
     Attributes:
         url: As in `ShardMember`.
@@ -82,19 +82,39 @@ class MemberRun(NamedTuple):
         starts: Where in `data` each member's content begins.
         ends: Where it ends.
         visit: As in `ShardMember`.
+        keys: The members' keys, once their names are split.
+        fields: Their fields.
     """
 
     url: str
     data: bytes
-    names: list[str]
-    starts: list[int]
-    ends: list[int]
+    names: Sequence[str]
+    starts: Sequence[int]
+    ends: Sequence[int]
     visit: int
+    keys: Sequence[str] = ()
+    fields: Sequence[str] = ()
 
     def members(self) -> Iterator[ShardMember]:
         """Cuts the members out."""
         for name, start, end in zip(self.names, self.starts, self.ends, strict=True):
             yield ShardMember(self.url, name, self.data[start:end], self.visit)
+
+    def rows(self, first: int, last: int) -> MemberRun:
+        """Returns the members from the first to the one before the last."""
+        rows = slice(first, last)
+        return self._replace(
+            names=self.names[rows],
+            starts=self.starts[rows],
+            ends=self.ends[rows],
+            keys=self.keys[rows],
+            fields=self.fields[rows],
+        )
+
+    def parts(self) -> Iterator[tuple[str, str, bytes]]:
+        """Yields field, name and content of each member."""
+        for field, name, start, end in zip(self.fields, self.names, self.starts, self.ends, strict=True):
+            yield field, name, self.data[start:end]
 
 
 #: What a reader gives for one member, or between two.

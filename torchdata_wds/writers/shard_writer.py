@@ -130,7 +130,7 @@ class ShardWriter(Unique):
             ValueError: if the writer is closed.
         """
         self._check_open()
-        packed = self.pack(sample)
+        packed = self.pack(sample)  # outside the lock: threads encode at the same time
         with self._lock:
             if self._is_last and not (self._shard is not None and self._has_room(self._shard, packed)):
                 self._finish()

@@ -96,6 +96,7 @@ def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bo
         named: For each such field, as ``"stage(option) names 'jpg'"``, a function that returns whether a sample has it;
             None for a sample that need not have it.
     """
+    # Fields leave the dict once a sample has them, so that a pass costs nothing when all have been seen.
     absent = dict.fromkeys(named, 0)
     for sample in samples:
         for name in [*absent]:

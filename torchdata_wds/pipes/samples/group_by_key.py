@@ -268,7 +268,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             warn_once(
                 "keys",
                 "load_wds_shards and group_by_key, with stages between them, have different keys=: where a shard is "
-                "damaged, the last sample before the damage may lose members. Give both the same keys=",
+                "damaged, the last sample before the damage may lose members. Use the same keys= for both",
             )
 
 

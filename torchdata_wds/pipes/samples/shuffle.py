@@ -173,6 +173,8 @@ def shuffled(
     buffer: _Buffer | None = None,
 ) -> Iterator[T]:
     """Shuffles items through a buffer, a new one if none is given; see `SampleShufflerIterDataPipe`."""
+    # The order is a function of the draws alone, one for each item that goes out: resuming relies on that, and so do
+    # states of earlier versions.
     draw = rng.random
     limit = sys.maxsize if max_bytes is None else max_bytes
     start = max(1, min(initial, buffer_size))
@@ -186,7 +188,8 @@ def shuffled(
             continue
         waiting.append((item, size))
         held += size
-        # while the buffer grows, one goes out for every two that come in
+        # A full buffer sends one out for each that comes in, a growing one for every second: with buffer_size 1,000 and
+        # initial 100 the first goes out at 100, and after 1,900 items in and 901 out it is full.
         surplus = state.gave = len(waiting) >= buffer_size or (len(waiting) >= start and not state.gave)
         while surplus or held > limit:
             chosen, size = _pop(waiting, draw)
@@ -208,6 +211,8 @@ def _pass_over(
 ) -> int:
     """Runs a shuffle of numbers on until it has given `until`, by the shortest loop where the buffer stays full."""
     waiting, draw = buffer.items, rng.random
+    # With a full buffer, an item comes in at the end, and the drawn one swaps places with it and goes out: the new item
+    # is in the drawn place, or has gone out itself if that was the last.
     while given < until:
         if buffer.gave and len(waiting) >= buffer_size - 1:
             for taken in islice(source, until - given):

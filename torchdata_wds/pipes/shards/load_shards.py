@@ -51,7 +51,7 @@ class _Item(NamedTuple):
     value: Any
     skip: int = 0  # how many of its samples to leave out
     ordinal: int = 0  # its number in the pass, where a `Watch` follows
-    digest: int | None = None  # a CRC-32 over the items up to and with it, if the `Watch` is to be told
+    digest: int | None = None  # a CRC-32 over the items up to and with it, if the `Watch` is to note it
 
 
 @register("load_wds_shards")
@@ -186,7 +186,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
 
         Args:
             ask: The handler of this pipe.
-            watch: Is told of each shard.
+            watch: Notes each shard.
             begun: The item of the source to begin with; those before it are left out, except those in `skips`.
             skips: How many samples to leave out at the beginning of items, by the items' numbers.
             keys: The rule of the grouping, if it is not that of this pipe.
@@ -210,6 +210,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
 
     def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
         """Yields the items from that with the number of `begun` on, and those before it that `skips` names."""
+        # The list of URLs may be long: a running checksum of it tells another run from the resumed one at any item.
         digest = 0
         ordinal = -1
         first = 0 if begun is None else begun.ordinal

@@ -62,21 +62,6 @@ def shard_counts(index: Index) -> ShardCounts | None:
     )
 
 
-def known_counts(counts: ShardCounts | None, urls: Sequence[str], storage_options: StorageOptions) -> list[int] | None:
-    """Returns the numbers of samples that a dict or a local file has; None where they are elsewhere, or not complete.
-
-    Example:
-        >>> known_counts(shard_counts({"x.tar": 5}), ["x.tar"], StorageOptions())
-        [5]
-    """
-    if counts is None or not counts.is_local:
-        return None
-    try:
-        return counts.of(urls, storage_options)
-    except (ShardListError, OSError):
-        return None
-
-
 class _Sidecars(ShardCounts):
     """The index beside each shard. Those on servers are read once, local ones each time."""
 

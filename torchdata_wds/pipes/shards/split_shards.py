@@ -23,7 +23,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Even, Index
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Seed
-from torchdata_wds.pipes.shards.shard_counts import known_counts, shard_counts
+from torchdata_wds.pipes.shards.shard_counts import shard_counts
 from torchdata_wds.storage.urls import check_letter, local_path, scheme_of
 
 
@@ -112,14 +112,20 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         """Counts the samples that this consumer will get in the coming epoch, and changes no random state."""
         if self.index is None:
             raise TypeError("split_shards has no index that tells how many samples the shards have: pass index=")
+        # A copy of the source and a fork of torch's generator: an iteration here must not count as an epoch.
         with torch.random.fork_rng(devices=[]):
             urls = list(map(_as_url, copy.deepcopy(self.source_datapipe.source_datapipe)))
         total = sum(self.index.of(urls, self.storage_options))
         return sum(piece.stop - piece.start for piece in share_of(total, self._place(), self.even))
 
     def known_counts(self, urls: Sequence[str]) -> list[int] | None:
-        """Returns how many samples shards have, where that is known without asking a server."""
-        return known_counts(self.index, urls, self.storage_options)
+        """Returns how many samples shards have; None if that is not known of all without asking a server."""
+        if self.index is None or not self.index.is_local:
+            return None
+        try:
+            return self.index.of(urls, self.storage_options)
+        except (ShardListError, OSError):
+            return None
 
     def _place(self) -> Place:
         return Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
@@ -229,13 +235,15 @@ def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int
         >>> slices_of([Piece(2, 5)], ["a.tar", "b.tar"], [3, 9])
         [TailSlice(url='a.tar', start=2, stop=3, step=1), ShardSlice(url='b.tar', start=0, stop=2, step=1)]
     """
+    # Counts [3, 0, 4] have the bounds [0, 3, 3, 7]: sample 3 is the first of the third shard, and the empty one goes to
+    # the consumer that begins there, or whose piece goes on over it; one at the very end goes to the last consumer.
     bounds = [0, *accumulate(counts)]
     total = bounds[-1]
     slices: list[ShardSlice] = []
     for start, stop, is_padding in pieces:
         shard = bisect_right(bounds, start) - 1
         while shard and bounds[shard - 1] == start:
-            shard -= 1  # shards without a sample right before it
+            shard -= 1
         while shard < len(urls) and (bounds[shard] < stop or bounds[shard] == stop == total):
             begin, end = bounds[shard], bounds[shard + 1]
             first, last = max(start, begin) - begin, min(stop, end) - begin

@@ -21,16 +21,11 @@ import torch
 from torchdata_wds.storage.sources.command import status_text
 from torchdata_wds.workers.interrupts import interrupts_held
 
-__all__ = ["map_in_order", "run_in_processes"]
-
-
 T = TypeVar("T")
-
 R = TypeVar("R")
 
 #: Seconds that a worker has to end by itself, as after Ctrl-C, and then to clean up after SIGTERM.
 PATIENCE = 1.0
-
 GRACE = 5.0
 
 #: How often, in seconds, to look for a dead worker whose connection is held open by a child of its own.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.kits.processes import children, open_files
+from torchdata_wds.cli.create import kind_of, open_part_list
 from torchdata_wds.cli.create.assembling import Missing, SampleAssembler
-from torchdata_wds.cli.create.part_lists import kind_of, open_part_list
 from torchdata_wds.cli.create.plans import Plan
 from torchdata_wds.cli.create.recipes import Recipe
 from torchdata_wds.errors import SampleError, SpecError
@@ -141,7 +141,7 @@ def test_file_that_gives_other_than_its_size_is_an_error(
     (tmp_path / "a.bin").write_bytes(b"abc")
     pieces = [given, b""]
     monkeypatch.setattr(os, "read", lambda *_: pieces.pop(0))
-    with pytest.raises(SampleError, match=r"gives other than the 3 bytes of its size; .* 'pipe:cat PATH'"):
+    with pytest.raises(SampleError, match=r"more or fewer bytes than its size, 3; .* 'pipe:cat PATH'"):
         assemble("a.bin a.bin\n", tmp_path)
 
 

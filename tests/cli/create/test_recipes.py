@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from torchdata_wds.cli.create import open_part_list
 from torchdata_wds.cli.create.assembling import SampleAssembler
-from torchdata_wds.cli.create.part_lists import open_part_list
 from torchdata_wds.cli.create.recipes import Recipe
 from torchdata_wds.errors import SpecError, UnsafeDataError
 
@@ -160,7 +160,7 @@ def test_recipe_without_lines_is_an_error(text: str) -> None:
 def test_recipe_runs_no_command_when_it_is_not_trusted() -> None:
     """The message names the cure."""
     (problem,) = problems_of("a.txt pipe:echo\n", trusted=False)
-    assert "pipe:echo runs a command, which no recipe may do unasked. Pass allow_pipe=True" in problem
+    assert "pipe:echo runs a command, which no recipe may do unasked. Pass --allow-pipe" in problem
 
 
 def test_recipe_runs_no_command_under_wds_secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import get_args
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args
 
 from torchdata_wds.cli.arguments.outputs import SampleOutput, add_output_arguments, check_one_output
 from torchdata_wds.cli.command import Command, UsageError, counted, message_of, say
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.cli.create.folders import SampleFolder
-from torchdata_wds.cli.create.part_lists import SourceKind, kind_of, open_part_list
-from torchdata_wds.cli.create.plans import KEY_FORMAT
+from torchdata_wds.cli.create.plans import KEY_FORMAT, Plan
+from torchdata_wds.cli.create.recipes import Recipe
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress
-from torchdata_wds.errors import SampleError, WdsError
+from torchdata_wds.errors import SampleError, SpecError, WdsError
+from torchdata_wds.format.dataset_files.trust import folder_of
+from torchdata_wds.storage import compression_for, mask_url, open_shard
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
-__all__ = ["COMMAND"]
-
-
+SourceKind = Literal["folder", "recipe", "plan"]
+_DELIMITERS = {".tsv": "\t", ".csv": ","}
 _STDOUT = "/dev/stdout"
-
 _NAMED = 20  # how many missing files are named
-
 _TAB_NAMES = ("\\t", "tab")
 
 _SOURCES = """\
@@ -38,7 +37,7 @@ Fields are written in lower case. All names, and that all files are there, are
 checked before the first byte is written; URLs and commands show when they
 are read."""
 
-#: Arguments that only one kind of source has, with what they are when they are not given.
+#: Arguments that only one kind of source has, with their default.
 _ONLY = {
     "sort": ("recipe", False),
     "allow_pipe": ("recipe", False),
@@ -91,17 +90,29 @@ def run(arguments: argparse.Namespace) -> int:
     _check_arguments(arguments, kind)
     with SampleOutput(arguments) as output:
         parts = _open(arguments, kind)
-        missing = _MissingFiles()
-        samples = SampleAssembler(parts, arguments.missing, missing.tell)
+        named = 0
+
+        def tell_missing(error: SampleError) -> None:
+            nonlocal named
+            named += 1
+            if named <= _NAMED:
+                say(message_of(error))
+
+        samples = SampleAssembler(parts, arguments.missing, tell_missing)
         try:
             samples.check()
         finally:
-            _tell_skipped(parts)
+            for reason, count in sorted(parts.skipped.items()) if isinstance(parts, SampleFolder) else ():
+                say(f"passed over {count:,} in {parts.name} that belong to no sample: {reason}")
         with Progress("samples", samples.count, only_on_terminal=True) as progress:
             for sample in samples:
                 output.write(sample)
                 progress.advance()
-        missing.tell_counts(arguments.missing, samples)
+        if samples.missing_files:
+            files, left_out = counted(samples.missing_files, "missing file"), counted(samples.left_out, "sample")
+            is_empty = arguments.missing == "empty"
+            done = f"took {files} as empty" if is_empty else f"left out: {files}, {left_out}"
+            say(f"{done} (--missing {arguments.missing})")
         if not output.count:
             raise SampleError(f"{parts.name}: no sample is left, and nothing was written")
     return 0
@@ -121,23 +132,18 @@ COMMAND = Command(
 
 
 def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
-    """Checks that the arguments fit the kind of source.
-
-    Raises:
-        UsageError: if they do not.
-    """
+    """Raises a `UsageError` unless the arguments fit the kind of source."""
+    shown = printable(arguments.source)
     for name, (owner, default) in _ONLY.items():
         if owner != kind and getattr(arguments, name) != default:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for a {owner}, and {printable(arguments.source)} is a {kind}"
-            )
+            raise UsageError(f"--{name.replace('_', '-')} is for a {owner}, and {shown} is a {kind}")
     if kind != "folder":
         return
     if arguments.directory is not None:
         raise UsageError("-C is for a recipe or a plan; the paths in a folder are relative to it")
     # where a shell has sent standard output to, if the system says so
     place = _STDOUT if arguments.output == STDIN else arguments.output
-    if scheme_of(place) in ("", "file") and scheme_of(arguments.source) in ("", "file"):
+    if _is_local(place) and _is_local(arguments.source):
         output, folder = (Path(local_path(name)).resolve() for name in (place, arguments.source))
         if output.is_relative_to(folder):
             raise UsageError(
@@ -147,52 +153,92 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
 
 
 def _open(arguments: argparse.Namespace, kind: SourceKind) -> PartList:
-    options = {}
+    options: dict[str, Any] = {}
     if kind == "plan":
-        options = {
-            "key_format": arguments.key_format,
-            "escapes": not arguments.no_escapes,
-            "base64": arguments.base64,
-        }
+        options = {"key_format": arguments.key_format, "escapes": not arguments.no_escapes, "base64": arguments.base64}
         if arguments.delimiter is not None:
             options["delimiter"] = "\t" if arguments.delimiter in _TAB_NAMES else arguments.delimiter
+    elif kind == "recipe":
+        options = {"sort": arguments.sort, "allow_pipe": arguments.allow_pipe}
     try:
-        return open_part_list(
-            arguments.source,
-            kind,
-            folder=arguments.directory,
-            sort=arguments.sort,
-            allow_pipe=arguments.allow_pipe,
-            **options,
-        )
+        return open_part_list(arguments.source, kind, folder=arguments.directory, **options)
     except WdsError:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-class _MissingFiles:
-    """Tells what is missing: the first by name, and all in numbers."""
+def kind_of(source: str) -> SourceKind:
+    """Returns what a source is: a folder, a plan by its suffix, or else a recipe.
 
-    def __init__(self) -> None:
-        self._told = 0
-
-    def tell(self, error: SampleError) -> None:
-        """Tells of one."""
-        self._told += 1
-        if self._told <= _NAMED:
-            say(message_of(error))
-
-    def tell_counts(self, missing: Missing, samples: SampleAssembler) -> None:
-        """Tells the numbers."""
-        files, left_out = samples.missing_files, samples.left_out
-        if missing == "empty" and files:
-            say(f"took {counted(files, 'missing file')} as empty (--missing empty)")
-        elif files:
-            say(f"left out: {counted(files, 'missing file')}, {counted(left_out, 'sample')} (--missing {missing})")
+    Example:
+        >>> kind_of("s3://bucket/plan.csv.gz"), kind_of("-"), kind_of(".")
+        ('plan', 'recipe', 'folder')
+    """
+    if _is_local(source) and Path(local_path(source)).is_dir():
+        return "folder"
+    return "plan" if _suffix(source) in _DELIMITERS else "recipe"
 
 
-def _tell_skipped(parts: PartList) -> None:
-    if isinstance(parts, SampleFolder):
-        for reason, count in sorted(parts.skipped.items()):
-            say(f"passed over {count:,} in {parts.name} that belong to no sample: {reason}")
+def open_part_list(
+    source: str,
+    kind: SourceKind | None = None,
+    *,
+    folder: str | None = None,
+    sort: bool = False,
+    allow_pipe: bool = False,
+    **options: Any,
+) -> PartList:
+    """Opens a folder, or reads a recipe or plan.
+
+    Args:
+        source: A path, ``-`` (standard input) or any other URL; only a path may be a folder.
+        kind: What it is; None means what `kind_of` says.
+        folder: What relative paths in a list are relative to; None is the folder of the list, and the working
+            directory for one that is not a regular file.
+        sort: Whether a recipe is sorted by key.
+        allow_pipe: Whether a recipe may run commands (``pipe:``), wherever it is from.
+        options: Those of `Plan`, whose delimiter is by default that of the suffix.
+
+    Raises:
+        SpecError: if the source is not there, or is not what it should be.
+        ShardOpenError: if it cannot be read.
+        ValueError: if an option is wrong.
+    """
+    if not source:  # as a shell makes of a variable that is not set; to a Path it is the working directory
+        raise SpecError("the name of the source is empty")
+    kind = kind or kind_of(source)
+    shown = printable(mask_url(source))
+    base = "" if folder is None else local_path(folder)
+    if _is_local(source):
+        path = Path(local_path(source))
+        if kind == "folder" and path.is_dir():
+            return SampleFolder(local_path(source))
+        if path.is_dir():
+            raise SpecError(f"{shown} is a folder, and no {kind}")
+        if kind != "folder" and not path.exists():
+            raise SpecError(f"there is no {kind} {shown}, and no folder of that name")
+        if folder is None and path.is_file():  # a FIFO, as a shell makes for <(command), lies nowhere
+            base = folder_of(source)
+    elif folder is None:
+        base = folder_of(source)
+    if kind == "folder":
+        raise SpecError(f"{shown} is not a folder")
+    with open_shard(source) as stream:
+        data = stream.read()
+    if kind == "recipe":
+        return Recipe(data, source, base, sort=sort, trusted=allow_pipe)
+    options.setdefault("delimiter", _DELIMITERS.get(_suffix(source), "\t"))
+    return Plan(data, source, base, **options)
+
+
+def _is_local(source: str) -> bool:
+    return scheme_of(source) in ("", "file")
+
+
+def _suffix(source: str) -> str:
+    """The suffix in lower case, without that of a compression."""
+    path = PurePosixPath(source if _is_local(source) else source.partition("?")[0])
+    if compression_for(path.name, None):
+        path = path.with_suffix("")
+    return path.suffix.lower()

@@ -1,7 +1,7 @@
 """Samples made of parts that lie elsewhere: checked as a whole before the first is read.
 
-A list of parts is gone through twice, first to check all of it and then to read: what it takes in memory are the list
-itself, the keys, and two numbers for each part.
+A list of parts is gone through twice, first to check all of it and then to read. Memory holds the list, the keys, and
+two numbers for each part.
 """
 
 from __future__ import annotations
@@ -9,32 +9,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torchdata_wds.cli.create.member_sources import MemberSource, Stamp, check_source, read_source
-from torchdata_wds.errors import SampleError, SpecError
+from torchdata_wds.errors import SampleError, SpecError, cli_message
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import check_field, check_key
 
-__all__ = ["Missing", "Part", "PartList", "Problems", "SampleAssembler", "check_part_field"]
-
-
 Missing = Literal["error", "skip-file", "skip-sample", "empty"]
-
 _SHOWN = 20
-
 _ABSENT = Stamp(-1, 0)
 
 
 class Part(NamedTuple):
-    """What is to become one field of one sample.
+    """The future content of one field of one sample.
 
     Attributes:
         key: The sample's key.
-        field: The field, which is lower-cased.
+        field: The field, which is written in lower case.
         source: Where its content comes from.
-        line: The line of the list that says so, counted from 1; 0 where it is no list.
+        line: The line of the list that names it, from 1; 0 if there is no list.
     """
 
     key: str
@@ -49,13 +44,7 @@ class Part(NamedTuple):
 
 
 class Problems:
-    """What is wrong with a list of parts: all is counted, and the first are kept in words.
-
-    Args:
-        name: What the list is called.
-
-    Attributes:
-        count: How many there are.
+    """What is wrong with a list of parts: all problems are counted, and the first are kept in words.
 
     Example:
         >>> problems = Problems("recipe x.txt")
@@ -72,22 +61,14 @@ class Problems:
         self._shown: list[str] = []
 
     def add(self, place: str, problem: object) -> None:
-        """Adds one.
-
-        Args:
-            place: Where it is.
-            problem: What it is, in words, or the exception that says so.
-        """
+        """Adds a problem: a place, and words or an exception."""
         self.count += 1
         if len(self._shown) < _SHOWN:
-            self._shown.append(f"  {place}: {problem}")
+            said = cli_message(problem) if isinstance(problem, Exception) else problem
+            self._shown.append(f"  {place}: {said}")
 
     def check(self) -> None:
-        """Raises the problems, if there are any.
-
-        Raises:
-            SpecError: if there are.
-        """
+        """Raises a `SpecError` if there are any."""
         if not self.count:
             return
         more = self.count - len(self._shown)
@@ -100,9 +81,9 @@ class PartList(Protocol):
     """Parts of samples, those of one sample next to each other.
 
     Attributes:
-        name: What it is called in messages, as ``recipe x.txt``.
-        url: What its samples get as ``__url__``.
-        cure: What to do about the parts of a sample that are apart; "" where that cannot be.
+        name: Its name in messages, such as ``recipe x.txt``.
+        url: The ``__url__`` of its samples.
+        cure: What to do about a sample whose parts are apart; "" where that cannot be.
     """
 
     name: str
@@ -110,29 +91,28 @@ class PartList(Protocol):
     cure: str
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Gives the parts, each time the same, and adds what makes none to the problems."""
+        """Yields the parts, the same each time, and adds what is not a part to the problems."""
 
 
 class SampleAssembler:
     r"""Makes samples of their parts.
 
-    Iterating checks everything first, unless `check` has; only then is anything read.
+    Iterating checks everything first, unless `check` was called; only then is anything read.
 
     Args:
         parts: The parts.
-        missing: What to do without a file that is missing, a URL that cannot be read or a command that fails: raise,
-            leave out the file or its whole sample, or take it as empty. A sample of which no field is left is left out.
-        report: Is told each of these, unless it is raised.
+        missing: What to do about a missing file, a URL that cannot be read or a command that fails: raise, leave out
+            the file or its whole sample, or take it as empty. A sample without fields is left out.
+        report: Called with the error for each of these that is not raised.
 
     Attributes:
-        count: How many samples there are, before any is left out.
-        missing_files: How many files, URLs and commands were missed so far.
-        left_out: How many samples were left out so far.
+        count: The number of samples, before any is left out.
+        missing_files: The number of missing files, URLs and commands so far.
+        left_out: The number of samples left out so far.
 
     Example:
         >>> from torchdata_wds.cli.create.recipes import Recipe
-        >>> recipe = Recipe(b"a.txt text:hello\na.cls text:1\n")
-        >>> list(SampleAssembler(recipe))
+        >>> list(SampleAssembler(Recipe(b"a.txt text:hello\na.cls text:1\n")))
         [{'__key__': 'a', '__url__': '-', 'txt': b'hello', 'cls': b'1'}]
     """
 
@@ -154,14 +134,14 @@ class SampleAssembler:
         """Checks every part, once: keys, fields, and that the files are there and can be read.
 
         Raises:
-            SpecError: if something is wrong, with the first problems and their number, or if there is no part.
+            SpecError: if something is wrong, with the first problems and their number, or if there are no parts.
             UnsafeDataError: for a command under ``WDS_SECURE=1``.
         """
         if self._is_checked:
             return
         problems = Problems(self._parts.name)
         lines: dict[str, int] = {}
-        for key, run in groupby(self._parts.parts(problems), key=_key_of):
+        for key, run in groupby(self._parts.parts(problems), key=attrgetter("key")):
             self.count += 1
             self._check_sample(key, run, lines, problems)
         problems.check()
@@ -197,10 +177,8 @@ class SampleAssembler:
         except SampleError as error:
             problems.add(part.place, error)
         if self._parts.cure and (first := lines.setdefault(part.key, part.line)) != part.line:
-            problems.add(
-                part.place,
-                f"sample {part.key!r} began at line {first:,}, and others stand between. {self._parts.cure}",
-            )
+            began = f"sample {part.key!r} began at line {first:,}, and others stand between"
+            problems.add(part.place, f"{began}. {self._parts.cure}")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
@@ -212,9 +190,11 @@ class SampleAssembler:
         self.check()
         stamps = map(Stamp, self._sizes, self._changed)
         parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
-        for key, run in groupby(parts, key=_key_of_pair):
+        for key, run in groupby(parts, key=lambda pair: pair[0].key):
             if (sample := self._make(key, list(run))) is not None:
                 yield sample
+            else:
+                self.left_out += 1
 
     def _make(self, key: str, run: list[tuple[Part, Stamp]]) -> dict[str, Any] | None:
         sample: dict[str, Any] = {"__key__": key, "__url__": self._parts.url}
@@ -224,28 +204,22 @@ class SampleAssembler:
         for part, stamp in run:
             data = self._read(part, stamp)
             if data is None and self._missing == "skip-sample":
-                self.left_out += 1
                 return None
             if data is not None or self._missing == "empty":
                 sample[part.field.lower()] = data or b""
-        if len(sample) > 2:
-            return sample
-        self.left_out += 1
-        return None
+        return sample if len(sample) > 2 else None
 
     def _read(self, part: Part, stamp: Stamp) -> bytes | None:
-        """Reads a part; None where it is missing and may be."""
+        """Reads a part; returns None where it is missing and may be."""
         try:
             if stamp == _ABSENT:
                 raise _no_file(part)
             return read_source(part.source, stamp)
         except SampleError as error:
-            placed = SampleError(
-                f"{self._parts.name}, {part.place}: field {part.field!r} of sample {part.key!r}: {error}",
-                shard=error.shard,
-                key=part.key,
-                field=part.field,
+            what = (
+                f"{self._parts.name}, {part.place}: field {part.field!r} of sample {part.key!r}: {cli_message(error)}"
             )
+            placed = SampleError(what, shard=error.shard, key=part.key, field=part.field)
             if self._missing == "error" or (stamp != _ABSENT and not part.source.is_elsewhere):
                 raise placed from error
             self.missing_files += 1
@@ -254,25 +228,11 @@ class SampleAssembler:
             return None
 
 
-_key_of: Callable[[Part], str] = itemgetter(0)
-
-
-def _key_of_pair(pair: tuple[Part, Stamp]) -> str:
-    return pair[0].key
-
-
 def check_part_field(field: str, key: str) -> None:
-    """Checks the name of a field that is to become a member.
-
-    Args:
-        field: The field, in lower case.
-        key: The key of its sample, for messages.
+    """Checks the name, in lower case, of a field that is to become a member; `key` is for messages.
 
     Raises:
         SampleError: if it could not be read back, or describes the sample as ``__url__`` does.
-
-    Example:
-        >>> check_part_field("seg.png", "a")
     """
     if is_metadata(field):
         raise SampleError(

@@ -1,4 +1,4 @@
-"""Folders of files as samples: what is there, under the names that it has."""
+"""Folders of files as samples: what is there, under its own names."""
 
 from __future__ import annotations
 
@@ -12,24 +12,15 @@ from torchdata_wds.cli.printing import printable
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.names import skip_reason, split_name
 
-__all__ = ["SampleFolder"]
-
-
-# between key and field: no name of a file has it, and it is less than all others, so that names sort by key, then field
+# Between key and field: no file name has it, and it sorts before all others, so that names sort by key, then field.
 _CUT = "\0"
 
 
 class SampleFolder:
-    """The parts that lie in a folder and the folders below it, sorted by key.
+    """The files in a folder and the folders below it as parts of samples, sorted by key.
 
     Keys are relative to the folder. Links to files are followed; links to folders, which may lead in a circle or out of
-    the folder, and folders whose name begins with a dot are not.
-
-    Args:
-        path: The folder.
-
-    Attributes:
-        skipped: How much was passed over, by reason, once `parts` was gone through.
+    the folder, and folders whose name begins with a dot are not. `skipped` counts by reason what `parts` passed over.
 
     Example:
         >>> import pathlib, tempfile
@@ -50,10 +41,9 @@ class SampleFolder:
         self._names: list[str] | None = None
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Gives the parts."""
+        """Yields the parts, and adds folders that cannot be read to the problems."""
         if self._names is None:
-            self._names = self._find(problems)
-            self._names.sort()
+            self._names = sorted(self._find(problems))
         start = os.path.join(self.url, "")  # noqa: PTH118 - a str, as millions of them are made
         for name in self._names:
             key, _, field = name.partition(_CUT)
@@ -75,7 +65,11 @@ class SampleFolder:
 
     def _look_at(self, entry: os.DirEntry[str], name: str, waiting: list[str], found: list[str]) -> None:
         is_file = entry.is_file(follow_symlinks=False)
-        if not is_file and _is_folder(entry):
+        try:
+            is_folder = not is_file and entry.is_dir()
+        except OSError:  # a link that leads in a circle, or where nobody may look
+            is_folder = False
+        if is_folder:
             if entry.is_symlink():
                 self.skipped["link to a folder"] += 1
             elif entry.name.startswith("."):
@@ -85,14 +79,7 @@ class SampleFolder:
         elif (names := split_name(name)) is None:
             self.skipped[skip_reason(name)] += 1
         elif is_file or entry.is_symlink():
-            # where a link leads is checked with all files; nowhere is a file that is missing
+            # where a link leads is checked with all files; one that leads nowhere is a missing file
             found.append(_CUT.join(names))
         else:
             self.skipped["no regular file"] += 1
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in a circle, or where nobody may look
-        return False

@@ -9,13 +9,11 @@ import stat
 from typing import Literal, NamedTuple
 
 from torchdata_wds.environment import is_secure
-from torchdata_wds.errors import SampleError, ShardFormatError, ShardOpenError, UnsafeDataError
+from torchdata_wds.errors import SampleError, ShardFormatError, ShardOpenError, UnsafeDataError, cli_message
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, join_url, short
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, stored_bytes
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
-
-__all__ = ["NO_FILE", "MemberSource", "Stamp", "check_source", "parse_path", "parse_source", "read_source"]
 
 
 class MemberSource(NamedTuple):
@@ -45,7 +43,7 @@ _BITS = (1 << 63) - 1
 
 
 class Stamp(NamedTuple):
-    """What a file looked like when it was checked.
+    """A file's state when it was checked.
 
     Attributes:
         size: Its size in bytes.
@@ -56,16 +54,14 @@ class Stamp(NamedTuple):
     changed: int
 
 
-#: The stamp of what is no file.
+#: The stamp of what is not a file.
 NO_FILE = Stamp(0, 0)
-
 _STRANGER = SpecPlace(Origin("list", trusted=False))
-
 _LONGEST_PATH = 4096
 
 
 def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> MemberSource:
-    """Reads a source as recipes have them.
+    """Parses a source as recipes have them.
 
     Args:
         text: A path, ``file:path``, ``text:`` or ``base64:`` with what follows, ``pipe:command``, or a URL.
@@ -73,7 +69,7 @@ def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> Member
         trusted: Whether a URL may render templates; ``WDS_SECURE=1`` forbids it in any case.
 
     Raises:
-        SampleError: if it is none.
+        SampleError: if it is none of these.
 
     Example:
         >>> parse_source("a cat.jpg", "images").value
@@ -92,12 +88,7 @@ def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> Member
 
 
 def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberSource:
-    """Reads a source that is a path or a URL: what lies in a table of data runs no command.
-
-    Args:
-        text: A path, ``file:path``, or a URL.
-        folder: The folder or URL that relative paths are relative to; "" is the working directory.
-        trusted: As for `parse_source`.
+    """Parses a source that is a path or a URL as `parse_source` does: a table of data runs no command.
 
     Raises:
         SampleError: if it is neither.
@@ -123,18 +114,14 @@ def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberS
     if not scheme_of(path) or scheme_of(text) == "file":
         return MemberSource("file", path)
     if not trusted or is_secure():
-        _check_harmless(path)
+        try:
+            _STRANGER.check_url(path)
+        except UnsafeDataError as error:
+            raise SampleError(
+                f"{mask_url(path)} renders templates, which could send secrets of this machine anywhere. A recipe may "
+                "name it with --allow-pipe, unless WDS_SECURE=1"
+            ) from error
     return MemberSource("url", path)
-
-
-def _check_harmless(url: str) -> None:
-    try:
-        _STRANGER.check_url(url)
-    except UnsafeDataError as error:
-        raise SampleError(
-            f"{mask_url(url)} renders templates, which could send secrets of this machine anywhere. A recipe may name "
-            "it with allow_pipe=True, unless WDS_SECURE=1"
-        ) from error
 
 
 def check_source(source: MemberSource) -> Stamp | None:
@@ -146,17 +133,17 @@ def check_source(source: MemberSource) -> Stamp | None:
     Raises:
         SampleError: if it cannot be read.
         UnsafeDataError: for a command under ``WDS_SECURE=1``.
-
-    Example:
-        >>> check_source(MemberSource("text", "hello"))
-        Stamp(size=0, changed=0)
     """
     if source.kind == "file":
         return _check_file(source.value)
-    if source.kind == "pipe":
-        _check_command(source.value)
-    elif source.kind == "base64":
+    if source.kind == "base64":
         _decode_base64(source.value)
+    elif source.kind == "pipe":
+        if is_secure():
+            shard = mask_url(source.value)
+            raise UnsafeDataError(f"{shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
+        if not source.value.removeprefix("pipe:").strip():
+            raise SampleError("pipe: names no command; write 'pipe:cat a.jpg', say")
     return NO_FILE
 
 
@@ -168,21 +155,13 @@ def _check_file(path: str) -> Stamp | None:
     except (OSError, ValueError) as error:
         shown = repr(path) if len(path) <= _LONGEST_PATH else short(path)
         raise SampleError(f"file {shown} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise SampleError(f"{path!r} is a folder, and a member is a file")
     if not stat.S_ISREG(status.st_mode):
-        if stat.S_ISDIR(status.st_mode):
-            raise SampleError(f"{path!r} is a folder, and a member is a file")
         raise SampleError(f"{path!r} is not a regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
     if not os.access(path, os.R_OK):
         raise SampleError(f"file {path!r} cannot be read: Permission denied")
     return Stamp(status.st_size, status.st_mtime_ns & _BITS)
-
-
-def _check_command(url: str) -> None:
-    if is_secure():
-        shard = mask_url(url)
-        raise UnsafeDataError(f"{shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
-    if not url[len("pipe:") :].strip():
-        raise SampleError("pipe: names no command; write 'pipe:cat a.jpg', say")
 
 
 def read_source(source: MemberSource, stamp: Stamp) -> bytes:
@@ -190,7 +169,7 @@ def read_source(source: MemberSource, stamp: Stamp) -> bytes:
 
     Args:
         source: The source.
-        stamp: What `check_source` gave.
+        stamp: What `check_source` returned.
 
     Raises:
         SampleError: if it cannot be read, a file has changed since, or a command fails.
@@ -210,7 +189,7 @@ def read_source(source: MemberSource, stamp: Stamp) -> bytes:
         with io.BufferedReader(stored_bytes(open_shard(source.value)), BUFFER_SIZE) as stream:
             return b"".join(iter(lambda: stream.read(BUFFER_SIZE), b""))
     except (ShardOpenError, ShardFormatError) as error:
-        raise SampleError(str(error), shard=error.shard) from error
+        raise SampleError(cli_message(error), shard=error.shard) from error
 
 
 def _read_file(path: str, stamp: Stamp) -> bytes:
@@ -219,8 +198,8 @@ def _read_file(path: str, stamp: Stamp) -> bytes:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             data = os.read(file, stamp.size + 1)
-            if 0 < len(data) < stamp.size:  # the system gives 2 GiB at most
-                data += _read_rest(file)
+            if 0 < len(data) < stamp.size:  # the system reads 2 GiB at most
+                data += b"".join(iter(lambda: os.read(file, BUFFER_SIZE), b""))
             status = os.fstat(file)  # now, so that a change in the middle shows too
         finally:
             os.close(file)
@@ -233,14 +212,10 @@ def _read_file(path: str, stamp: Stamp) -> bytes:
         )
     if len(data) != stamp.size:
         raise SampleError(
-            f"file {path!r} gives other than the {stamp.size:,} bytes of its size; if it is made as it is read, "
+            f"file {path!r} has more or fewer bytes than its size, {stamp.size:,}; if it is made as it is read, "
             "'pipe:cat PATH' in a recipe takes all of it"
         )
     return data
-
-
-def _read_rest(file: int) -> bytes:
-    return b"".join(iter(lambda: os.read(file, BUFFER_SIZE), b""))
 
 
 def _decode_base64(text: str) -> bytes:

@@ -15,20 +15,14 @@ from torchdata_wds.cli.tables.cells import unescape_cell
 from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.dataset_files.trust import short
 
-__all__ = ["KEY_FORMAT", "Plan"]
-
-
-#: How samples are numbered that a plan gives no keys.
+#: The key of a sample in a plan without keys.
 KEY_FORMAT = "{number:09d}"
-
 _KEY = "__key__"
-
 _BASE64 = "base64:"
-
 _TAB = "\t"
 
 
-class Column(NamedTuple):
+class _Column(NamedTuple):
     """A column of a plan: its field, and whether its cells name files."""
 
     field: str
@@ -38,8 +32,8 @@ class Column(NamedTuple):
 class Plan:
     r"""The parts that a table lists.
 
-    The first line has the names of the fields. Below a name that begins with ``@`` are paths or URLs of files, below
-    any other texts, in UTF-8. The column ``__key__`` has the keys; without it samples are numbered from 0.
+    The first line has the names of the fields. The cells below a name that begins with ``@`` are paths or URLs of
+    files, below any other texts, in UTF-8. The column ``__key__`` has the keys; without it samples are numbered from 0.
 
     With tabs, a line is a row, and cells are escaped as in `tables.escape_cell`; with any other delimiter, the table is
     CSV, where a cell with a delimiter, quote or line end is in quotes.
@@ -48,14 +42,14 @@ class Plan:
         data: The table.
         url: Where it is from.
         folder: The folder or URL that relative paths are relative to.
-        delimiter: What stands between cells, one character.
-        key_format: How samples are numbered, in the syntax of `str.format`.
-        escapes: Whether a backslash in a table with tabs begins an escape; otherwise it is one as any other.
+        delimiter: The character between cells.
+        key_format: The numbering of samples, in the syntax of `str.format`.
+        escapes: Whether a backslash in a table with tabs begins an escape.
         base64: Whether a text that begins with ``base64:`` stands for bytes, in Base64.
 
     Raises:
         SpecError: if its first line is wrong.
-        ValueError: if the delimiter is not one character, or the format has not ``{number}`` alone.
+        ValueError: if the delimiter is not one character, or the format lacks ``{number}`` or has anything else.
 
     Example:
         >>> plan = Plan(b"__key__\t@jpg\tcls\nx\tcat.jpg\t3\n", "plan.tsv")
@@ -78,11 +72,12 @@ class Plan:
     ) -> None:
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise ValueError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
+        _check_format(key_format)
         self.name = list_name("plan", url)
         self.url = url
         self._folder = folder
         self._delimiter = delimiter
-        self._key_format = _checked_format(key_format)
+        self._key_format = key_format
         self._escapes = escapes and delimiter == _TAB
         self._base64 = base64
         # UTF-16 has them everywhere, an archive in its first name
@@ -92,7 +87,7 @@ class Plan:
         self._columns = self._read_header()
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Gives the parts."""
+        """Yields the parts, and adds rows that are wrong to the problems."""
         rows = self._rows(problems)
         next(rows)
         for number, (line, cells) in enumerate(rows):
@@ -101,13 +96,19 @@ class Plan:
             except SampleError as error:
                 problems.add(f"line {line:,}", error)
 
-    def _read_header(self) -> list[Column]:
+    def _read_header(self) -> list[_Column]:
         problems = Problems(self.name)
         line, cells = next(self._rows(problems), (1, []))
-        columns: list[Column] = []
+        columns: list[_Column] = []
         for number, cell in enumerate(cells, 1):
             try:
-                columns.append(self._column(cell, columns))
+                name = (unescape_cell(cell) if self._escapes else cell).lower()
+                column = _Column(name.removeprefix("@"), name.startswith("@"))
+                if any(column.field == other.field for other in columns):
+                    raise SampleError(f"field {column.field!r} has a column before")
+                if name != _KEY:
+                    check_part_field(column.field, "(any)")
+                columns.append(column)
             except ValueError as error:
                 problems.add(f"line {line}, column {number}", error)
         problems.check()
@@ -115,15 +116,6 @@ class Plan:
             problems.add(f"line {line}", f"no column is a field; expected names of fields, found {short(cells)}")
         problems.check()
         return columns
-
-    def _column(self, cell: str, before: list[Column]) -> Column:
-        name = (unescape_cell(cell) if self._escapes else cell).lower()
-        column = Column(name.removeprefix("@"), name.startswith("@"))
-        if any(column.field == other.field for other in before):
-            raise SampleError(f"field {column.field!r} has a column before")
-        if name != _KEY:
-            check_part_field(column.field, "(any)")
-        return column
 
     def _row(self, number: int, line: int, cells: list[str]) -> list[Part]:
         if len(cells) != len(self._columns):
@@ -141,9 +133,9 @@ class Plan:
                 raise SampleError(f"column {column.field!r}: {error}") from error
         return [Part(key, field, source, line) for field, source in sources]
 
-    def _source(self, column: Column, cell: str, text: str) -> MemberSource:
+    def _source(self, column: _Column, cell: str, text: str) -> MemberSource:
         if column.names_files:
-            # an empty cell is a file that is missing
+            # an empty cell is a missing file
             return parse_path(text, self._folder) if text else MemberSource("file", "")
         if self._base64 and text.startswith(_BASE64):
             return MemberSource("base64", text.removeprefix(_BASE64))
@@ -154,35 +146,29 @@ class Plan:
         return MemberSource("text", text)
 
     def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        """The cells of each row, with the number of its first line; blank lines are passed over."""
+        """Yields the cells of each row, with the number of its first line; blank lines are passed over."""
         if self._delimiter == _TAB:
-            return self._lines()
-        return self._quoted_rows(problems)
-
-    def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        lines = self._text.removesuffix("\n").split("\n")
-        # in a table of one column an empty line is an empty cell
-        is_single = _TAB not in lines[0]
-        for number, line in enumerate(lines, 1):
-            line = line.removesuffix("\r")
-            if line or is_single or number == 1:
-                yield number, line.split(_TAB)
-
-    def _quoted_rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-        # the module's limit is there for those who read without end; this text is in memory already
+            lines = self._text.removesuffix("\n").split("\n")
+            is_single = _TAB not in lines[0]  # in a table of one column an empty line is an empty cell
+            for number, line in enumerate(lines, 1):
+                line = line.removesuffix("\r")
+                if line or is_single or number == 1:
+                    yield number, line.split(_TAB)
+            return
+        # the module's limit protects programs that read an endless stream; this text is in memory already
         csv.field_size_limit(max(csv.field_size_limit(), len(self._text)))
         reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter, strict=True)
-        line = 1
+        first = 1
         try:
             for cells in reader:
                 if cells:
-                    yield line, cells
-                line = reader.line_num + 1
+                    yield first, cells
+                first = reader.line_num + 1
         except csv.Error as error:
-            problems.add(f"line {line:,}", f"it is not CSV: {error}")
+            problems.add(f"line {first:,}", f"it is not CSV: {error}")
 
 
-def _checked_format(key_format: str) -> str:
+def _check_format(key_format: str) -> None:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None]
         is_right = set(names) == {"number"} and bool(key_format.format(number=0))
@@ -190,4 +176,3 @@ def _checked_format(key_format: str) -> str:
         raise ValueError(f"the format of keys {key_format!r} is wrong: {error}") from error
     if not is_right:
         raise ValueError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
-    return key_format

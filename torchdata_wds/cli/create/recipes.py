@@ -14,47 +14,34 @@ from torchdata_wds.format.samples.names import skip_reason, split_name
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
 
-__all__ = ["Recipe", "list_name", "list_text"]
-
-
 _BLANKS = re.compile(r"[ \t]+")
 
 
 def list_name(kind: str, url: str) -> str:
-    """What a list is called in messages.
-
-    Example:
-        >>> list_name("recipe", "x.txt"), list_name("plan", "-")
-        ('recipe x.txt', 'plan on standard input')
-    """
+    """Names a recipe or plan for messages."""
     return f"{kind} on standard input" if url == STDIN else f"{kind} {printable(mask_url(url))}"
 
 
 def list_text(data: bytes) -> str:
-    r"""Decodes a list; what is no UTF-8 is kept as file names have it, and a BOM is dropped.
-
-    Example:
-        >>> list_text(b"a.jpg \xff.jpg")
-        'a.jpg \udcff.jpg'
-    """
+    """Decodes a list without its BOM; bytes that are not UTF-8 are kept as in file names, as lone surrogates."""
     return data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
 
 
 class Recipe:
     r"""The parts that a recipe lists, in its order.
 
-    A line is ``name source``, cut at its first blanks: all behind them belongs to the source, which is as in
-    `parse_source`. Lines end with ``\n`` or ``\r\n``; those with blanks only are passed over.
+    A line is ``name source``, cut at its first blanks: all that follows belongs to the source, which is as in
+    `parse_source`. Lines end with ``\n`` or ``\r\n``; blank lines are passed over.
 
     Args:
         data: The recipe.
         url: Where it is from.
         folder: The folder or URL that relative paths are relative to.
-        sort: Whether the lines are sorted by key, so that those of a sample come together.
+        sort: Whether to sort the lines by key, so that those of a sample come together.
         trusted: Whether it may run commands, and render templates.
 
     Raises:
-        SpecError: if it is no text.
+        SpecError: if it is not text.
 
     Example:
         >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")
@@ -79,7 +66,7 @@ class Recipe:
             self._order = sorted(self._order, key=lambda index: _key_of(self._lines[index]))
 
     def parts(self, problems: Problems) -> Iterator[Part]:
-        """Gives the parts."""
+        """Yields the parts, and adds lines that are wrong to the problems."""
         for index in self._order:
             line = self._lines[index].removesuffix("\r").lstrip(" \t")
             if not line:
@@ -98,13 +85,13 @@ class Recipe:
             raise SampleError(f"name {short(name)} belongs to no sample: {skip_reason(name)}; expected key.extension")
         try:
             source = parse_source(rest[0], self._folder, trusted=self._trusted)
+            if source.kind == "pipe" and not self._trusted:
+                raise SampleError(
+                    f"{mask_url(source.value)} runs a command, which no recipe may do unasked. Pass --allow-pipe if "
+                    "you trust the recipe's author"
+                )
         except SampleError as error:
             raise SampleError(f"member {short(name)}: {error}") from error
-        if source.kind == "pipe" and not self._trusted:
-            raise SampleError(
-                f"member {short(name)}: {mask_url(source.value)} runs a command, which no recipe may do unasked. Pass "
-                "allow_pipe=True if you trust the recipe's author"
-            )
         return Part(*names, source, number)
 
 

@@ -20,9 +20,6 @@ from torchdata_wds.cli.map.shard_tasks import ShardFunction, ShardTask, load_fun
 from torchdata_wds.cli.map.shard_work import Results, work_on_shards
 from torchdata_wds.storage.urls import STDIN
 
-__all__ = ["COMMAND"]
-
-
 _EXAMPLE = """
 wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
 wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2

@@ -13,9 +13,6 @@ from typing import Any
 from torchdata_wds.cli.map.shard_tasks import ShardFunction, ShardTask, absolute, error_text, run_task
 from torchdata_wds.codecs.options import import_optional
 
-__all__ = ["run_on_dask"]
-
-
 LOCAL = "local"
 
 # They are installed where the work is done, and too much to be sent there.

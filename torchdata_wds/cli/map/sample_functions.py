@@ -16,8 +16,6 @@ from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
 from torchdata_wds.writers.tar_writer import TarWriter
 
-__all__ = ["load_sample_function", "over_samples"]
-
 
 def load_sample_function(name: str) -> ShardFunction:
     """Imports a function of a sample as one over a shard: see `load_function` and `over_samples`.

@@ -24,26 +24,10 @@ from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.targets.base import sync_file, sync_folder
 from torchdata_wds.storage.urls import local_path, scheme_of
 
-__all__ = [
-    "ShardFunction",
-    "ShardTask",
-    "absolute",
-    "error_text",
-    "existing_targets",
-    "load_function",
-    "run_task",
-    "staged_tasks",
-]
-
-
 ShardFunction = Callable[[str, str], Any]
-
 _SHOWN_LINES = 8
-
 _SHOWN_WIDTH = 1000
-
 _TRAILER = "\nThis exception is thrown by "  # torch adds the pipe with all its arguments
-
 _NOTHING = "the function has returned without writing the file that its second argument names"
 
 

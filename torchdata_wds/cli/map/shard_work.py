@@ -14,9 +14,6 @@ from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress
 from torchdata_wds.storage import mask_url
 
-__all__ = ["Results", "work_on_shards"]
-
-
 #: Each task that is done, with "" or what failed.
 Results = Generator[tuple[ShardTask, str], None, None]
 

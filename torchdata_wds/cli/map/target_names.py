@@ -11,9 +11,6 @@ from torchdata_wds.format.index import shard_name
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
 from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
 
-__all__ = ["BRACES", "PLACES", "is_target_pattern", "name_targets"]
-
-
 _PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")
 
 #: What stands in braces in a name.

@@ -30,9 +30,6 @@ from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.progress_bar import paused
 from torchdata_wds.errors import SampleError
 
-__all__ = ["COMMAND"]
-
-
 _EXAMPLE = """
 wds proc -c 'tr a-z A-Z < sample.txt > sample.upper; rm sample.json' train-000000.tar -o upper.tar
 wds proc -p 4 -c 'for i in 1 2; do mkdir $i; cp sample.jpg sample.cls $i; done; rm sample.*' train-000000.tar -o two.tar

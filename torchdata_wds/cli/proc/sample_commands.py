@@ -29,9 +29,6 @@ from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.sources.command import ShellCommand, status_text
 from torchdata_wds.storage.sources.command_guard import CommandGuard
 
-__all__ = ["CommandResult", "SampleCommand"]
-
-
 logger = logging.getLogger(__name__)
 
 #: How much of a command's output is kept, in bytes: its end.
@@ -39,18 +36,13 @@ KEPT_OUTPUT = 1 << 20
 
 #: How many samples for each place may be ahead of the one whose result is awaited.
 _AHEAD = 4
-
 _CHUNK = 1 << 16
-
 _MOST_IN_A_PIPE = 1 << 20  # the system's limit for what is read after a command's end
 
 # How often to look for a command's end: where the system does not tell of it, and where it does.
 _POLL_SECONDS = 0.02
-
 _LONG_SECONDS = 3600.0
-
 _REMOVALS = 3
-
 _NAMED = 5  # how many unused files are named
 
 # A pipeline's earlier part that was stopped because a later one had read enough, as in `pipe:` commands.

@@ -20,11 +20,7 @@ from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import as_bytes, check_field, is_written
 from torchdata_wds.storage import mask_url
 
-__all__ = ["FolderContent", "read_folder", "write_folder"]
-
-
 _PREFIX = "sample."
-
 _KEY = "__key__"
 
 # `tarp proc -m` has numbers of six digits after the dash; any name without a dot will do.

@@ -27,9 +27,6 @@ from torchdata_wds.cli.validate.repairing import Repair
 from torchdata_wds.cli.validate.shard_validation import ShardValidation, ValidationRules
 from torchdata_wds.storage.urls import STDIN
 
-__all__ = ["COMMAND"]
-
-
 _MOST = 20
 
 

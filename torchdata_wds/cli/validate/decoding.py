@@ -12,8 +12,6 @@ from torchdata_wds.codecs.options import MissingPackageError
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
 
-__all__ = ["FieldChecker"]
-
 
 class FieldChecker:
     """Tries to decode all fields of samples but pickles; media where PyAV is installed.

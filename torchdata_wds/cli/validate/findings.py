@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["FieldSets", "Finding", "Level", "RepairPlan", "ShardReport", "Totals"]
-
-
 Level = Literal["error", "warning", "note"]
 
 #: The number of different sets of fields to tell apart: data with ever new ones must not fill the memory.

@@ -11,9 +11,6 @@ from torchdata_wds.option_types import KeyRule
 from torchdata_wds.storage import StorageOptions
 from torchdata_wds.storage.urls import local_path, scheme_of
 
-__all__ = ["IndexCheck"]
-
-
 _CURE = "It is of another version of the shard, and loaders that divide the shard by it fail: make it again"
 
 

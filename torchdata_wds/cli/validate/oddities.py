@@ -25,21 +25,12 @@ from torchdata_wds.format.tar.headers import (
 )
 from torchdata_wds.format.tar.sparse_maps import Segments
 
-__all__ = ["odd_headers", "odd_kind", "odd_name", "odd_pieces"]
-
-
 _NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*|[\x80\xff].*", re.DOTALL)
-
 _NUMBERS = {"mode": (100, 108), "owner": (108, 116), "group": (116, 124), "size": (124, 136), "date": (136, 148)}
-
 _NUMBERS["checksum"] = (148, 156)
-
 _KNOWN_FILES = frozenset(b"\x0007")
-
 _LARGEST_OCTAL = 8**11 - 1
-
 _REPEATED = {headers.LONG_NAME: "long names", headers.LONG_LINK: "long links"}
-
 _PIECES_OF_MAPS = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
 _REASONS = {

@@ -19,9 +19,6 @@ from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError
 from torchdata_wds.storage import can_reopen, mask_url, open_target
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
-__all__ = ["Repair", "repaired_samples"]
-
-
 _LOST = "other members of sample {!r} are bad or cut off, so these are left out as well"
 
 

@@ -34,9 +34,6 @@ from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
 from torchdata_wds.storage import ByteStream, StorageOptions, can_reopen, mask_url, open_shard
 from torchdata_wds.storage.urls import url_text
 
-__all__ = ["CheckFields", "CheckedSample", "ShardValidation", "ValidationRules"]
-
-
 #: Yields an exception for each field of a sample that does not decode; its ``field`` says which.
 CheckFields = Callable[[Mapping[str, Any]], Iterable[Exception]]
 

@@ -13,7 +13,6 @@ from torchdata_wds.cli.arguments.outputs import add_rekey_argument
 from torchdata_wds.cli.command import (
     Command,
     UsageError,
-    in_our_words,
     let_go_of_output,
     positive_number,
     whole_number,
@@ -167,13 +166,11 @@ class Printer:
 
     def print_finding(self, finding: Finding) -> None:
         """Prints a finding."""
-        message = in_our_words(finding.message)
         if self._as_json:
-            content = {**finding._asdict(), "message": message}
-            self._print(json.dumps({name: value for name, value in content.items() if value is not None}))
+            self._print(json.dumps({name: value for name, value in finding._asdict().items() if value is not None}))
             return
         place = "" if finding.offset is None else f":{finding.offset}"
-        self._print(printable(f"{finding.shard}{place}: {finding.level}: {finding.kind}: {message}"))
+        self._print(printable(f"{finding.shard}{place}: {finding.level}: {finding.kind}: {finding.message}"))
 
     def print_summary(self, totals: Totals) -> None:
         """Prints the numbers of findings of each kind, of shards and of samples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError, UnsafeDataError
+from torchdata_wds.errors import ShardFormatError, ShardOpenError, UnsafeDataError, cli_message
 from torchdata_wds.format.index import ShardIndex, index_url
 from torchdata_wds.option_types import KeyRule
 from torchdata_wds.storage import StorageOptions
@@ -30,7 +30,7 @@ class IndexCheck:
         try:
             index = ShardIndex.load(index_url(url), storage_options=storage_options)
         except ShardFormatError as error:
-            self.fault = str(error)
+            self.fault = cli_message(error)
             self.is_readable = False
             return
         except (ShardOpenError, UnsafeDataError, ValueError):  # there is none, or no place for one
@@ -54,7 +54,7 @@ class IndexCheck:
         try:
             row = self._index[number]
         except ShardFormatError as error:
-            self.fault = str(error)
+            self.fault = cli_message(error)
             return
         if (row.key, row.start, row.stop) != (key, start, stop):
             self._blame(

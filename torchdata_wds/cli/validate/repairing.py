@@ -15,7 +15,7 @@ from torchdata_wds.cli.map.target_names import is_target_pattern, name_targets
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.validate.findings import Finding, RepairPlan
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules
-from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError
+from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message
 from torchdata_wds.storage import can_reopen, mask_url, open_target
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
@@ -113,7 +113,7 @@ class Repair:
                 except SampleError as error:
                     self._lost += 1
                     shard = mask_url(sample["__url__"])
-                    tell(Finding("error", "not-written", str(error), shard, key=sample["__key__"]))
+                    tell(Finding("error", "not-written", cli_message(error), shard, key=sample["__key__"]))
         self._count += output.count
 
 

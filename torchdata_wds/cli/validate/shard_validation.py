@@ -22,6 +22,7 @@ from torchdata_wds.errors import (
     ShardOpenError,
     UnsafeDataError,
     WdsError,
+    cli_message,
 )
 from torchdata_wds.format.samples.building import Draft, check_new, make_sample
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, grouping_rules, is_metadata
@@ -36,8 +37,6 @@ from torchdata_wds.storage.urls import url_text
 
 #: Yields an exception for each field of a sample that does not decode; its ``field`` says which.
 CheckFields = Callable[[Mapping[str, Any]], Iterable[Exception]]
-
-#: What an error of the archive begins with, behind the shard's name, and the word for it.
 
 
 class ValidationRules(NamedTuple):
@@ -209,7 +208,7 @@ class ShardValidation:
         for kind, message in chain.from_iterable(starmap(odd_pieces, maps)):
             yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
         if isinstance(data, Exception):
-            yield self._about(entry, "error", "hard-link", f"{data} Loaders end the shard here.")
+            yield self._about(entry, "error", "hard-link", f"{cli_message(data)} Loaders end the shard here.")
         elif links.recent is not None:
             links.recent.note(ShardMember(self.url, entry.name, data))
         if parts is None:
@@ -245,7 +244,7 @@ class ShardValidation:
         try:
             check_new(self._draft(run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
         except ReappearingKeyError as error:
-            return self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", str(error))
+            return self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", cli_message(error))
         return None
 
     def _make_sample(self, run: list[_Part]) -> tuple[dict[str, Any], list[Finding]]:
@@ -280,7 +279,7 @@ class ShardValidation:
                 self._sample([firsts[field], part] if field in firsts else [part], part.key)
             except SampleError as error:
                 kind = "duplicate-field" if isinstance(error, DuplicateFieldError) else "reserved-field"
-                findings.append(self._of(part, "error", kind, str(error)))
+                findings.append(self._of(part, "error", kind, cli_message(error)))
             else:
                 good.append(part)
                 firsts.setdefault(field, part)
@@ -293,9 +292,9 @@ class ShardValidation:
             parts = parts or {self._field(part): part for part in reversed(run)}
             part = parts.get(getattr(error, "field", None), run[0])
             if isinstance(error, (UnsafeDataError, ImportError)):
-                yield self._of(part, "note", "not-decoded", str(error))
+                yield self._of(part, "note", "not-decoded", cli_message(error))
             else:
-                yield self._of(part, "error", "undecodable", str(error))
+                yield self._of(part, "error", "undecodable", cli_message(error))
 
     def _end_at(self, error: WdsError, archive: _Archive | None) -> Iterator[Finding | CheckedSample]:
         """Reports damage that ends the shard, after the sample before it if that is complete."""
@@ -310,9 +309,14 @@ class ShardValidation:
         self._run = []
         self.bad += self.cut is not None
         counted = "1 sample is" if number == 1 else f"{number:,} samples are"
-        kind, offset = _kind_of(error, archive)
+        kind = "refused" if isinstance(error, UnsafeDataError) else getattr(error, "kind", "unreadable")
+        offset = None if archive is None else archive.offset
+        if isinstance(error, ShardFormatError) and error.offset is not None:
+            offset = error.offset
         cut = "" if self.cut is None else f", and sample {self.cut!r} is cut off"
-        message = f"{error} {counted} complete before it{cut}." if archive is not None else str(error)
+        message = cli_message(error)
+        if archive is not None:
+            message = f"{message} {counted} complete before it{cut}."
         yield Finding("error", kind, message, self.shard, member=error.member, offset=offset)
 
     def _field(self, part: _Part) -> str:
@@ -333,13 +337,3 @@ class ShardValidation:
 
     def _of(self, part: _Part, level: Level, kind: str, message: str) -> Finding:
         return Finding(level, kind, message, self.shard, part.name, part.key, part.field, part.start)
-
-
-def _kind_of(error: WdsError, archive: _Archive | None) -> tuple[str, int | None]:
-    """A word for damage that ends a shard, and its place."""
-    offset = None if archive is None else archive.offset
-    if isinstance(error, ShardFormatError):
-        return error.kind, offset if error.offset is None else error.offset
-    if isinstance(error, UnsafeDataError):
-        return "refused", offset
-    return "unreadable", offset

@@ -27,7 +27,7 @@ from torchdata_wds.cli import foreign_options, main, split
 from torchdata_wds.cli import progress_bar as progress
 from torchdata_wds.cli.arguments import inputs
 from torchdata_wds.cli.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
-from torchdata_wds.errors import ShardOpenError
+from torchdata_wds.errors import Advice, ShardOpenError
 
 
 def with_command(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:
@@ -104,7 +104,11 @@ def test_hints_are_about_options_that_commands_have() -> None:
         (UsageError("a without b"), 2, "wds try: error: a without b\n"),
         (ShardOpenError("no shard"), 1, "wds try: error: no shard\n"),
         (RuntimeError("it\nThis exception is thrown by __iter__ of X()"), 1, "wds try: error: it\n"),
-        (ShardOpenError("exists; overwrite=True does not ask"), 1, "wds try: error: exists; --force does not ask\n"),
+        (
+            ShardOpenError("exists;", advice=Advice("overwrite=True does not ask", "--force does not ask")),
+            1,
+            "wds try: error: exists; --force does not ask\n",
+        ),
         (
             MemoryError(),
             1,
@@ -132,12 +136,15 @@ def test_main_says_the_library_s_warnings_and_lets_go_of_its_logger(monkeypatch:
     logger = logging.getLogger("torchdata_wds")
 
     def warn(_: argparse.Namespace) -> int:
-        logging.getLogger("torchdata_wds.storage.x").warning("wait: %s", "pass overwrite=True")
+        logging.getLogger("torchdata_wds.storage.x").warning(
+            "wait: %s", "pass overwrite=True", extra={"cli_message": "wait: pass --force"}
+        )
+        logging.getLogger("torchdata_wds.storage.x").warning("go on")
         return 0
 
     before = list(logger.handlers)
     with_command(monkeypatch, warn)
-    assert run_wds("try") == (0, b"", "wds: wait: pass --force\n")
+    assert run_wds("try") == (0, b"", "wds: wait: pass --force\nwds: go on\n")
     assert logger.handlers == before
 
 

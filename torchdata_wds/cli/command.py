@@ -21,28 +21,6 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?) ?([kmgt]?i?)b?", re.IGNORECASE)
 _MOST_DIGITS = 18  # sys.maxsize has 19
 
-#: Options of the library that its messages recommend, and the program's words for them.
-_WORDS = {
-    "pass overwrite=True, another pattern, or start_shard='next'": "pass --force, or another name",
-    "Pass overwrite=True to replace such files, or give each writer its own pattern": "Pass --force to replace it",
-    "Rename it with rename= of load_wds_shards, or leave it out with select=": "Write the shard again without it",
-    "overwrite=True": "--force",
-    "allow_pipe=True": "--allow-pipe",
-    "start_shard='next'": "--start",
-    "max_bytes=": "--size ",
-    "Raise max_member_bytes if you want it; otherwise leave the member out with select=": "Raise --max-member-bytes",
-    "Leave it out with select=, or set max_member_bytes to what one member may take": "Try where there is more memory",
-    "max_member_bytes=": "--max-member-bytes=",
-    "keys= changes how names are read": "--keys changes how names are read",
-    "handler=warn_and_continue": "--errors skip",
-    "on_reappearing='allow'": "--on-reappearing allow",
-    "on_duplicate='first' or 'last'": "--on-duplicate first or last",
-    "lowercase=False": "--keep-case",
-    "group_by_key(keys='last_dot')": "--keys last_dot",
-    "require_end_marker=False": "--no-end-marker",
-    "concatenated=True": "--concatenated",
-}
-
 
 class UsageError(Exception):
     """Arguments that are each valid, but not together."""
@@ -154,17 +132,10 @@ def tell_lost(count: int) -> None:
         say(f"lost: {counted(count, 'shard or sample was', 'shards or samples were')} skipped (see above)")
 
 
-def in_our_words(text: str) -> str:
-    """Replaces the options of functions that a message of the library recommends by the program's own."""
-    for theirs, ours in _WORDS.items():
-        text = text.replace(theirs, ours)
-    return text
-
-
 def message_of(error: BaseException) -> str:
-    """Returns the error's own text, without the name of the pipe that torch appends."""
+    """Returns an error's message for the command line, without the name of the pipe that torch appends."""
     text = cli_message(error).partition("\nThis exception is thrown by ")[0].strip()
-    return in_our_words(text or type(error).__name__)
+    return text or type(error).__name__
 
 
 def let_go_of_output() -> None:
@@ -177,7 +148,7 @@ def let_go_of_output() -> None:
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        say(getattr(record, "cli_message", "") or in_our_words(record.getMessage()))
+        say(getattr(record, "cli_message", "") or record.getMessage())
 
 
 @contextlib.contextmanager

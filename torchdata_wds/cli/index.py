@@ -218,7 +218,7 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
         shown = mask_url(url)
         raise ShardOpenError(
             f"cannot write the index {shown}: another one is there, of other options or another version of its shard. "
-            "Pass overwrite=True to replace such files",
+            "Pass --force to replace it",
             shard=shown,
         )
     write_whole([index], url, overwrite=overwrite)

@@ -195,7 +195,7 @@ class ShardWriter(Unique):
     def _open(self, packed: PackedSample) -> ShardFile:
         if archive_size(packed.size) > self.max_bytes:
             logger.warning(
-                "sample %r alone makes a shard of %s bytes, more than max_bytes=%s",
+                "sample %r alone makes a shard of %s bytes, more than the size limit of %s",
                 packed.key,
                 f"{archive_size(packed.size):,}",
                 f"{self.max_bytes:,.0f}",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.cli.cache.folders import CacheFile, check_file, choose_old, list_cache, remove_file
-from torchdata_wds.cli.command import Command, byte_size, counted, in_our_words, say
+from torchdata_wds.cli.command import Command, byte_size, counted, say
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress, paused, stdout_is_apart
 from torchdata_wds.errors import CacheError
@@ -116,7 +116,7 @@ def _verify(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
             if reason is not None:
                 damaged += 1
                 with paused():
-                    print(f"{printable(file.path)}: damaged: {printable(in_our_words(reason))}")
+                    print(f"{printable(file.path)}: damaged: {printable(reason)}")
                 removed += arguments.remove and _remove(file)
             progress.advance()
     told = f"{counted(len(whole) - damaged, 'file')} whole, {damaged:,} damaged"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torchdata_wds.errors import CacheError, WdsError
+from torchdata_wds.errors import CacheError, WdsError, cli_message
 from torchdata_wds.storage.cache.locked_files import (
     OLD_SECONDS,
     ROOM,
@@ -120,7 +120,7 @@ def check_file(file: CacheFile, check_copy: Callable[[str, str], None]) -> str |
                 _check_size(file.path)
                 check_copy(file.path, file.path)
     except (WdsError, OSError) as error:
-        return str(error) if os.path.lexists(file.path) else None
+        return cli_message(error) if os.path.lexists(file.path) else None
     return None
 
 

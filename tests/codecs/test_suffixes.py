@@ -136,11 +136,7 @@ def test_suffix_copies_no_byte_often_when_streams_are_tiny(suffix: str, monkeypa
             handed += len(data)
             return self.machine.decompress(data, *limit)
 
-    def prepare() -> Callable[[], Any]:
-        new = compression.prepare()
-        return lambda: Counted(new())
-
-    monkeypatch.setitem(suffixes.SUFFIXES, suffix, compression._replace(prepare=prepare))
+    monkeypatch.setitem(suffixes.SUFFIXES, suffix, compression._replace(new=lambda: Counted(compression.new())))
     data = COMPRESS[suffix](b"x") * 1000
     assert decode(suffix, data) == b"x" * 1000
     assert handed <= 1000 * 512 + 2 * len(data)

@@ -16,13 +16,7 @@ _SHOWN_VALUE = 60
 
 
 class StepFailedError(Exception):
-    """One step of decoding or encoding a field failed; never leaves this package.
-
-    Args:
-        step: The step, in words for the message.
-        data: What it was given: the bytes, or the value.
-        cause: What it raised.
-    """
+    """One step of a field, named for the message, failed on its bytes or value with a cause; stays in this package."""
 
     def __init__(self, step: str, data: Any, cause: Exception) -> None:
         super().__init__(step)

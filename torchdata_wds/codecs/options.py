@@ -68,16 +68,7 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 def import_optional(module: str, *, extra: str, fields: str) -> Any:
-    """Imports an optional package, or says which extra of this package installs it.
-
-    Args:
-        module: The module to import.
-        extra: The name of the extra.
-        fields: What needs it, in words for the message.
-
-    Raises:
-        MissingPackageError: an ImportError, if it is not installed.
-    """
+    """Imports an optional package; where it is missing, the error says what needs it and which extra installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as cause:

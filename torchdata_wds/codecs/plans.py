@@ -75,13 +75,9 @@ class Planner(ABC, Generic[P]):
 def plan_decoding(
     field: str, decoders: Sequence[UserDecoder], image: ImageDecoder | None, options: DecodeOptions
 ) -> Plan | None:
-    """Chooses how a field is decoded; None where its bytes stay as they are.
+    """Chooses how a field is decoded: by the user's decoders in order, then by the image decoder or the table of types.
 
-    Args:
-        field: The field's name, without a leading dot.
-        decoders: The user's decoders, tried in order.
-        image: Decodes the images that no user's decoder took.
-        options: The options of the built-in codecs.
+    None means that its bytes stay as they are.
     """
     inner, suffix = split_suffix(field)
     codec = None if suffix else find_codec(field)
@@ -152,12 +148,9 @@ def _guard(step: str, function: Callable[[T, Options], R], options: Options) -> 
 
 
 def plan_encoding(field: str, users: Mapping[str, UserEncoder], options: EncodeOptions) -> EncodingPlan:
-    """Chooses how the values of a field are encoded.
+    """Chooses how the values of a field are encoded: first by the user's function for the longest extension that fits.
 
-    Args:
-        field: The field's name, without a leading dot.
-        users: Extension -> the user's function for it; the longest extension that fits wins.
-        options: The options of the built-in codecs.
+    What it returns, and the values of fields without one, are encoded by the table of types and compressed.
     """
     inner, suffix = split_suffix(field)
     codec = find_codec(field)

@@ -6,6 +6,8 @@ of the library's own decompressor takes half the time.
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import re
 import sys
 import zlib
@@ -25,14 +27,14 @@ _ZSTD_WINDOW = 128 << 20
 
 
 class Compression(NamedTuple):
-    """One compression: what a stream begins with, and a function that returns a maker of decompressors.
+    """One compression: what a stream begins with, and what makes a decompressor.
 
     zstandard has no limit on what one call returns, and no padding between its frames. A block of a few bytes can hold
     128 KiB, so it gets its input in small pieces.
     """
 
     magic: bytes
-    prepare: Callable[[], Callable[[], Any]]
+    new: Callable[[], Any]
     is_zstd: bool = False
 
 
@@ -49,12 +51,11 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
         b'7'
     """
     compression = SUFFIXES[suffix]
-    new = compression.prepare()
     largest_piece = 4096 if compression.is_zstd else sys.maxsize
     parts: list[bytes] = []
     end, left = 0, max_bytes
     while end < len(data) or not parts:
-        machine = new()
+        machine = compression.new()
         # The first stream, mostly the only one, is read in large pieces. For those after it they begin small and grow
         # with the stream: the machine copies what follows the stream in a piece, and so all streams take linear time.
         size = min(largest_piece, _FIRST_PIECE if end else len(data))
@@ -107,31 +108,18 @@ def is_compressed(suffix: str, data: bytes) -> bool:
     return True
 
 
-def _bzip2() -> Callable[[], Any]:
-    import bz2
-
-    return bz2.BZ2Decompressor
-
-
-def _xz() -> Callable[[], Any]:
-    import lzma
-
-    return partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
-
-
-def _zstd() -> Callable[[], Any]:
-    make: Callable[[], Any] = _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj
-    return make
-
-
 def _zstandard() -> Any:
     return import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
 
 
 #: Suffix -> its compression.
 SUFFIXES: dict[str, Compression] = {
-    "gz": Compression(b"\x1f\x8b", lambda: partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
-    "bz2": Compression(b"BZh", _bzip2),
-    "xz": Compression(b"\xfd7zXZ\0", _xz),
-    "zst": Compression(b"\x28\xb5\x2f\xfd", _zstd, is_zstd=True),
+    "gz": Compression(b"\x1f\x8b", partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
+    "bz2": Compression(b"BZh", bz2.BZ2Decompressor),
+    "xz": Compression(b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)),
+    "zst": Compression(
+        b"\x28\xb5\x2f\xfd",
+        lambda: _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
+        is_zstd=True,
+    ),
 }

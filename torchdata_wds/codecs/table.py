@@ -22,19 +22,12 @@ __all__ = ["CODECS", "Codec", "find_codec"]
 
 @dataclass(frozen=True)
 class Codec:
-    """One field type.
-
-    Args:
-        name: What it is called in messages.
-        extensions: The extensions that have it, space separated.
-        decode: Bytes and options -> value; None where the bytes stay as they are unless a decoder is given.
-        encode: Value and options -> bytes; None where only bytes can be written.
-    """
+    """One field type: its name in messages, and the extensions that have it, space separated."""
 
     name: str
     extensions: str
-    decode: Callable[[bytes, DecodeOptions], Any] | None = None
-    encode: Callable[[Any, EncodeOptions], bytes] | None = None
+    decode: Callable[[bytes, DecodeOptions], Any] | None = None  # None: stays bytes unless a decoder is given
+    encode: Callable[[Any, EncodeOptions], bytes] | None = None  # None: only bytes can be written
 
 
 _ROWS = (

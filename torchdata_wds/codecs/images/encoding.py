@@ -29,25 +29,15 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class FileFormat:
-    """What an image format holds.
-
-    Args:
-        name: Its name.
-        modes: The modes of 8 bits a channel (or less) that read back equal, space separated; Pillow's names.
-        deep_modes: The modes of 16 bits a channel that do.
-        keyed_modes: The modes that keep a transparent colour, or the transparency of a palette.
-        keeps_exif: Whether EXIF data, with the orientation in it, is kept.
-        keeps_palette_alpha: Whether the alpha of a palette's colours is kept.
-        max_side: The most pixels in one direction; 0 for more than any memory holds.
-    """
+    """What an image format holds, in Pillow's names of modes, space separated."""
 
     name: str
-    modes: str
-    deep_modes: str = ""
-    keyed_modes: str = ""
-    keeps_exif: bool = False
+    modes: str  # of 8 bits a channel or less, which read back equal
+    deep_modes: str = ""  # of 16 bits a channel, which do
+    keyed_modes: str = ""  # which keep a transparent colour, or the transparency of a palette
+    keeps_exif: bool = False  # with the orientation in it
     keeps_palette_alpha: bool = False
-    max_side: int = 0
+    max_side: int = 0  # in pixels; 0 for more than any memory holds
 
 
 _FORMATS = {
@@ -64,17 +54,9 @@ _FORMATS = {
 
 
 def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat) -> bytes:
-    r"""Encodes an image as a file.
+    """Encodes an image as a file, and refuses what would not read back equal.
 
-    Args:
-        value: A PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8
-            bits.
-        options: Says how tensors lie, and how hard to compress.
-        file_format: The format of the file.
-
-    Example:
-        >>> encode_image(np.zeros((1, 2), np.uint8), EncodeOptions(), file_format=_FORMATS["pgm"])
-        b'P5\n2 1\n255\n\x00\x00'
+    It is a PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8 bits.
     """
     from PIL import Image
 

@@ -197,22 +197,12 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def write_pnm(pixels: Pixels) -> bytes:
-    r"""Writes a binary PGM file of HW pixels, or a PPM file of HWC pixels with 3 channels; uint8 or uint16.
-
-    Example:
-        >>> write_pnm(np.array([[1, 2]], np.uint8))
-        b'P5\n2 1\n255\n\x01\x02'
-    """
+    """Writes a binary PGM file of HW pixels, or a PPM file of HWC pixels with 3 channels; uint8 or uint16."""
     magic = "P5" if pixels.ndim == 2 else "P6"
     header = f"{magic}\n{pixels.shape[1]} {pixels.shape[0]}\n{np.iinfo(pixels.dtype).max}\n"
     return header.encode() + pixels.astype(pixels.dtype.newbyteorder(">"), copy=False).tobytes()
 
 
 def write_bitmap(bits: Pixels) -> bytes:
-    r"""Writes a binary PBM file of HW truth values, where True is white.
-
-    Example:
-        >>> write_bitmap(np.array([[True, False]]))
-        b'P4\n2 1\n@'
-    """
+    """Writes a binary PBM file of HW truth values, where True is white."""
     return f"P4\n{bits.shape[1]} {bits.shape[0]}\n".encode() + np.packbits(~bits, axis=1).tobytes()

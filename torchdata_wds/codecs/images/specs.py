@@ -21,19 +21,12 @@ Container = Literal["numpy", "torch", "pil"]
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """What an image becomes.
+    """What an image becomes."""
 
-    Args:
-        name: The spec itself.
-        container: Arrays (HWC, or HW for grey), tensors (CHW) or PIL images.
-        mode: Pillow's name of the channels: ``L``, ``RGB`` or ``RGBA``.
-        is_float: float32 in 0..1 instead of uint8; means nothing for PIL images.
-    """
-
-    name: str
-    container: Container
-    mode: Literal["L", "RGB", "RGBA"]
-    is_float: bool = False
+    name: str  # the spec itself
+    container: Container  # arrays (HWC, or HW for grey), tensors (CHW) or PIL images
+    mode: Literal["L", "RGB", "RGBA"]  # Pillow's name of the channels
+    is_float: bool = False  # float32 in 0..1 instead of uint8; means nothing for PIL images
 
 
 _MODES: dict[str, Literal["L", "RGB", "RGBA"]] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}

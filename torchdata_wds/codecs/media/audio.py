@@ -47,18 +47,10 @@ class _Part(NamedTuple):
 
 
 def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool) -> Samples | None:
-    """Decodes the audio of a file from one second up to, not with, another.
+    """Decodes the audio of a file from one second up to, not with, another; None where there is no audio stream.
 
-    Args:
-        data: The bytes of the file.
-        start: The second of the first sample, rounded to the nearest sample.
-        end: The second of the first sample that is left out; None for all.
-        max_bytes: The most that the samples may take.
-        with_video: Whether seconds are counted as for the frames, instead of from the first sample.
-
-    Returns:
-        The samples; None where there is no audio stream. What is not in the file is not there, at the beginning and
-        at the end; with `with_video`, pauses are silent.
+    With `with_video` seconds are counted as for the frames, instead of from the first sample, and pauses are silent.
+    What is not in the file at the beginning and at the end is not there.
     """
     with open_media(data) as container:
         streams = container.streams.audio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,7 @@ _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
 # What pickle writes in one way up to here, and in others beyond.
 _MAX_INT = 2**31
 
-_MAPPINGS = (dict, collections.OrderedDict)
-_SEQUENCES = (list, tuple)
+_CONTAINERS = (dict, collections.OrderedDict, list, tuple)
 
 # Storages begin at addresses that suit every type; the parts that are cut out of them must, too.
 _ALIGNMENT = 64
@@ -98,17 +98,20 @@ def _compact_views(value: Any, leaves: list[Any]) -> Any:
     moved: dict[int, Any] = {}
     for group in sharing.values():
         moved.update(_move(group))
-    return _rebuild(value, moved) if moved else value
+    if not moved:
+        return value
+    # What deepcopy finds in its memo it takes for copied: that leaves it the containers, one for one.
+    kept = {id(leaf): leaf for leaf in leaves if type(leaf) not in _CONTAINERS}
+    return copy.deepcopy(value, {**kept, **moved})
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
     """Yields what is in the containers, and a container itself where it comes again: it may hold itself."""
-    kind = type(value)
-    if (kind not in _MAPPINGS and kind not in _SEQUENCES) or id(value) in seen:
+    if type(value) not in _CONTAINERS or id(value) in seen:
         yield value
         return
     seen.add(id(value))
-    for item in value if kind in _SEQUENCES else [*value.keys(), *value.values()]:
+    for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
         yield from _leaves(item, seen)
 
 
@@ -123,9 +126,15 @@ def _move(group: list[torch.Tensor]) -> dict[int, Any]:
             return {}
         copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         return {id(tensor): _finish(copy, tensor)}
-    spans = [_span(tensor) for tensor in group if tensor.numel()]
-    begin = min((span[0] for span in spans), default=0) // _ALIGNMENT * _ALIGNMENT
-    end = max((span[1] for span in spans), default=0)
+    # Shape (3, 4) and strides (10, 1) at offset 5: items 5 to 5 + 2 * 10 + 3 * 1 = 28, of which each takes some bytes.
+    begins, ends = [], [0]
+    for tensor in group:
+        if tensor.numel():
+            first = int(tensor.storage_offset())
+            last = first + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            begins.append(first * tensor.element_size())
+            ends.append(int(last + 1) * tensor.element_size())
+    begin, end = min(begins, default=0) // _ALIGNMENT * _ALIGNMENT, max(ends)
     if end - begin >= size:
         return {}
     storage = group[0].untyped_storage()[begin:end].clone()
@@ -142,12 +151,6 @@ def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return moved.requires_grad_(tensor.requires_grad)
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = int(tensor.storage_offset()) * tensor.element_size()
-    return begin, begin + int(last + 1) * tensor.element_size()
-
-
 def _show_in(storage: Any, tensor: torch.Tensor, begin: int) -> torch.Tensor:
     import torch
 
@@ -158,24 +161,3 @@ def _show_in(storage: Any, tensor: torch.Tensor, begin: int) -> torch.Tensor:
     shown = empty.set_(storage, offset, tensor.shape, tensor.stride())
     shown = shown.conj() if tensor.is_conj() else shown
     return torch._neg_view(shown) if tensor.is_neg() else shown
-
-
-def _rebuild(value: Any, done: dict[int, Any]) -> Any:
-    """Copies the containers around replaced tensors; what is in several places stays one object."""
-    kind = type(value)
-    if id(value) in done:
-        return done[id(value)]
-    if kind in _MAPPINGS:
-        mapping = done[id(value)] = kind()
-        if kind is collections.OrderedDict:  # a module's state has its versions there
-            vars(mapping).update(vars(value))
-        for key, item in value.items():
-            mapping[key] = _rebuild(item, done)
-        return mapping
-    if kind is list:
-        items = done[id(value)] = []
-        items.extend(_rebuild(item, done) for item in value)
-        return items
-    if kind is tuple:
-        return done.setdefault(id(value), tuple(_rebuild(item, done) for item in value))
-    return value

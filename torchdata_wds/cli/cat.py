@@ -9,6 +9,7 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.cli.arguments.outputs import (
@@ -24,26 +25,13 @@ from torchdata_wds.pipes.samples.shuffle import shuffled
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    parser.add_argument("-c", "--count", type=whole_number, metavar="N", help="stop after N samples")
-    parser.add_argument("--skip", type=whole_number, default=0, metavar="N", help="leave the first N samples out")
-    parser.add_argument(
-        "--shuffle",
-        type=positive_number,
-        metavar="N",
-        help="read the shards in random order (without --slice), and shuffle samples through a buffer of N",
-    )
-    parser.add_argument("--seed", type=whole_number, help="of --shuffle: the same seed gives the same order")
-    parser.add_argument(
-        "--mix", type=positive_number, default=1, metavar="K", help="keep K shards open and take samples in turn"
-    )
-    parser.add_argument(
-        "-p",
-        "--parallel",
-        type=positive_number,
-        default=1,
-        metavar="N",
-        help="read N shards at once; the order stays the same",
-    )
+    table.option(parser, "-c --count", "N", "stop after N samples", whole_number)
+    table.option(parser, "--skip", "N", "leave the first N samples out", whole_number, default=0)
+    text = "read the shards in random order (without --slice), and shuffle samples through a buffer of N"
+    table.option(parser, "--shuffle", "N", text, positive_number)
+    table.seed(parser, "--shuffle")
+    table.option(parser, "--mix", "K", "keep K shards open and take samples in turn", positive_number, default=1)
+    table.parallel(parser, "read N shards at once; the order stays the same")
     add_field_arguments(parser)
     add_output_arguments(parser)
 

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.fields import FieldChoices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import add_shared_arguments, check_one_output, write_whole
+from torchdata_wds.cli.arguments.outputs import check_one_output, write_whole
 from torchdata_wds.cli.command import Command, UsageError, counted, say
 from torchdata_wds.cli.printing import guess_text, printable
 from torchdata_wds.cli.tables.json_lines import unfold
@@ -41,24 +42,12 @@ _NOTHING = object()
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
-    parser.add_argument(
-        "-f",
-        "--fields",
-        default=";".join(IMAGE_FIELDS),
-        metavar="SPEC",
-        help="the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)",
-    )
-    parser.add_argument(
-        "-w",
-        "--where",
-        action="append",
-        default=[],
-        type=_condition,
-        metavar="CONDITION",
-        help="as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold",
-    )
-    parser.add_argument("-o", "--output", default=STDIN, metavar="FILE", help="where to, by default standard output")
-    add_shared_arguments(parser, "--force")
+    text = "the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)"
+    table.option(parser, "-f --fields", "SPEC", text, default=";".join(IMAGE_FIELDS))
+    text = "as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold"
+    table.option(parser, "-w --where", "CONDITION", text, _condition, action="append", default=[])
+    table.option(parser, "-o --output", "FILE", "where to, by default standard output", default=STDIN)
+    table.force(parser)
 
 
 def _condition(text: str) -> Condition:

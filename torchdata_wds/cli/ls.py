@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 from torchdata_wds import storage
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import write_line
 from torchdata_wds.cli.command import Command, counted, say
@@ -31,8 +32,8 @@ Sizes = dict[str, int]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="a JSON object a line: key, shard, fields, bytes")
-    parser.add_argument("-q", "--totals", action="store_true", help="only the counts, on standard output")
+    table.flag(parser, "--json", "a JSON object a line: key, shard, fields, bytes")
+    table.flag(parser, "-q --totals", "only the counts, on standard output")
 
 
 def _run(arguments: argparse.Namespace) -> int:

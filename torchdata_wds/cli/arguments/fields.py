@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from torchdata_wds.cli.arguments.table import choice, option
 from torchdata_wds.cli.command import UsageError, counted, say
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
@@ -44,8 +45,8 @@ class FieldChoices:
     """
 
     def __init__(self, spec: str, *, missing: Missing = "error") -> None:
-        self._choices = parse_field_items(spec)
-        self.columns = [choice.column for choice in self._choices]
+        self._items = parse_field_items(spec)
+        self.columns = [item.column for item in self._items]
         self.missing = missing
         self.left_out = 0
         self.left_empty = 0
@@ -53,8 +54,8 @@ class FieldChoices:
     def choose(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns ``__key__``, ``__url__`` and the chosen fields, or None if the sample is left out."""
         chosen = {name: sample[name] for name in _ALWAYS if name in sample}
-        for choice in self._choices:
-            found = self._find(sample, choice)
+        for item in self._items:
+            found = self._find(sample, item)
             if found is None:
                 return None
             for name, value in found:
@@ -72,53 +73,44 @@ class FieldChoices:
     def row(self, sample: Mapping[str, Any]) -> list[Any] | None:
         """Returns a value for each of `columns`, b"" for an empty one; None if the sample is left out."""
         values = []
-        for choice in self._choices:
-            found = self._find(sample, choice)
+        for item in self._items:
+            found = self._find(sample, item)
             if found is None:
                 return None
             if len(found) > 1:
                 which, place = name_sample(sample)
                 raise DuplicateFieldError(
-                    f"{which} has {len(found)} fields that match {choice.column!r}, and a table has one column for "
+                    f"{which} has {len(found)} fields that match {item.column!r}, and a table has one column for "
                     f"them: {[name for name, _ in found]}. Name the one that is meant",
                     **place,
-                    field=choice.column,
+                    field=item.column,
                 )
             values.append(found[0][1] if found else _EMPTY)
         return values
 
-    def _find(self, sample: Mapping[str, Any], choice: FieldItem) -> list[tuple[str, Any]] | None:
+    def _find(self, sample: Mapping[str, Any], item: FieldItem) -> list[tuple[str, Any]] | None:
         """Returns the fields of one item with their new names; None if the sample is left out."""
-        if names := choice.find(sample):
+        if names := item.find(sample):
             values = [(new, sample[name]) for new, name in names]
             # a key that becomes a field of its own is text in it
-            renamed = choice.new is not None
+            renamed = item.new is not None
             return [(new, value.encode() if renamed and isinstance(value, str) else value) for new, value in values]
         if self.missing == "error":
-            raise missing_field(sample, choice.names)
+            raise missing_field(sample, item.names)
         if self.missing == "skip":
             self.left_out += 1
             return None
         self.left_empty += 1
-        return [] if choice.is_glob else [(choice.new or choice.names[0], _EMPTY)]
+        return [] if item.is_glob else [(item.new or item.names[0], _EMPTY)]
 
 
 def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Adds ``--fields`` and ``--missing``."""
     group = parser.add_argument_group("fields")
-    group.add_argument(
-        "-f",
-        "--fields",
-        required=required,
-        metavar="SPEC",
-        help="fields, separated by blanks: 'jpg;png' (the first that is there), new=old, '*.json'",
-    )
-    group.add_argument(
-        "--missing",
-        choices=get_args(Missing),
-        default="error",
-        help="a sample without such a field: stop, leave it out, or take it as empty (default: error)",
-    )
+    text = "fields, separated by blanks: 'jpg;png' (the first that is there), new=old, '*.json'"
+    option(group, "-f --fields", "SPEC", text, required=required)
+    text = "a sample without such a field: stop, leave it out, or take it as empty (default: error)"
+    choice(group, "--missing", get_args(Missing), text, "error")
 
 
 def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:

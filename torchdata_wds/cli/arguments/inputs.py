@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
+from torchdata_wds.cli.arguments.table import choice, flag, option
 from torchdata_wds.cli.command import (
     Part,
     UsageError,
@@ -25,7 +26,6 @@ from torchdata_wds.cli.command import (
     say,
     tell_left_out,
     tell_lost,
-    whole_number,
 )
 from torchdata_wds.cli.progress_bar import Progress, stdout_is_apart
 from torchdata_wds.errors import SampleError, ShardListError, UnsafeDataError
@@ -49,67 +49,33 @@ def add_input_arguments(
     add_shards_argument(parser, parts=parts)
     group = parser.add_argument_group("input")
     if slices:
-        group.add_argument("--slice", type=range_of, metavar="LO:HI:STEP", help="which samples of the whole stream")
-        group.add_argument("--shard-slice", type=range_of, metavar="LO:HI:STEP", help="which samples of each shard")
+        option(group, "--slice", "LO:HI:STEP", "which samples of the whole stream", range_of)
+        option(group, "--shard-slice", "LO:HI:STEP", "which samples of each shard", range_of)
     if errors:
-        group.add_argument(
-            "--errors",
-            choices=("stop", "skip"),
-            default="stop",
-            help="at damage: stop, or skip what is lost, report it, and exit with 1 (default: stop)",
-        )
-    group.add_argument(
-        "--keys",
-        type=_key_rule,
-        default="first_dot",
-        metavar="RULE",
-        help="where names are split: first_dot, last_dot, or a regular expression with a group for key and field",
-    )
-    group.add_argument("--keep-case", action="store_true", help="do not lower-case fields")
-    group.add_argument(
-        "--on-duplicate", choices=("error", "first", "last"), default="error", help="a field that comes twice"
-    )
-    group.add_argument(
-        "--on-reappearing", choices=("error", "warn", "allow"), default="error", help="a key that comes back later"
-    )
-    group.add_argument("--no-end-marker", action="store_true", help="accept a shard without an end marker as complete")
-    group.add_argument("--concatenated", action="store_true", help="read on after an end marker")
-    group.add_argument(
-        "--max-member-bytes",
-        type=byte_size,
-        default=DEFAULT_MAX_MEMBER_BYTES,
-        metavar="SIZE",
-        help="the size of the largest member that is read, such as 500MB or 8GiB (default: 4GiB)",
-    )
+        text = "at damage: stop, or skip what is lost, report it, and exit with 1 (default: stop)"
+        choice(group, "--errors", ("stop", "skip"), text, "stop")
+    text = "where names are split: first_dot, last_dot, or a regular expression with a group for key and field"
+    option(group, "--keys", "RULE", text, _key_rule, default="first_dot")
+    flag(group, "--keep-case", "do not lower-case fields")
+    choice(group, "--on-duplicate", ("error", "first", "last"), "a field that comes twice", "error")
+    choice(group, "--on-reappearing", ("error", "warn", "allow"), "a key that comes back later", "error")
+    flag(group, "--no-end-marker", "accept a shard without an end marker as complete")
+    flag(group, "--concatenated", "read on after an end marker")
+    text = "the size of the largest member that is read, such as 500MB or 8GiB (default: 4GiB)"
+    option(group, "--max-member-bytes", "SIZE", text, byte_size, default=DEFAULT_MAX_MEMBER_BYTES)
 
 
 def add_shards_argument(parser: argparse.ArgumentParser, *, required: bool = False, parts: bool = True) -> None:
     """Adds the arguments of `list_inputs`, with or without standard input where no shard is named, and ``--part``."""
-    parser.add_argument(
-        "shards",
-        nargs="+" if required else "*",
-        metavar="SHARDS",
-        help="paths and URLs with braces or globs, folders, '@list.txt' with one of these a line"
-        + ("" if required else ", '-'; none is standard input"),
-    )
-    parser.add_argument("--allow-pipe", action="store_true", help="let lists (@list.txt) name commands")
+    text = "paths and URLs with braces or globs, folders, '@list.txt' with one of these a line"
+    text += "" if required else ", '-'; none is standard input"
+    option(parser, "shards", "SHARDS", text, nargs="+" if required else "*")
+    flag(parser, "--allow-pipe", "let lists (@list.txt) name commands")
     if not parts:
         parser.set_defaults(part=None)
         return
-    parser.add_argument(
-        "--part",
-        type=part_number,
-        metavar="I/N",
-        help="take only part I, from 0, of N equal parts of the list of shards, as in the job of an array: "
-        "$SLURM_ARRAY_TASK_ID/8",
-    )
-
-
-def add_count_argument(parser: argparse.ArgumentParser, default: str = "all") -> None:
-    """Adds ``--count``."""
-    parser.add_argument(
-        "-c", "--count", type=whole_number, metavar="N", help=f"how many samples at most (default: {default})"
-    )
+    text = "take only part I, from 0, of N equal parts of the list of shards, as in the job of an array: "
+    option(parser, "--part", "I/N", text + "$SLURM_ARRAY_TASK_ID/8", part_number)
 
 
 def _key_rule(text: str) -> KeyRule:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import SampleReader
 from torchdata_wds.cli.command import UsageError, say
 from torchdata_wds.cli.map.target_names import BRACES
@@ -20,38 +21,14 @@ from torchdata_wds.storage.targets.local import PARTIAL
 from torchdata_wds.storage.urls import STDIN, scheme_of
 from torchdata_wds.writers.tar_writer import TarWriter
 
-#: Arguments that several commands have.
-_SHARED: dict[str, dict[str, Any]] = {
-    "--force": {"action": "store_true", "help": "replace what exists"},
-    "--compress": {"choices": ("gz", "bz2", "xz", "zst", "none"), "help": "by default as the name's suffix says"},
-    "--index": {"action": "store_true", "help": "write an index beside each shard"},
-    "--rekey": {
-        "metavar": "PATTERN",
-        "help": "new keys, from {number:09d} (for short: '#'), {key} and {shard}, as in '{shard}/{key}'",
-    },
-}
-
-Parser = argparse.ArgumentParser | argparse._ArgumentGroup
-
-
-def add_shared_arguments(parser: Parser, *names: str) -> None:
-    """Adds some of the arguments ``--force``, ``--compress``, ``--index`` and ``--rekey``."""
-    for name in names:
-        parser.add_argument(name, **_SHARED[name])
-
 
 def add_output_arguments(
     parser: argparse.ArgumentParser, what: str = "a path, a URL that can be written, or '-' (the default)"
 ) -> None:
     """Adds the arguments of writing an archive; `what` is the help of ``--output``."""
     group = parser.add_argument_group("output")
-    group.add_argument("-o", "--output", default=STDIN, metavar="SHARD", help=what)
-    add_shared_arguments(group, "--force", "--compress", "--index", "--rekey")
-
-
-def add_rekey_argument(parser: Parser) -> None:
-    """Adds ``--rekey``."""
-    add_shared_arguments(parser, "--rekey")
+    table.option(group, "-o --output", "SHARD", what, default=STDIN)
+    table.writing(group)
 
 
 def compression(arguments: argparse.Namespace) -> Any:

@@ -10,8 +10,6 @@ from torchdata_wds.cli.command import positive_number, whole_number
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
-COMPRESSIONS = ("gz", "bz2", "xz", "zst", "none")
-
 
 def flag(parser: Parser, names: str, text: str) -> None:
     """Adds an argument that is there or not; its names are separated by blanks."""
@@ -35,18 +33,18 @@ def force(parser: Parser) -> None:
     flag(parser, "--force", "replace what exists")
 
 
-def writing(parser: Parser) -> None:
-    """Adds what all commands that write shards have: ``--force``, ``--compress``, ``--index`` and ``--rekey``."""
-    force(parser)
-    choice(parser, "--compress", COMPRESSIONS, "by default as the name's suffix says")
-    flag(parser, "--index", "write an index beside each shard")
-    rekey(parser)
-
-
 def rekey(parser: Parser) -> None:
     """Adds ``--rekey``."""
     text = "new keys, from {number:09d} (for short: '#'), {key} and {shard}, as in '{shard}/{key}'"
     option(parser, "--rekey", "PATTERN", text)
+
+
+def writing(parser: Parser) -> None:
+    """Adds what all commands that write shards have: ``--force``, ``--compress``, ``--index`` and ``--rekey``."""
+    force(parser)
+    choice(parser, "--compress", ("gz", "bz2", "xz", "zst", "none"), "by default as the name's suffix says")
+    flag(parser, "--index", "write an index beside each shard")
+    rekey(parser)
 
 
 def count(parser: Parser, default: str = "all") -> None:
@@ -60,6 +58,5 @@ def parallel(parser: Parser, text: str, default: int = 1) -> None:
 
 
 def seed(parser: Parser, owner: str) -> None:
-    """Adds ``--seed``, of another argument that shuffles."""
-    text = f"of {owner}: the same seed gives the same order"
-    parser.add_argument("--seed", type=whole_number, help=text)
+    """Adds ``--seed`` of an argument that shuffles."""
+    option(parser, "--seed", "SEED", f"of {owner}: the same seed gives the same order", whole_number)

@@ -6,6 +6,7 @@ import argparse
 from contextlib import closing
 from typing import Any, get_args
 
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import (
     SampleOutput,
@@ -14,38 +15,23 @@ from torchdata_wds.cli.arguments.outputs import (
     chosen_seed,
     copy_samples,
 )
-from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say, whole_number
+from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say
 from torchdata_wds.cli.sort.keys import MissingValue, SortKey, SortType
 from torchdata_wds.cli.sort.runs import sort_samples
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    parser.add_argument(
-        "-k", "--key", default="__key__", metavar="FIELD", help="the field to sort by (default: __key__)"
-    )
-    parser.add_argument(
-        "--type",
-        choices=get_args(SortType),
-        default="text",
-        help="compare bytes, integers or numbers, or give an order that looks random (default: text)",
-    )
-    parser.add_argument("--seed", type=whole_number, help="of --type shuffle: the same seed gives the same order")
-    parser.add_argument("--reverse", action="store_true", help="the largest first; equal ones keep their order")
-    parser.add_argument(
-        "--missing",
-        choices=get_args(MissingValue),
-        default="error",
-        help="a sample without the field: stop, leave it out, or put it last (default: error)",
-    )
-    parser.add_argument(
-        "--memory",
-        type=byte_size,
-        default=float(1 << 30),
-        metavar="SIZE",
-        help="how much to keep in memory; more goes to temporary files (default: 1GiB)",
-    )
-    parser.add_argument("--tmpdir", metavar="FOLDER", help="where the temporary files go (default: the system's)")
+    table.option(parser, "-k --key", "FIELD", "the field to sort by (default: __key__)", default="__key__")
+    text = "compare bytes, integers or numbers, or give an order that looks random (default: text)"
+    table.choice(parser, "--type", get_args(SortType), text, "text")
+    table.seed(parser, "--type shuffle")
+    table.flag(parser, "--reverse", "the largest first; equal ones keep their order")
+    text = "a sample without the field: stop, leave it out, or put it last (default: error)"
+    table.choice(parser, "--missing", get_args(MissingValue), text, "error")
+    text = "how much to keep in memory; more goes to temporary files (default: 1GiB)"
+    table.option(parser, "--memory", "SIZE", text, byte_size, default=float(1 << 30))
+    table.option(parser, "--tmpdir", "FOLDER", "where the temporary files go (default: the system's)")
     add_output_arguments(parser)
 
 

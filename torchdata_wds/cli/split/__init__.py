@@ -12,8 +12,9 @@ from contextlib import closing
 from typing import Any
 
 from torchdata_wds import storage
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import Rekeying, add_shared_arguments, compression, write_line
+from torchdata_wds.cli.arguments.outputs import Rekeying, compression, write_line
 from torchdata_wds.cli.command import (
     Command,
     UsageError,
@@ -38,33 +39,17 @@ _PLACES = ("path", "name", "folder", "shard", "count")
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    parser.add_argument(
-        "-n", "--count", type=positive_number, default=100_000, metavar="N", help="samples in a shard (default: 100000)"
-    )
-    parser.add_argument(
-        "-s",
-        "--size",
-        type=byte_size,
-        default=1e9,
-        metavar="BYTES",
-        help="the most bytes of a shard before compression, headers counted (default: 1e9)",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        metavar="NAME",
-        help="NAME gives NAME-000000.tar and so on; or a pattern with %%06d or {shard:06d}",
-    )
-    parser.add_argument("--start", type=_first_number, default=0, metavar="N", help="number of the first, or 'next'")
-    parser.add_argument("--max-shards", type=positive_number, metavar="N", help="stop when N shards are full")
-    parser.add_argument(
-        "--post",
-        metavar="COMMAND",
-        help="run this by sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}",
-    )
-    parser.add_argument("--delete", action="store_true", help="remove each shard for which --post has succeeded")
-    add_shared_arguments(parser, "--force", "--compress", "--index", "--rekey")
+    table.option(parser, "-n --count", "N", "samples in a shard (default: 100000)", positive_number, default=100_000)
+    text = "the most bytes of a shard before compression, headers counted (default: 1e9)"
+    table.option(parser, "-s --size", "BYTES", text, byte_size, default=1e9)
+    text = "NAME gives NAME-000000.tar and so on; or a pattern with %%06d or {shard:06d}"
+    table.option(parser, "-o --output", "NAME", text, required=True)
+    table.option(parser, "--start", "N", "number of the first, or 'next'", _first_number, default=0)
+    table.option(parser, "--max-shards", "N", "stop when N shards are full", positive_number)
+    text = "run this by sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}"
+    table.option(parser, "--post", "COMMAND", text)
+    table.flag(parser, "--delete", "remove each shard for which --post has succeeded")
+    table.writing(parser)
 
 
 def _first_number(text: str) -> int | str:

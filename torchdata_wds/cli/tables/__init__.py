@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_count_argument, add_input_arguments
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import write_line
 from torchdata_wds.cli.command import Command, counted, say
 from torchdata_wds.cli.tables.cells import Binary, escape_cell, write_cell
@@ -22,15 +23,11 @@ _KEY, _URL = "__key__", "__url__"
 def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_field_arguments(parser, required=True)
-    add_count_argument(parser)
-    parser.add_argument("--no-key", action="store_true", help="leave out the first column, __key__")
-    parser.add_argument("--no-header", action="store_true", help="leave out the first line, the columns' names")
-    parser.add_argument(
-        "--binary",
-        choices=get_args(Binary),
-        default="error",
-        help=r"bytes that are not UTF-8: stop, write \xe9, or 'base64:' and the Base64 of all (default: error)",
-    )
+    table.count(parser)
+    table.flag(parser, "--no-key", "leave out the first column, __key__")
+    table.flag(parser, "--no-header", "leave out the first line, the columns' names")
+    text = r"bytes that are not UTF-8: stop, write \xe9, or 'base64:' and the Base64 of all (default: error)"
+    table.choice(parser, "--binary", get_args(Binary), text, "error")
 
 
 def _run_tsv(arguments: argparse.Namespace) -> int:
@@ -72,14 +69,10 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
 def _add_json_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_field_arguments(parser)
-    add_count_argument(parser)
-    parser.add_argument("--no-key", action="store_true", help="leave out __key__")
-    parser.add_argument(
-        "--binary",
-        choices=get_args(JsonBinary),
-        default="base64",
-        help='what JSON cannot hold: written as {"base64": ...}, or left out (default: base64)',
-    )
+    table.count(parser)
+    table.flag(parser, "--no-key", "leave out __key__")
+    text = 'what JSON cannot hold: written as {"base64": ...}, or left out (default: base64)'
+    table.choice(parser, "--binary", get_args(JsonBinary), text, "base64")
 
 
 def _run_json(arguments: argparse.Namespace) -> int:

@@ -8,15 +8,9 @@ import sys
 from contextlib import closing
 from functools import partial
 
+from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
-from torchdata_wds.cli.arguments.outputs import add_rekey_argument
-from torchdata_wds.cli.command import (
-    Command,
-    UsageError,
-    let_go_of_output,
-    positive_number,
-    whole_number,
-)
+from torchdata_wds.cli.command import Command, UsageError, let_go_of_output, positive_number, whole_number
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress, paused, stdout_is_apart
@@ -53,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "shard's, without .tar and the like) or {shard:06d} (its number)",
     )
     group.add_argument("--force", action="store_true", help="replace what exists")
-    add_rekey_argument(group)
+    table.rekey(group)
 
 
 def run(arguments: argparse.Namespace) -> int:

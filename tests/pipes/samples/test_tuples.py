@@ -47,11 +47,6 @@ def test_wds_to_tuple_equals_webdataset_when_fields_are_there(specs: tuple[Any, 
     assert list(samples().wds_to_tuple(*specs)) == theirs(webdataset.filters.to_tuple(*specs))
 
 
-def test_wds_to_tuple_gives_a_tuple_when_there_is_one_field() -> None:
-    """One field is a tuple of one, never the bare value."""
-    assert list(samples().wds_to_tuple("cls")) == [(b"1",), (b"2",)]
-
-
 @pytest.mark.parametrize("missing", ["skip", "none"])
 def test_wds_to_tuple_warns_when_no_sample_has_an_optional_field(
     missing: Literal["skip", "none"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -126,18 +121,21 @@ def test_wds_to_tuple_drops_and_counts_samples_when_missing_is_skip() -> None:
         len(pipe)
 
 
-@pytest.mark.parametrize("missing", ["ignore", True, None, "None"])
-def test_wds_to_tuple_raises_when_missing_is_no_choice(missing: Any) -> None:
-    """The message lists the three choices."""
-    with pytest.raises(ValueError, match="'error', 'skip', 'none'"):
-        samples().wds_to_tuple("jpg", missing=missing)
-
-
-@pytest.mark.parametrize("specs", [(), ("",), ("  ",), ("jpg", ""), ("jpg;",), (1,), (None, "jpg"), ([],)])
-def test_wds_to_tuple_raises_when_a_spec_is_wrong(specs: tuple[Any, ...]) -> None:
-    """No spec, an empty one or something else is refused by the constructor, with an example."""
-    with pytest.raises(ValueError, match="jpg;png"):
-        samples().wds_to_tuple(*specs)
+def test_tuple_pipes_raise_when_an_argument_is_wrong() -> None:
+    """The constructor refuses missing choices, specs, patterns and functions, and says what is valid."""
+    for missing in ("ignore", True, None, "None"):
+        with pytest.raises(ValueError, match="'error', 'skip', 'none'"):
+            samples().wds_to_tuple("jpg", missing=missing)  # type: ignore[arg-type]
+    wrong_specs: list[tuple[Any, ...]] = [(), ("",), ("  ",), ("jpg", ""), ("jpg;",), (1,), (None, "jpg"), ([],)]
+    for specs in wrong_specs:
+        with pytest.raises(ValueError, match="jpg;png"):
+            samples().wds_to_tuple(*specs)
+    for patterns in ((), ("",), (1,), ([],)):
+        with pytest.raises(ValueError, match=r"pattern|spec"):
+            samples().wds_extract_keys(*patterns)
+    for function in ("int", 3, [int]):
+        with pytest.raises(TypeError, match="functions or None"):
+            IterableWrapper([]).wds_map_tuple(function)
 
 
 @pytest.mark.parametrize("form", ["wds_to_tuple", "wds_extract_keys"])
@@ -163,24 +161,13 @@ def test_wds_map_tuple_gives_tuples_when_items_are_lists() -> None:
     assert items == [["1", "x"]]
 
 
-def test_wds_map_tuple_raises_when_a_tuple_is_too_short() -> None:
-    """More functions than values is a mistake, not a reason to leave one out."""
+def test_wds_map_tuple_raises_when_an_item_is_no_tuple_or_too_short() -> None:
+    """Samples and strings are refused; more functions than values is a mistake, not a reason to leave one out."""
+    for item in ({"jpg": 1}, "text", 3, None):
+        with pytest.raises(TypeError, match=f"got {type(item).__name__}.*wds_to_tuple"):
+            list(IterableWrapper([item]).wds_map_tuple(None))
     with pytest.raises(ValueError, match="2 functions for a tuple of 1 values"):
         list(IterableWrapper([(1,)]).wds_map_tuple(None, int))
-
-
-@pytest.mark.parametrize("item", [{"jpg": 1}, "text", 3, None])
-def test_wds_map_tuple_raises_when_an_item_is_no_tuple(item: Any) -> None:
-    """Samples and strings are refused; the message says what makes tuples."""
-    with pytest.raises(TypeError, match=f"got {type(item).__name__}.*wds_to_tuple"):
-        list(IterableWrapper([item]).wds_map_tuple(None))
-
-
-@pytest.mark.parametrize("function", ["int", 3, [int]])
-def test_wds_map_tuple_raises_when_a_function_is_none(function: Any) -> None:
-    """The constructor refuses what it cannot call."""
-    with pytest.raises(TypeError, match="functions or None"):
-        IterableWrapper([]).wds_map_tuple(function)
 
 
 def test_wds_map_tuple_shows_its_functions_when_printed_in_an_exception() -> None:
@@ -222,13 +209,6 @@ def test_wds_extract_keys_raises_when_several_fields_match() -> None:
     with pytest.raises(DuplicateFieldError, match=r"\['l.png', 'r.png'\] of sample 'a' of shard x.tar"):
         list(pipe.wds_extract_keys("*.png"))
     assert list(pipe.wds_extract_keys("*.png", duplicate_is_error=False)) == [(1,)]
-
-
-@pytest.mark.parametrize("patterns", [(), ("",), (1,), ([],)])
-def test_wds_extract_keys_raises_when_a_pattern_is_wrong(patterns: tuple[Any, ...]) -> None:
-    """No pattern, or one that is no str."""
-    with pytest.raises(ValueError, match=r"pattern|spec"):
-        samples().wds_extract_keys(*patterns)
 
 
 def test_tuple_pipes_know_their_length_when_nothing_may_be_skipped() -> None:

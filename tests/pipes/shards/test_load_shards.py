@@ -244,28 +244,26 @@ def test_load_wds_shards_keeps_secrets_out_of_text() -> None:
     assert "127.0.0.1" in str(caught.value)
 
 
-def test_load_wds_shards_checks_options_when_constructed(good: tuple[str, str]) -> None:
+def test_load_wds_shards_checks_options_when_constructed() -> None:
     """Wrong options raise in the constructor."""
-    source = IterableWrapper([good[0]])
-    with pytest.raises(ValueError, match="keys must be"):
-        source.load_wds_shards(keys="middle")
-    with pytest.raises(TypeError, match="select must be"):
-        source.load_wds_shards(select=3)
-    with pytest.raises(TypeError):
-        source.load_wds_shards(storage_options={"s3": "secret"})
+    source = IterableWrapper([])
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"keys": "middle"}, ValueError, "keys must be"),
+        ({"select": 3}, TypeError, "select must be"),
+        ({"storage_options": {"s3": "secret"}}, TypeError, "s3"),
+        ({"rename": "x"}, TypeError, "rename must be"),
+        ({"max_member_bytes": 0}, ValueError, "max_member_bytes"),
+        ({"require_end_marker": "no"}, TypeError, "require_end_marker must be True or False"),
+        ({"handler": "warn"}, TypeError, "handler must be"),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            source.load_wds_shards(**options)
     with pytest.raises(TypeError):
         source.load_wds_shards("*.jpg")
-    with pytest.raises(TypeError, match="rename must be"):
-        source.load_wds_shards(rename="x")
-    with pytest.raises(ValueError, match="max_member_bytes"):
-        source.load_wds_shards(max_member_bytes=0)
-    with pytest.raises(TypeError, match="require_end_marker must be True or False"):
-        source.load_wds_shards(require_end_marker="no")
-    with pytest.raises(TypeError, match="lowercase must be True or False"):
-        source.group_by_key(lowercase="yes")
-    for form in (source.load_wds_shards, source.group_by_key):
-        with pytest.raises(TypeError, match="handler must be"):
-            form(handler="warn")
+    for option, message in (("lowercase", "lowercase must be True or False"), ("handler", "handler must be")):
+        with pytest.raises(TypeError, match=message):
+            source.group_by_key(**{option: "yes"})
 
 
 def test_load_wds_shards_passes_options_on_to_the_reader(tmp_path: Path) -> None:
@@ -391,7 +389,7 @@ def test_group_by_key_warns_when_the_loader_has_other_keys(
     assert [sample["__key__"] for sample in alike] == ["d1"]
     assert not caplog.records
     list(source.load_wds_shards(handler=skip).filter(everything).group_by_key(keys=by_folder))
-    assert "Give both the same keys=" in caplog.text
+    assert "Use the same keys= for both" in caplog.text
 
 
 def test_load_wds_shards_gives_the_sample_before_damage_when_it_selects(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import check_one_output, write_whole
 from torchdata_wds.cli.command import Command, UsageError, counted, say
 from torchdata_wds.cli.printing import guess_text, printable
-from torchdata_wds.cli.tables.json_lines import unfold
+from torchdata_wds.cli.tables import unfold
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
 from torchdata_wds.codecs.values.json import write_json

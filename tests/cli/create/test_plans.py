@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torchdata_wds.cli.create.assembling import SampleAssembler
 from torchdata_wds.cli.create.plans import Plan
-from torchdata_wds.cli.tables.cells import write_cell
+from torchdata_wds.cli.tables import write_cell
 from torchdata_wds.errors import SpecError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

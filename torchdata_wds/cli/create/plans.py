@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torchdata_wds.cli.create.assembling import Part, Problems, check_part_field
 from torchdata_wds.cli.create.member_sources import MemberSource, parse_path
 from torchdata_wds.cli.create.recipes import list_name, list_text
-from torchdata_wds.cli.tables.cells import unescape_cell
+from torchdata_wds.cli.tables import unescape_cell
 from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.dataset_files.trust import short
 

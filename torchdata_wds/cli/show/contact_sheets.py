@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from torchdata_wds.cli.printing import printable, shorten, shorten_middle
-from torchdata_wds.cli.show.thumbnails import on_checkerboard
 from torchdata_wds.codecs.images.pixels import fitting_size
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ _FIELD_LINES, _MOST_LINES = 3, 10  # of one field, and of all fields below an im
 _LARGEST = 250_000_000  # pixels
 _LONGEST = 65_500  # JPEG's limit
 _PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
+_SQUARE = 8
+_LIGHT, _DARK = (255, 255, 255), (216, 216, 216)  # of the checkerboard
 _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 
 # For keys with letters that Pillow's own font lacks: the first of the system's fonts that has them all.
@@ -110,6 +111,20 @@ def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: Place, room: t
     for number, (text, ink) in enumerate([(tile.key, _INK), (tile.note, _FAINT)]):
         shown, font = _with_font(text)
         draw.text((left, box[3] + 3 + number * _LINE), fit_text(shown, font, width), fill=ink, font=font)
+
+
+def on_checkerboard(image: Image) -> Image:
+    """Returns an RGB image; a checkerboard shows where the original is transparent."""
+    if image.mode == "RGB":
+        return image
+    from PIL.Image import new
+
+    board = new("RGB", image.size, _LIGHT)
+    for top in range(0, image.height, _SQUARE):
+        for left in range(top % (2 * _SQUARE), image.width, 2 * _SQUARE):
+            board.paste(_DARK, (left, top, left + _SQUARE, top + _SQUARE))
+    board.paste(image, mask=image.getchannel("A"))
+    return board
 
 
 def _fit_picture(picture: Image, size: int) -> Image:

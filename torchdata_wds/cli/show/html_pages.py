@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.show.summaries import FieldSummary
-from torchdata_wds.cli.show.thumbnails import data_uri
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 # The page itself forbids whatever a mistake here might let through.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -72,3 +76,12 @@ def _section(sample: SampleSummary) -> str:
 def _text(text: str) -> str:
     """Escapes text for any place in the page, including attributes."""
     return escape(printable(text), quote=True)
+
+
+def data_uri(image: Image) -> str:
+    """Returns the image as a ``data:`` URL: PNG if it has an alpha channel, else JPEG."""
+    out = io.BytesIO()
+    image.info.clear()  # otherwise Pillow writes some of the file's own comments
+    name = "png" if image.mode == "RGBA" else "jpeg"
+    image.save(out, name, quality=85)
+    return f"data:image/{name};base64,{base64.b64encode(out.getvalue()).decode()}"

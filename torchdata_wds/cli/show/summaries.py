@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from torchdata_wds.cli.printing import guess_text, printable, shorten
-from torchdata_wds.cli.show.thumbnails import ImageView, view_image
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.failures import describe_value
+from torchdata_wds.codecs.images.decoding import image_decoder
+from torchdata_wds.codecs.images.files import open_image, read_orientation
+from torchdata_wds.codecs.images.pixels import to_pil, turn
+from torchdata_wds.codecs.images.sixteen_bit import is_deep
 from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
 from torchdata_wds.codecs.matching import handle_extension, matches, parse_extensions
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS
@@ -23,11 +26,16 @@ from torchdata_wds.format.samples.names import is_metadata
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 _SHOWN_BYTES = 24
 _LONGEST_ITEM = 200
 _DEPTH = 8  # what torch and cbor load may even contain itself
 _DIGITS = 40
+# Modes that can be reduced before their colours are converted, and how much larger the cheap first step leaves them.
+_SMOOTH = frozenset(["L", "RGB", "RGBA", "CMYK", "YCbCr"])
+_ROUGH = 1.25
+
 _MEDIA = {
     **dict.fromkeys(parse_extensions("fields", AUDIO_FIELDS), "audio"),
     **dict.fromkeys(parse_extensions("fields", VIDEO_FIELDS), "video"),
@@ -124,6 +132,48 @@ def _reason(error: DecodingError) -> str:
         return "not an image of a known format"
     text = " ".join(str(cause).split())
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+class ImageView(NamedTuple):
+    """An image file in words, such as ``JPEG image, RGB, 640 x 480``, and its thumbnail, RGB or RGBA, if wanted."""
+
+    text: str
+    picture: Image | None
+
+
+def view_image(data: bytes, max_size: int | None = None) -> ImageView:
+    """Reads an image file to its last pixel.
+
+    Args:
+        data: The file.
+        max_size: The longest side of the thumbnail in pixels, turned upright as EXIF says, with 16 bits a channel
+            scaled to 8. 0 keeps the image's own size, None makes no thumbnail.
+
+    Raises:
+        OSError: if the file is cut or Pillow does not know its format.
+        ValueError: if a thumbnail is wanted, and its pixels have no defined range.
+    """
+    with open_image(data) as image:
+        text = _describe(image)
+        mode = "RGBA" if image.has_transparency_data else "RGB"
+        if max_size is None:
+            image.load()
+            return ImageView(text, None)
+        is_smooth = image.mode in _SMOOTH and "transparency" not in image.info and not is_deep(image)
+        if 0 < max_size < max(image.size) and is_smooth:
+            # faster than for training: JPEG's own reduction and whole pixels first
+            image.thumbnail((max_size, max_size), reducing_gap=_ROUGH)
+            small, orientation = image.convert(mode), read_orientation(image)  # Pillow has applied that of a TIFF
+            return ImageView(text, small if orientation == 1 else to_pil(turn(np.asarray(small), orientation)))
+    spec = f"pil{mode.lower()}"
+    return ImageView(text, image_decoder(spec, max_size=max_size or None, exif_transpose=True).decode(data))
+
+
+def _describe(image: ImageFile) -> str:
+    depth = ", 16 bits" if is_deep(image) and not image.mode.startswith(("I", "F")) else ""
+    orientation = read_orientation(image)
+    turned = f", EXIF orientation {orientation}" if orientation != 1 else ""
+    return f"{image.format} image, {image.mode}{depth}, {image.width} x {image.height}{turned}"
 
 
 def summarize(value: Any, width: int = 80) -> str:

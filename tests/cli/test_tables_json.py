@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdata_wds.cli.tables.json_lines import JsonLines, StoredField
+from torchdata_wds.cli.tables import JsonLines, StoredField
 from torchdata_wds.errors import DecodingError
 
 

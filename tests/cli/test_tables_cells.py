@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchdata_wds.cli.tables.cells import Binary, escape_cell, unescape_cell, write_cell
+from torchdata_wds.cli.tables import Binary, escape_cell, unescape_cell, write_cell
 
 CELLS = {
     "": "",

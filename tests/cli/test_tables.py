@@ -11,7 +11,7 @@ import pytest
 
 from tests.kits.shards import sample_members, tar_bytes, write_tar, write_text_shards
 from tests.kits.tool_kit import run_wds
-from torchdata_wds.cli.tables.cells import unescape_cell
+from torchdata_wds.cli.tables import unescape_cell
 
 EVIL = "tab\t, line\n, \\ and \r größe".encode()
 MEMBERS = [

@@ -1,0 +1,318 @@
+r"""``tsv`` and ``json``: fields as a table, and as lines of JSON.
+
+In a cell of a table a backslash, tab, newline and carriage return are written ``\\``, ``\t``, ``\n`` and ``\r``. Bytes
+that are not UTF-8 are an error, or ``\xe9`` each, or the whole value becomes ``base64:`` and its Base64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+from torchdata_wds.cli.arguments import table
+from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.arguments.outputs import write_line
+from torchdata_wds.cli.command import Command, counted, say
+from torchdata_wds.cli.printing import guess_text
+from torchdata_wds.codecs.decoder import Decoder
+from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
+from torchdata_wds.codecs.plans import split_suffix
+from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.codecs.values.json import write_json
+from torchdata_wds.errors import DecodingError, UnsafeDataError
+from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.pipes.samples.field_specs import name_sample
+from torchdata_wds.storage import mask_url
+
+_KEY, _URL = "__key__", "__url__"
+
+#: How a cell shows bytes that are not UTF-8.
+Binary = Literal["error", "escape", "base64"]
+
+_BASE64 = "base64:"
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}  # as surrogateescape decodes them
+_PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
+_SEQUENCE = re.compile(r"\\(x[89a-fA-F][0-9a-fA-F]|.?)", re.DOTALL)
+
+#: What becomes of values that JSON cannot hold.
+JsonBinary = Literal["base64", "skip"]
+
+_UNSTRICT = (b"NaN", b"Infinity")
+_FOLDED = ("torch", "cbor")  # their files can refer to what they hold already, and even to themselves
+_ITEM = 64  # bytes that a number in a list takes, about
+
+
+def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    add_field_arguments(parser, required=True)
+    table.count(parser)
+    table.flag(parser, "--no-key", "leave out the first column, __key__")
+    table.flag(parser, "--no-header", "leave out the first line, the columns' names")
+    text = r"bytes that are not UTF-8: stop, write \xe9, or 'base64:' and the Base64 of all (default: error)"
+    table.choice(parser, "--binary", get_args(Binary), text, "error")
+
+
+def _run_tsv(arguments: argparse.Namespace) -> int:
+    choices = field_choices(arguments)
+    assert choices is not None
+    columns, binary = choices.columns, arguments.binary
+    has_key = not arguments.no_key and _KEY not in columns
+    reader = SampleReader(arguments)
+
+    def line_of(sample: dict[str, Any]) -> str | None:
+        values = choices.row(sample)
+        if values is None:
+            return None
+        cells = [escape_cell(sample[_KEY])] * has_key
+        for column, value in zip(columns, values, strict=True):
+            try:
+                if isinstance(value, str):
+                    cells.append(escape_cell(mask_url(value) if column == _URL else value))
+                else:
+                    cells.append(write_cell(value, binary))
+            except ValueError as error:
+                name, place = name_sample(sample)
+                raise DecodingError(
+                    f"field {column!r} of {name} is not text: {error}. Leave the field out, or pass --binary escape "
+                    "or --binary base64",
+                    **place,
+                    field=column,
+                ) from error
+        return "\t".join(cells)
+
+    if not arguments.no_header:
+        write_line("\t".join(map(escape_cell, [_KEY] * has_key + columns)))
+    for line in reader.taken(line_of, arguments.count):
+        write_line(line)
+    tell_choices(choices)
+    return reader.finish()
+
+
+def escape_cell(text: str) -> str:
+    r"""Escapes tabs, line ends, backslashes, and as ``\x80`` the bytes that ``surrogateescape`` let through.
+
+    Raises:
+        ValueError: if the text holds another lone surrogate, which UTF-8 has no bytes for.
+    """
+    escaped = text.translate(_ESCAPES)
+    if escaped.isascii():
+        return escaped
+    escaped = escaped.translate(_BYTES)
+    try:
+        escaped.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"character {error.start} of {text[:40]!r} is a lone surrogate, which UTF-8 has no bytes for"
+        ) from error
+    return escaped
+
+
+def unescape_cell(cell: str) -> str:
+    r"""Reverses `escape_cell`.
+
+    Raises:
+        ValueError: for a backslash before anything that `escape_cell` does not escape.
+    """
+    if "\\" not in cell:
+        return cell
+
+    def plain(found: re.Match[str]) -> str:
+        code = found[1]
+        if len(code) == 3:
+            return chr(0xDC00 + int(code[1:], 16))
+        if code not in _PLAIN:
+            raise ValueError(
+                f"the cell {cell[:40]!r} has a backslash at character {found.start()} that escapes nothing: expected "
+                r"\\, \t, \n, \r or a byte such as \xe9. Write a backslash itself as \\"
+            )
+        return _PLAIN[code]
+
+    return _SEQUENCE.sub(plain, cell)
+
+
+def write_cell(data: bytes, binary: Binary = "error") -> str:
+    r"""Writes bytes as a cell; with ``"base64"``, text that begins with ``base64:`` itself becomes Base64 too.
+
+    Raises:
+        ValueError: for ``"error"``, if they are not UTF-8, naming the byte.
+
+    Example:
+        >>> write_cell("größe\n".encode()), write_cell(b"\xff", "base64"), write_cell(b"caf\xe9", "escape")
+        ('größe\\n', 'base64:/w==', 'caf\\xe9')
+    """
+    text: str | None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        if binary == "error":
+            raise ValueError(
+                f"byte {error.start:,} of {len(data):,} is {data[error.start : error.start + 1]!r}, which is not UTF-8"
+            ) from error
+        text = data.decode(errors="surrogateescape") if binary == "escape" else None
+    if text is None or (binary == "base64" and text.startswith(_BASE64)):
+        return _BASE64 + base64.b64encode(data).decode()
+    return escape_cell(text)
+
+
+TSV_COMMAND = Command(
+    "write chosen fields as a table: a line per sample, tabs between the fields",
+    _add_tsv_arguments,
+    _run_tsv,
+    """
+    wds tsv -f "cls txt" -c 10 train-000000.tar
+    wds tsv -f "cls" --no-header 'train-{000000..000003}.tar' | cut -f 2 | sort | uniq -c
+    """,
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------- json
+
+
+def _add_json_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    add_field_arguments(parser)
+    table.count(parser)
+    table.flag(parser, "--no-key", "leave out __key__")
+    text = 'what JSON cannot hold: written as {"base64": ...}, or left out (default: base64)'
+    table.choice(parser, "--binary", get_args(JsonBinary), text, "base64")
+
+
+def _run_json(arguments: argparse.Namespace) -> int:
+    choices = field_choices(arguments)
+    has_url = choices is not None and _URL in choices.columns
+    reader = SampleReader(arguments)
+    lines = JsonLines(arguments.binary)
+
+    def line_of(sample: dict[str, Any]) -> bytes | None:
+        stored = {name: value if is_metadata(name) else StoredField(name, value) for name, value in sample.items()}
+        chosen = stored if choices is None else choices.choose(stored)
+        if chosen is None:
+            return None
+        metadata = {} if arguments.no_key else {_KEY: sample[_KEY]}
+        if has_url:
+            metadata[_URL] = mask_url(sample[_URL])
+        return lines({**metadata, **{name: value or None for name, value in chosen.items() if not is_metadata(name)}})
+
+    for line in reader.taken(line_of, arguments.count):
+        write_line(line)
+    tell_choices(choices)
+    if lines.skipped:
+        say(f"left out {counted(lines.skipped, 'field')} that JSON cannot hold (--binary skip)")
+    return reader.finish()
+
+
+class StoredField(NamedTuple):
+    """The bytes of a field, and the name that they were stored under, by which they are decoded."""
+
+    field: str
+    data: bytes
+
+
+class JsonLines:
+    r"""Writes samples as strict JSON, one a line.
+
+    Fields are decoded by their names: text becomes a string, integers numbers, ``json``, ``msgpack`` and ``cbor`` what
+    they hold, arrays and tensors lists. A field of no known type is a string if it looks like text. Everything else
+    (images and other binary files, pickles, and values that JSON has no form for: NaN, dates, keys that are no strings,
+    tensors of more than 16 million numbers) becomes ``{"base64": ...}`` with the field's bytes as they are stored, or
+    is left out and counted as ``skipped``.
+
+    Example:
+        >>> print(JsonLines()({"__key__": "a", "cls": b"7", "txt": b"x\ny", "json": b'{"b": [1]}', "png": b"\x89"}))
+        b'{"__key__":"a","cls":7,"txt":"x\\ny","json":{"b":[1]},"png":{"base64":"iQ=="}}'
+    """
+
+    def __init__(self, binary: JsonBinary = "base64") -> None:
+        self.binary = binary
+        self.skipped = 0
+        self._decode = Decoder()
+
+    def __call__(self, sample: Mapping[str, Any]) -> bytes:
+        """Returns the line of a sample of bytes, `StoredField`, str and None (null), without its end.
+
+        Raises:
+            DecodingError: if a field does not decode.
+            ImportError: if a field needs a package that is not installed.
+        """
+        place = {name: value for name, value in sample.items() if name in ("__key__", "__url__")}
+        written = []
+        for name, value in sample.items():
+            if isinstance(value, bytes):
+                value = StoredField(name, value)
+            text = self._write(value, place) if isinstance(value, StoredField) else write_json(value)
+            if text is None:
+                self.skipped += 1
+            else:
+                written.append(write_json(name) + b":" + text)
+        return b"{" + b",".join(written) + b"}"
+
+    def _write(self, stored: StoredField, place: Mapping[str, Any]) -> bytes | None:
+        text = None
+        with contextlib.suppress(UnsafeDataError):
+            text = _write_strictly(self._decode({**place, stored.field: stored.data})[stored.field], stored.field)
+        if text is None and self.binary == "base64":
+            return b'{"base64":"%b"}' % base64.b64encode(stored.data)
+        return text
+
+
+def _write_strictly(value: Any, field: str) -> bytes | None:
+    """Returns a value as JSON, or None where JSON has no such value."""
+    codec = find_codec(split_suffix(field)[0])
+    if codec is None and isinstance(value, bytes) and (guess := guess_text(value, len(value))) is not None:
+        value = guess
+    try:
+        text = write_json(unfold(value) if codec is not None and codec.name in _FOLDED else value)
+        if any(word in text for word in _UNSTRICT):
+            json.dumps(json.loads(text), allow_nan=False)
+    except (TypeError, ValueError, RuntimeError):  # nested too deeply; or torch, of a tensor without numbers
+        return None
+    return text
+
+
+def unfold(value: Any) -> Any:
+    """Turns tensors into lists, also in containers that hold one thing many times, as files of torch and CBOR can.
+
+    Raises:
+        ValueError: if the result takes more than 1 GiB, which even a small file can cause.
+        RecursionError: if it contains itself.
+        RuntimeError: if a tensor has no numbers.
+
+    Example:
+        >>> import torch
+        >>> unfold({"a": (torch.tensor([1, 2]), "b")})
+        {'a': [[1, 2], 'b']}
+    """
+    room = DEFAULT_MAX_BYTES
+
+    def plain(value: Any) -> Any:
+        nonlocal room
+        is_tensor = hasattr(value, "tolist") and type(value).__module__.partition(".")[0] == "torch"
+        room -= _ITEM * int(value.numel()) if is_tensor else _ITEM
+        room -= len(value) if isinstance(value, str | bytes) else 0
+        if room < 0:
+            raise ValueError(f"it takes more than {DEFAULT_MAX_BYTES:,} bytes")
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return value.tolist() if is_tensor else value
+
+    return plain(value)
+
+
+JSON_COMMAND = Command(
+    "write samples, or chosen fields of them, as lines of JSON",
+    _add_json_arguments,
+    _run_json,
+    """
+    wds json -f "cls json" -c 10 train-000000.tar
+    wds json -f "*.json label=cls" --missing empty 'train-{000000..000003}.tar' > labels.jsonl
+    """,
+)

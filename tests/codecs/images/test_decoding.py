@@ -169,11 +169,13 @@ def test_spec_refuses_a_format_when_pillow_is_too_old_for_it(monkeypatch: pytest
         image_files._pillow.cache_clear()
 
 
-def test_spec_leaves_other_fields_when_given() -> None:
-    """An image spec is about images only, and without one images stay bytes."""
+def test_spec_is_about_images_only_when_given() -> None:
+    """Without a spec images stay bytes; image_decoder leaves other fields to the next decoder."""
     data = encoded(picture())
     assert Decoder("rgb8")({"bin": data, "cls": b"1", "mp4": data}) == {"bin": data, "cls": 1, "mp4": data}
     assert Decoder()({"png": data}) == {"png": data}
+    assert image_decoder("rgb8")(".json", b"x") is None
+    assert image_decoder("rgb8")(".xjpg", b"x") is None
 
 
 def test_pil_image_is_loaded_when_decoded() -> None:
@@ -185,12 +187,17 @@ def test_pil_image_is_loaded_when_decoded() -> None:
 
 @pytest.mark.usefixtures("jpegs_by")
 def test_image_raises_when_cut() -> None:
-    """A cut image is an error, never an image with a grey rest."""
+    """A cut image is an error, never an image with a grey rest, also where the header is whole."""
     for spec, form in itertools.product(["rgb8", "pil", "torch"], ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"]):
         data = encoded(picture(size=(64, 64)), form)
         for cut in (0, 1, 10, len(data) // 3, len(data) // 2, len(data) - 100):
             with pytest.raises(DecodingError, match="an image"):
                 decode(data[:cut], spec)
+    data = encoded(picture(size=(64, 64)))
+    position = data.index(b"IDAT") - 4
+    (length,) = struct.unpack(">I", data[position : position + 4])
+    with pytest.raises(DecodingError, match="an image"):
+        decode(data[: position + 8 + length // 2], "rgb8")
 
 
 def test_image_raises_when_it_is_not_one_that_is_read() -> None:
@@ -266,10 +273,13 @@ def test_max_size_bounds_the_longest_side_when_larger() -> None:
 
 
 @pytest.mark.usefixtures("jpegs_by")
-def test_max_size_changes_nothing_when_the_image_is_small() -> None:
-    """An image within the limit is decoded to exactly the same pixels."""
+def test_max_size_changes_nothing_when_the_image_is_small_and_works_with_any_spec() -> None:
+    """An image within the limit is decoded to exactly the same pixels; every kind of result can be bounded."""
     data = jpeg_bytes(5, (100, 80))
     assert np.array_equal(image_decoder("rgb8", max_size=100)(".jpg", data), image_decoder("rgb8")(".jpg", data))
+    for spec in ["pil", "torchl", "rgba", "l8"]:
+        value = image_decoder(spec, max_size=16)(".png", encoded(smooth((64, 32))))
+        assert as_array(value).shape[:2] == (8, 16)
 
 
 @pytest.mark.usefixtures("jpegs_by")
@@ -304,19 +314,6 @@ def test_max_size_bounds_the_turned_image_when_orientation_swaps_sides() -> None
     assert Decoder(image_decoder("rgb8", max_size=64), exif_transpose=True)({"jpg": data})["jpg"].shape == (64, 48, 3)
 
 
-def test_max_size_works_when_any_spec() -> None:
-    """Every kind of result can be bounded."""
-    for spec in ["pil", "torchl", "rgba", "l8"]:
-        value = image_decoder(spec, max_size=16)(".png", encoded(smooth((64, 32))))
-        assert as_array(value).shape[:2] == (8, 16)
-
-
-def test_image_decoder_passes_when_field_is_no_image() -> None:
-    """Fields that are no images are left to the next decoder."""
-    assert image_decoder("rgb8")(".json", b"x") is None
-    assert image_decoder("rgb8")(".xjpg", b"x") is None
-
-
 def test_image_decoder_raises_when_its_arguments_are_wrong() -> None:
     """A limit is a whole number of pixels; two image specs contradict each other."""
     for max_size in [0, -5]:
@@ -348,12 +345,3 @@ def test_spec_raises_when_unknown() -> None:
         with pytest.raises(ValueError, match=f"did you mean '{nearest}'") as caught:
             make(spec)
         assert all(name in str(caught.value) for name in SPECS)
-
-
-def test_png_without_end_is_cut_when_its_last_chunk_is_missing() -> None:
-    """Pixel data that ends early is seen although the header is whole."""
-    data = encoded(picture(size=(64, 64)))
-    position = data.index(b"IDAT") - 4
-    (length,) = struct.unpack(">I", data[position : position + 4])
-    with pytest.raises(DecodingError, match="an image"):
-        decode(data[: position + 8 + length // 2], "rgb8")

@@ -371,15 +371,11 @@ def test_format_is_chosen_by_the_last_part_when_the_name_has_several() -> None:
         assert encode(field, PIXELS) == encode("png", PIXELS)
 
 
-def test_webp_keeps_colours_when_they_are_transparent() -> None:
-    """Lossless means all channels."""
+def test_webp_keeps_transparent_colours_and_arrays_are_not_changed() -> None:
+    """Lossless means all channels; the user's array stays as it is, and read-only arrays are fine."""
     pixels = PIXELS.copy()
     pixels[:, :, 3] = 0
     assert np.array_equal(decode("rgba8", "webp", encode("webp", pixels)), pixels)
-
-
-def test_array_is_not_changed_when_encoded() -> None:
-    """The user's array stays as it is, read-only arrays are fine."""
     for pixels in (PIXELS.copy(), random_pixels(3), PIXELS.astype(np.float32) / 255):
         before = pixels.copy()
         pixels.setflags(write=False)

@@ -164,18 +164,14 @@ def test_max_size_decodes_at_a_fraction_when_the_image_is_large() -> None:
         assert [pixels.shape for pixels in counter.decoded] == [shape]
 
 
-def test_image_is_turned_as_by_pillow_when_it_has_exif() -> None:
-    """The orientation is read by Pillow, the pixels are not."""
+def test_image_is_turned_as_by_pillow_when_it_has_exif_or_xmp() -> None:
+    """The orientation is read by Pillow, the pixels are not; Pillow finds an orientation in XMP too."""
     for orientation, exif_transpose in itertools.product(range(1, 9), [False, True]):
         data = encoded(picture((20, 10)), exif=turned(orientation))
         for options in ({}, {"max_size": 8}):
             fast, slow, decoded = both(data, "rgb8", exif_transpose=exif_transpose, **options)
             assert fast == slow
             assert decoded == 1
-
-
-def test_image_is_turned_as_by_pillow_when_xmp_says_so() -> None:
-    """Pillow finds an orientation in XMP too."""
     xmp = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
     data = jpeg_bytes(1)
     data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
@@ -184,18 +180,14 @@ def test_image_is_turned_as_by_pillow_when_xmp_says_so() -> None:
     assert (fast[1], decoded) == ((16, 12, 3), 1)
 
 
-def test_values_are_not_copied_when_simplejpeg_has_made_them() -> None:
-    """What it has decoded is the value itself: writable, contiguous, in memory of its own."""
+def test_values_are_the_only_copy_when_made() -> None:
+    """What simplejpeg has decoded is the value; tensors are writable and hold nothing but their own pixels."""
     counter = Counter()
     with decoding_by(counter):
         array = image_decoder("rgb8").decode(jpeg_bytes(1))
     assert array is counter.decoded[0]
     assert array.flags.owndata
     assert array.flags.writeable
-
-
-def test_tensor_is_the_only_copy_when_made() -> None:
-    """A tensor is contiguous, writable, and holds nothing but its own pixels."""
     for spec, module in itertools.product(["torchl8", "torchrgb8", "torchrgb"], [simplejpeg, None]):
         with decoding_by(module):
             tensor = image_decoder(spec).decode(jpeg_bytes(1, mode="L"))
@@ -303,7 +295,11 @@ def test_cut_image_is_given_when_pillow_is_told_to() -> None:
 
 
 def test_pillows_limit_holds_when_an_image_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size above Pillow's limit is an error, where Pillow warns as where it raises, and None is no limit."""
+    """Above the limit is an error, None is no limit; nothing is reserved for pixels that a file only declares."""
+    data = changed(PLAIN, b"\xff\xc0\x00\x11\x08\x00\x1e\x00\x28", b"\xff\xc0\x00\x11\x08\xff\xdc\xff\xdc")
+    fast, slow, decoded = both(data)
+    assert fast == slow
+    assert (fast[0], decoded) == (Image.DecompressionBombError, 0)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 30 - 1)
     with pytest.warns(Image.DecompressionBombWarning):
         fast, slow, decoded = both(PLAIN)
@@ -316,14 +312,6 @@ def test_pillows_limit_holds_when_an_image_is_too_large(monkeypatch: pytest.Monk
     for limit in (40 * 30, None):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         assert both(PLAIN)[2] == 1
-
-
-def test_bomb_is_refused_when_the_header_declares_it() -> None:
-    """Nothing is reserved for the pixels that a small file only declares."""
-    data = changed(PLAIN, b"\xff\xc0\x00\x11\x08\x00\x1e\x00\x28", b"\xff\xc0\x00\x11\x08\xff\xdc\xff\xdc")
-    fast, slow, decoded = both(data)
-    assert fast == slow
-    assert (fast[0], decoded) == (Image.DecompressionBombError, 0)
 
 
 def test_pillow_decodes_when_simplejpeg_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,17 +212,13 @@ def test_torch_video_begins_at_the_very_frame_when_times_are_guessed() -> None:
         assert torch.equal(part["video_pts"], info["video_pts"][number:])
 
 
-def test_torch_video_gives_the_frames_that_there_are_when_the_rate_varies() -> None:
-    """Nothing is repeated or left out; the times say when each is shown."""
+def test_torch_video_keeps_sizes_and_times_when_they_are_odd() -> None:
+    """No padding of FFmpeg's lines is in the frames; with a variable rate nothing is repeated or left out."""
     data = write_video(PICTURES[:4], times=[0, 1, 5, 6])
     frames, _, info = torch_video(".mkv", data)
     assert np.array_equal(frames.numpy(), np.stack(PICTURES[:4]))
     assert info["video_pts"].tolist() == [0, 0.1, 0.5, 0.6]
     assert torch_video(start=0.2, end=0.6)(".mkv", data)[2]["video_pts"].tolist() == [0.5]
-
-
-def test_torch_video_keeps_the_size_when_it_is_odd() -> None:
-    """No padding of FFmpeg's lines is in the frames."""
     frames = [picture(number, (17, 13)) for number in range(2)]
     assert np.array_equal(torch_video(".mkv", write_video(frames))[0].numpy(), np.stack(frames))
 
@@ -273,13 +269,9 @@ def test_torch_video_has_empty_audio_when_there_is_none() -> None:
 
 
 def test_torch_video_raises_when_there_is_no_video() -> None:
-    """Audio under the name of a video."""
+    """Audio under the name of a video; a song has a cover, and is not a video of one frame."""
     with pytest.raises(ValueError, match=r"no video stream, only \['audio'\]"):
         torch_video(".mp4", write_audio(SOUND))
-
-
-def test_torch_video_raises_when_the_only_picture_is_a_cover() -> None:
-    """A song has one, and is no video of one frame."""
     flac, cover = write_audio(SOUND), png()
     head = b"\0\0\0\x03\0\0\0\x09image/png\0\0\0\0" + b"".join(
         number.to_bytes(4) for number in (4, 4, 24, 0, len(cover))
@@ -366,14 +358,10 @@ def test_torch_audio_gives_a_slice_of_the_whole_when_it_has_options(field: str, 
         assert torch.equal(part, whole[:, round(start * rate) : None if end is None else round(end * rate)])
 
 
-def test_torch_audio_takes_the_audio_of_a_video_when_asked_to() -> None:
-    """`decode` does not look at the name."""
+def test_torch_audio_takes_the_audio_of_a_video_and_raises_when_there_is_none() -> None:
+    """`decode` does not look at the name; no stream, and no sample in the span, are errors."""
     samples, rate = torch_audio.decode(CLIP)
     assert (tuple(samples.shape), rate) == ((1, 8000), 8000)
-
-
-def test_torch_audio_raises_when_there_is_nothing() -> None:
-    """No stream, and no sample in the span."""
     with pytest.raises(ValueError, match="it has no audio stream"):
         torch_audio(".wav", write_video(PICTURES))
     with pytest.raises(ValueError, match="no sample from second 1 on and before second 2"):

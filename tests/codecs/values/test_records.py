@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import datetime
 import math
 import pickle
@@ -86,13 +85,6 @@ def test_decoder_raises_import_error_when_the_package_is_missing(monkeypatch: py
             decode(field, b"\x01")
         assert not isinstance(caught.value, SampleError)
         assert caught.value.name == package
-
-
-def test_torch_gives_tensors_and_containers_when_saved() -> None:
-    """Tensors in plain containers come back on the CPU."""
-    value = decode("pt", torch_bytes({"a": [torch.ones(2), 1, "x"], "b": collections.OrderedDict(c=torch.zeros(1))}))
-    assert torch.equal(value["a"][0], torch.ones(2))
-    assert value["a"][1:] == [1, "x"]
 
 
 def test_torch_raises_and_runs_nothing_when_it_holds_objects() -> None:

@@ -194,12 +194,12 @@ def _check_palette(image: Image, file_format: FileFormat) -> None:
 
 def _exif(image: Image) -> bytes:
     """Returns the EXIF data as it came, or that of ``getexif()`` where an orientation was set there, or is in XMP."""
-    # getexif() keeps what it has parsed: only where the user has called it is that asked for
-    asked = image if getattr(image, "_exif", None) is not None else image._new(image.im)
+    # getexif() keeps what it has parsed: the image itself is read only where the user has called it
+    parsed = image if getattr(image, "_exif", None) is not None else image._new(image.im)
     stored = image.info.get("exif")
     stored = stored if isinstance(stored, bytes) else b""
     # damaged data says nothing, and is kept as it is
-    return stored if read_orientation(asked) == parse_orientation(stored) else asked.getexif().tobytes()
+    return stored if read_orientation(parsed) == parse_orientation(stored) else parsed.getexif().tobytes()
 
 
 def _check_mode(mode: str, file_format: FileFormat) -> None:

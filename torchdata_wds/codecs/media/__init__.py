@@ -58,7 +58,7 @@ class _MediaDecoder(ExtensionDecoder):
 class VideoDecoder(_MediaDecoder):
     """Decodes video fields into frames and audio: ``torch_video`` is one, for ``.wds_decode(torch_video)``.
 
-    Called with options, as ``torch_video(start=2, max_frames=16)``, it gives a decoder with these. The fields are
+    Called with options, as ``torch_video(start=2, max_frames=16)``, it returns a decoder with these. The fields are
     ``mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv``, in any case; for others, ``handle_extension("m4v",
     torch_video.decode)``. The value of a field is the tuple ``(frames, audio, info)``, as torchvision's ``read_video``
     and so webdataset's ``torch_video`` give it:
@@ -162,7 +162,7 @@ class VideoDecoder(_MediaDecoder):
 class AudioDecoder(_MediaDecoder):
     r"""Decodes audio fields into samples: ``torch_audio`` is one, for ``.wds_decode(torch_audio)``.
 
-    Called with options, as ``torch_audio(start=2, end=12)``, it gives a decoder with these. The fields are
+    Called with options, as ``torch_audio(start=2, end=12)``, it returns a decoder with these. The fields are
     ``flac wav mp3 ogg m4a sox wma opus aac``, in any case; for others, ``handle_extension("mp4", torch_audio.decode)``,
     which takes the audio of a video. The value of a field is the tuple ``(samples, rate)``, as torchaudio's ``load``
     and so webdataset's ``torch_audio`` give it: a float32 tensor (channels, n) in -1..1 (float files may go beyond),
@@ -170,7 +170,7 @@ class AudioDecoder(_MediaDecoder):
 
     Integer samples are divided by their full scale, so that 16 and 24 bits are exact. Seconds are counted from the
     first sample and rounded to the nearest one. Trust and damage are as with ``torch_video``; FLAC is checked by its
-    own checksums, and MP3 that tells its length by it.
+    own checksums, and MP3 by its length where the file says it.
 
     Args:
         start: The second at which to begin.

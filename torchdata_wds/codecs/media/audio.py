@@ -20,7 +20,7 @@ Values = np.ndarray[Any, Any]
 _SCALES = {"u8": (128, 2**7), "s16": (0, 2**15), "s32": (0, 2**31), "s64": (0, 2**63), "flt": (0, 1), "dbl": (0, 1)}
 
 # Formats with a time for every sample. Lossy codecs are read from the beginning all the same: they take over values
-# from one frame to the next, and give others when they are started in the middle.
+# from one frame to the next, and return others when they are started in the middle.
 _SEEKABLE = ("flac", "wav", "mov,mp4,m4a,3gp,3g2,mj2")
 _LOSSLESS = ("flac", "alac", "pcm_")
 
@@ -154,7 +154,7 @@ def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) 
 
 def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
     """Compares the samples of a whole file with their number in its header, where there is one."""
-    told = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
+    announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
     name = container.format.name
     tolerance = 0 if name == "flac" else _MP3_TOLERANCE
     if name == "mp3":
@@ -165,8 +165,8 @@ def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
         has_count = b"Xing" in head or b"Info" in head
     else:
         has_count = name == "flac"
-    if has_count and count + tolerance < told:
-        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header says {int(told):,}")
+    if has_count and count + tolerance < announced:
+        raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header says {int(announced):,}")
 
 
 def _to_values(frame: Any) -> Values:

@@ -23,7 +23,7 @@ _ZIP_UNIX = 3
 _MAX_NAME = 60_000
 _MOST_WITHOUT_BYTES = 1 << 20
 
-# The header of version 3 is that of version 2 with other names of fields in it, and NumPy gives no function for it.
+# The header of version 3 is that of version 2 with other names of fields in it, and NumPy has no function for it.
 _READ_HEADER: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

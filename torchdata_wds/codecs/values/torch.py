@@ -84,7 +84,7 @@ def _is_plain(leaves: list[Any]) -> bool:
 
 
 def _compact_views(value: Any, leaves: list[Any]) -> Any:
-    """Gives tensors memory of their own where ``torch.save`` would write much more than they show.
+    """Copies tensors to memory of their own where ``torch.save`` would write much more than they show.
 
     Tensors that share memory with each other still do. Nothing of the value is changed: where a tensor is replaced, the
     containers around it are new ones.
@@ -126,7 +126,7 @@ def _move(group: list[torch.Tensor]) -> dict[int, Any]:
             return {}
         copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         return {id(tensor): _finish(copy, tensor)}
-    # Shape (3, 4) and strides (10, 1) at offset 5: items 5 to 5 + 2 * 10 + 3 * 1 = 28, of which each takes some bytes.
+    # Shape (3, 4) and strides (10, 1) at offset 5: items 5 to 5 + 2 * 10 + 3 * 1 = 28, each of some bytes.
     begins, ends = [], [0]
     for tensor in group:
         if tensor.numel():
@@ -142,7 +142,7 @@ def _move(group: list[torch.Tensor]) -> dict[int, Any]:
 
 
 def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Gives a new tensor the type, the gradient's flag and the attributes of the one that it replaces."""
+    """Copies the type, the gradient's flag and the attributes of a tensor to the one that replaces it."""
     import torch
 
     if type(tensor) is torch.nn.Parameter:

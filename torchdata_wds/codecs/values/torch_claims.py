@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 __all__ = ["check_claims"]
 
-#: What a field may claim, in bytes: so much, and so many times its size.
+#: The bytes that a field may claim: a constant, plus a multiple of its size.
 _ROOM, _TIMES = 16 << 20, 8
 
 _LARGEST_ITEM = 16
@@ -107,7 +107,7 @@ def _check_directory(data: bytes) -> None:
 
 @dataclass(eq=False)
 class _Standin:
-    """An object of which only the size counts: the items that a copy takes, and for a storage its elements."""
+    """Stands for an object by its size alone: the items that a copy takes, and for a storage its elements."""
 
     size: int = 0
     storage: int | None = None

@@ -150,7 +150,7 @@ class ShardFile(Unique):
         self._old_index: str | None = None
         if is_url:
             self._old_index = _old_index(self.url, index, overwrite)
-            self._target: Target = open_target(self.url, overwrite=overwrite, storage_options=self._options)
+            self._target: Target | OpenFile = open_target(self.url, overwrite=overwrite, storage_options=self._options)
             if index:
                 self._index = open_target(index_url(self.url), overwrite=True, storage_options=self._options)
         else:

@@ -13,8 +13,8 @@ from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.rewriting import RewriteRules
 from torchdata_wds.storage.sources.command import kill_commands
-from torchdata_wds.storage.targets.base import Unique
-from torchdata_wds.storage.targets.table import TARGETS, Target, list_targets, open_target, remove_target
+from torchdata_wds.storage.targets.base import Target, Unique
+from torchdata_wds.storage.targets.table import TARGETS, list_targets, open_target, remove_target
 from torchdata_wds.storage.urls import mask_item, mask_url
 
 __all__ = [

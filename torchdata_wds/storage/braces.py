@@ -11,13 +11,8 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import mask_url, scheme_of
 
-__all__ = ["expand_braces", "expand_clear_braces", "unexpanded"]
-
-
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
-
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
-
 _MARKS = frozenset("{*[")
 
 # Inside braces that mean something to a shell or a program rather than to us.

@@ -1,8 +1,8 @@
 """The byte stream that every backend gives, and what makes one of a source.
 
-A source is an `io.RawIOBase` whose `readinto` returns 0 only at an end that is verified, and raises where the source
-failed. `wrap_source` puts decompression and a buffer over it. All that is here happens per buffer of 1 MiB; the many
-small reads of the tar reader run in C, in `io.BufferedReader`.
+A source is an `io.RawIOBase` whose `readinto` returns 0 only at an end that is verified, and raises if the source
+failed. `wrap_source` adds decompression and a buffer. All code here runs per buffer of 1 MiB; the many small reads of
+the tar reader run in C, in `io.BufferedReader`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.storage.compression import CompressedInput, find_decoder
+from torchdata_wds.storage.compression import find_decoder
+from torchdata_wds.storage.compression.input import CompressedInput
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
 
@@ -23,19 +24,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = [
-    "BUFFER_SIZE",
-    "ByteStream",
-    "Source",
-    "interrupt",
-    "is_decompressed",
-    "stored_bytes",
-    "stored_version",
-    "wrap_source",
-    "wrap_stream",
-]
-
-
 BUFFER_SIZE = 1 << 20
 
 
@@ -43,8 +31,8 @@ class StoredVersion(NamedTuple):
     """What a store tells of a shard.
 
     Attributes:
-        size: How many bytes it has as it is stored.
-        tag: Its entity tag (ETag); "" where there is none, or one that equal content does not keep.
+        size: Its stored size in bytes.
+        tag: Its entity tag (ETag); "" if there is none, or one that equal content does not keep.
     """
 
     size: int
@@ -56,7 +44,7 @@ class ByteStream(Protocol):
 
     ``read(n)`` gives exactly n bytes unless the shard ends; ``b""`` says that the end was reached and verified (exit
     status, length, checksums). A read that cannot be completed because the source failed or the data is damaged raises,
-    and so does each later one; what lies before was delivered. Closing early is quiet, closing twice is fine.
+    and so does each later one; everything before it was delivered. Closing early is quiet; closing is idempotent.
     """
 
     def read(self, n: int = -1, /) -> bytes:
@@ -76,20 +64,20 @@ class ByteStream(Protocol):
 
 
 class Source(io.RawIOBase):
-    """A source that gives its bytes in pieces: a backend writes `take` and `_close`."""
+    """A source that gives its bytes in pieces: a backend writes `take` or `readinto`, and `_close`."""
 
     def take(self, size: int) -> bytes:  # noqa: ARG002  (backends use it)
-        """Gives up to `size` bytes; none only at the verified end."""
+        """Returns up to `size` bytes; none only at the verified end."""
         raise io.UnsupportedOperation("take")
 
     def _close(self) -> None:
-        """Lets go of what the source holds; called once."""
+        """Releases what the source holds; called once."""
 
     def interrupt(self) -> None:
-        """Ends a read that another thread waits in soon, where the source can; whatever is read then is not used."""
+        """Makes a read that another thread waits in end soon, if the source can; its result is not used."""
 
     def stored_version(self) -> StoredVersion | None:
-        """What tells the shard from others, where an answer that came anyway has told it."""
+        """Returns what tells the shard from others, if an answer that came anyway has told it."""
         return None
 
     def readable(self) -> bool:
@@ -97,14 +85,14 @@ class Source(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Takes bytes into the buffer and returns their number; 0 only at the verified end."""
+        """Reads bytes into the buffer and returns their number; 0 only at the verified end."""
         view = memoryview(buffer)
         data = self.take(len(view))
         view[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
-        """Lets go of everything; a second time does nothing."""
+        """Releases all resources; idempotent."""
         if not self.closed:
             try:
                 self._close()
@@ -119,10 +107,14 @@ class ShardSource(Source):
         source: Where the bytes come from; it is closed with this.
         shard: The masked URL.
         skip: Bytes to read past, after decompression.
-        plain: The source stands inside the shard: its first bytes say nothing about compression.
+        plain: Whether the source stands inside the shard, so that its first bytes say nothing about compression.
+
+    Attributes:
+        names: Other names of the shard that errors give as well, each with why: see `naming`.
     """
 
     def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
+        self.names: list[tuple[str, str]] = []
         self._source = source
         self._shard = shard
         self._skip = skip
@@ -134,9 +126,11 @@ class ShardSource(Source):
         self._failure: Exception | None = None
 
     def stored_version(self) -> StoredVersion | None:
+        """Returns what the source tells."""
         return self._source.stored_version() if isinstance(self._source, Source) else None
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Reads decompressed bytes; raises the same failure each time once there was one."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if self._ended:
@@ -146,15 +140,21 @@ class ShardSource(Source):
                 self._read_past()
             return self._fill(memoryview(buffer))
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream or client library raises
-            self._failure = _shard_error(error, self._shard, self._position)
-            raise self._failure from self._failure.__cause__
+            failure = _shard_error(error, self._shard, self._position)
+            for name, why in self.names if isinstance(failure, WdsError) else ():
+                cause, shard = failure, mask_url(name)
+                failure = failure.extended(f" ({why} shard {shard})", shard=shard)
+                failure.__cause__ = cause
+            self._failure = failure
+            raise failure from failure.__cause__
 
     def interrupt(self) -> None:
+        """Interrupts the source."""
         if isinstance(self._source, Source):
             self._source.interrupt()
 
     def take_as_stored(self) -> None:
-        """Leaves what comes compressed, where nothing has been read yet."""
+        """Turns decompression off, before the first read."""
         if self._started and isinstance(self._source, ShardSource):
             self._source.take_as_stored()
         self._started = True
@@ -192,12 +192,7 @@ class ShardSource(Source):
         while self._skip:
             count = self._fill(scratch[: self._skip])
             if not count:
-                raise ShardFormatError(
-                    f"shard {self._shard} ends at byte {self._position:,}, before the offset "
-                    f"{self._position + self._skip:,} that was asked for; is its index older than the shard?",
-                    shard=self._shard,
-                    kind="index",
-                )
+                raise ends_before(self._shard, self._position, self._position + self._skip)
             self._skip -= count
 
     def _close(self) -> None:
@@ -207,46 +202,38 @@ class ShardSource(Source):
 
 
 class ForeignSource(Source):
-    """A stream that somebody else opened; only its `read` and `close` are used."""
+    """A stream that the caller opened; only its `read` and `close` are used."""
 
     def __init__(self, stream: Any, shard: str) -> None:
         self._stream = stream
         self._shard = shard
 
     def take(self, size: int) -> bytes:
+        """Reads once, and checks what came."""
         data = self._stream.read(size)
-        if isinstance(data, (bytes, bytearray, memoryview)) and len(data) <= size:
+        is_binary = isinstance(data, (bytes, bytearray, memoryview))
+        if is_binary and len(data) <= size:
             return bytes(data)
-        found = f"{len(data):,} bytes" if isinstance(data, (bytes, bytearray, memoryview)) else type(data).__name__
         raise ShardOpenError(
-            f"the stream given for shard {self._shard} returned {found} for read({size}); "
+            f"the stream given for shard {self._shard} returned "
+            f"{f'{len(data):,} bytes' if is_binary else type(data).__name__} for read({size}); "
             f"a binary, blocking stream (mode='rb') gives at most {size:,} bytes",
             shard=self._shard,
         )
 
     def _close(self) -> None:
-        # Its end was verified by reading, or the reader stopped early: there is nobody left to tell.
+        # Its end was verified by reading, or the reader stopped early: the error would concern nobody.
         with contextlib.suppress(Exception):
             self._stream.close()
 
 
 def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> io.BufferedReader:
-    """Puts decompression and a buffer over a source.
-
-    Args:
-        source: Where the bytes come from; it is closed with the stream.
-        shard: The masked URL, for messages.
-        skip: Bytes to read past, after decompression.
-        plain: Whether the source stands inside an uncompressed shard, so that its first bytes are no magic.
-
-    Returns:
-        A `ByteStream`.
-    """
+    """Makes a `ByteStream` of a source, with the arguments of `ShardSource`."""
     return io.BufferedReader(ShardSource(source, shard, skip=skip, plain=plain), BUFFER_SIZE)
 
 
 def stored_bytes(stream: ByteStream) -> io.RawIOBase:
-    """Makes an unread stream of `open_shard` into one of the bytes that its source holds, compressed or not.
+    """Turns an unread stream of `open_shard` into one of the bytes as stored, compressed or not.
 
     Args:
         stream: The stream, opened at the beginning; it must not be used any more.
@@ -259,29 +246,29 @@ def stored_bytes(stream: ByteStream) -> io.RawIOBase:
 
 
 def interrupt(stream: ByteStream) -> None:
-    """Ends a read of a stream that another thread waits in soon, where its source can."""
+    """Makes a read of a stream that another thread waits in end soon, if its source can."""
     source = getattr(stream, "raw", None)
     if isinstance(source, Source):
         source.interrupt()
 
 
 def stored_version(stream: ByteStream) -> StoredVersion | None:
-    """What tells a shard from others, where its store has told it; no request is made for it."""
+    """Returns what tells a shard from others, if its store has told it; makes no request."""
     source = getattr(stream, "raw", None)
     return source.stored_version() if isinstance(source, Source) else None
 
 
 def is_decompressed(stream: ByteStream) -> bool:
-    """Tells whether a stream, of which something was read, decompresses what it reads."""
+    """Returns whether a stream, from which something was read, decompresses what it reads."""
     source = getattr(stream, "raw", None)
     return isinstance(source, ShardSource) and source.is_compressed
 
 
 def wrap_stream(stream: Any, url: str) -> ByteStream:
-    """Makes a stream that somebody else opened into a `ByteStream`: decompressed, buffered, with exact reads.
+    """Makes a stream that the caller opened into a `ByteStream`: decompressed, buffered, with exact reads.
 
     Args:
-        stream: A binary stream with ``read(n)``, which may give less than asked for; closed with the result.
+        stream: A binary stream with ``read(n)``, which may give less than n bytes; closed with the result.
         url: Its URL, masked in messages.
 
     Raises:
@@ -293,14 +280,46 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
         ...     stream.read(512)
         b'shard'
     """
-    if not callable(getattr(stream, "read", None)):
-        raise TypeError(f"the stream for shard {mask_url(url)} is a {type(stream).__name__} without read()")
     shard = mask_url(url)
+    if not callable(getattr(stream, "read", None)):
+        raise TypeError(f"the stream for shard {shard} is a {type(stream).__name__} without read()")
     return wrap_source(ForeignSource(stream, shard), shard)
 
 
+@contextlib.contextmanager
+def naming(url: str, why: str) -> Iterator[None]:
+    """Gives errors the name of the shard as it was listed, besides the place where it lies.
+
+    Args:
+        url: The name.
+        why: Why it lies elsewhere, in a few words.
+    """
+    try:
+        yield
+    except WdsError as error:
+        raise error.extended(f" ({why} shard {mask_url(url)})", shard=mask_url(url)) from error
+
+
+def named_stream(stream: ByteStream, url: str, why: str) -> ByteStream:
+    """Does for the errors of a stream what `naming` does; a local file's already name its path."""
+    source = getattr(stream, "raw", None)
+    if isinstance(source, ShardSource):
+        source.names.append((url, why))
+    return stream
+
+
+def ends_before(shard: str, size: int, offset: int) -> ShardFormatError:
+    """Makes the error for a shard that is opened at an offset after its end."""
+    return ShardFormatError(
+        f"shard {shard} ends at byte {size:,}, before the offset {offset:,} that was asked for; "
+        "is its index older than the shard?",
+        kind="index",
+        shard=shard,
+    )
+
+
 def _shard_error(error: Exception, shard: str, position: int) -> Exception:
-    # Without memory the shard is not at fault: that must not look like a source that failed.
+    # Running out of memory is not the shard's fault: it must not look like a source that failed.
     if isinstance(error, (WdsError, MemoryError)):
         return error
     cure = ". Its stream was opened as text: open it with mode='rb'" if isinstance(error, UnicodeError) else ""

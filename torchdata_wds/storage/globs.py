@@ -11,9 +11,6 @@ import logging
 import os
 from collections.abc import Iterator
 
-__all__ = ["find_matches"]
-
-
 logger = logging.getLogger(__name__)
 
 _ANY_DEPTH = "**"

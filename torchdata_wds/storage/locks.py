@@ -13,16 +13,12 @@ import io
 import os
 import weakref
 
-__all__ = ["LockedFile", "lock", "unlock"]
-
-
 try:
     import fcntl
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 _LOCKED = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
-
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
 

@@ -7,30 +7,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.storage.byte_streams import ByteStream
+from torchdata_wds.storage.byte_streams import ByteStream, named_stream, naming
 from torchdata_wds.storage.http import open_http
-from torchdata_wds.storage.naming import named_stream, naming
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.rewriting import RewriteRules, rewritten
-from torchdata_wds.storage.sources.aistore import is_in_aistore, open_ais
+from torchdata_wds.storage.places import Place, resolve
+from torchdata_wds.storage.rewriting import RewriteRules
+from torchdata_wds.storage.sources.aistore import open_ais
 from torchdata_wds.storage.sources.command import open_command
 from torchdata_wds.storage.sources.fsspec import open_remote
 from torchdata_wds.storage.sources.local import open_local, open_standard_input
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
-
-__all__ = ["OPENERS", "can_reopen", "open_shard"]
-
-
-Opener = Callable[[str, int, StorageOptions], ByteStream]
+from torchdata_wds.storage.urls import AIS, STDIN, local_path
 
 #: Scheme -> backend; "" is a local path, and every scheme that is not here belongs to fsspec.
-OPENERS: dict[str, Opener] = {
+OPENERS: dict[str, Callable[[Place, int], ByteStream]] = {
     "": open_local,
     "file": open_local,
     STDIN: open_standard_input,
     "pipe": open_command,
     "http": open_http,
     "https": open_http,
+    AIS: open_ais,
 }
 
 _WHY = "where a rewriting rule looks for"
@@ -48,22 +43,22 @@ def open_shard(
     Args:
         url: A local path (taken verbatim), ``file:``, ``-`` (standard input), ``pipe:command``, ``http(s):``,
             ``ais:``, or any URL that fsspec knows.
-        offset: Decompressed bytes to leave out. Uncompressed files, web servers and stores seek; the rest is read past.
+        offset: Decompressed bytes to skip. Uncompressed files, web servers and stores seek; the rest is read past.
         storage_options: Options by protocol: ``{"s3": {"anon": True}}``, ``{"https": {"headers": {...}}}``.
-        rewrite: Rules that send the URL elsewhere, ``"regex=replacement;..."`` or a mapping, before those in
-            ``WDS_REWRITE`` and ``GOPEN_REWRITE``; the first that matches its beginning is applied, once. None are those
-            that a `StorageOptions` brings.
+        rewrite: Rules that send the URL elsewhere, ``"regex=replacement;..."`` or a mapping, tried before those in
+            ``WDS_REWRITE`` and ``GOPEN_REWRITE``; the first that matches its beginning is applied, once. None takes
+            those of a `StorageOptions`.
 
     Returns:
         The stream, to be closed by the caller; closing early is quiet. Compression (gzip, bzip2, xz, zstd) is found by
-        the first bytes. ``read`` raises ShardOpenError where the source failed, and ShardFormatError where compressed
-        data is cut or damaged; ``b""`` means that the end is verified.
+        the first bytes. ``read`` raises ShardOpenError if the source fails, and ShardFormatError if compressed data is
+        cut or damaged; ``b""`` means that the end is verified.
 
     Raises:
         ShardOpenError: if it cannot be opened.
-        ShardFormatError: if the offset is known to lie behind its end.
+        ShardFormatError: if the offset is known to lie after its end.
         UnsafeDataError: for a command under ``WDS_SECURE=1``.
-        TypeError: if the URL is no str or path, or the options are no mapping of mappings.
+        TypeError: if the URL is not a str or path, or the options are not a mapping of mappings.
         ValueError: if the offset is negative, or a rule is malformed.
 
     Example:
@@ -76,25 +71,19 @@ def open_shard(
     """
     if offset < 0:
         raise ValueError(f"offset must not be negative, found {offset}")
-    text, options = url_text(url), StorageOptions(storage_options, rewrite=rewrite)
-    place = rewritten(text, options.rewrite)
-    if place == text:
-        return _open(text, offset, options)
-    with naming(text, _WHY):
-        stream = _open(place, offset, options)
-    return named_stream(stream, text, _WHY)
-
-
-def _open(place: str, offset: int, options: StorageOptions) -> ByteStream:
-    scheme = scheme_of(place)
-    opener = open_ais if is_in_aistore(scheme) else OPENERS.get(scheme, open_remote)
-    return opener(place, offset, options)
+    place = resolve(url, storage_options, rewrite)
+    opener = OPENERS.get(place.scheme, open_remote)
+    if not place.is_moved:
+        return opener(place, offset)
+    with naming(place.name, _WHY):
+        stream = opener(place, offset)
+    return named_stream(stream, place.name, _WHY)
 
 
 def can_reopen(url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> bool:
-    """Tells whether a shard can be opened a second time with the same content.
+    """Returns whether a shard can be opened a second time with the same content.
 
-    Standard input, the output of a command and a local path that is no regular file (a FIFO) cannot.
+    Standard input, the output of a command and a local path that is not a regular file (a FIFO) cannot.
 
     Args:
         url: The shard, as `open_shard` takes it.
@@ -104,9 +93,8 @@ def can_reopen(url: str | os.PathLike[str], *, storage_options: Mapping[str, Map
         >>> can_reopen("x.tar"), can_reopen("s3://b/x.tar"), can_reopen("-"), can_reopen("pipe:cat x.tar")
         (True, True, False, False)
     """
-    place = rewritten(url_text(url), StorageOptions(storage_options).rewrite)
-    scheme = scheme_of(place)
-    if scheme in ("", "file"):
-        path = Path(local_path(place))
-        return path.is_file() or not path.exists()
-    return scheme not in (STDIN, "pipe")
+    place = resolve(url, storage_options)
+    if not place.is_local:
+        return place.scheme not in (STDIN, "pipe")
+    path = Path(local_path(place.url))
+    return path.is_file() or not path.exists()

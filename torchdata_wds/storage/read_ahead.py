@@ -14,17 +14,12 @@ from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, Source, 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["ReadAhead", "close_all"]
-
-
 #: So many bytes of a shard are read ahead at most.
 LARGEST_LEAD = 16 << 20
-
 _PIECE = 1 << 18
 
 #: Seconds that closing waits for a thread whose source does not answer; the thread closes it when it does.
 _PATIENCE = 5.0
-
 T = TypeVar("T")
 
 

@@ -1,21 +1,32 @@
-"""How long to wait for a server or store that fails, and when to give up: the same for every backend."""
+"""Going on after failures: how long to wait, when to give up, and opening again at the byte where reading broke off."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-__all__ = ["Patience", "seconds_to_wait"]
-
+from torchdata_wds.errors import TRY_AGAIN, ShardOpenError, WdsError
+from torchdata_wds.storage.byte_streams import Source
+from torchdata_wds.storage.secrets.masking import mask_text
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SECONDS = 0.5
+T = TypeVar("T")
 
+#: Errors that no second attempt will change.
+HOPELESS = (
+    FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError,
+    ImportError, NotImplementedError, TypeError,
+)  # fmt: skip
+
+_FIRST_SECONDS = 0.5
 _LONGEST_SECONDS = 30.0
 
-#: So long nothing new may come because of pauses, whatever the server asks for.
+#: The longest time without progress that is spent on pauses, whatever the server asks for.
 _LONGEST_WITHOUT_PROGRESS = 600.0
 
 _WORTH_A_WARNING = 5.0
@@ -25,67 +36,234 @@ _jitter = random.SystemRandom()
 
 
 class Patience:
-    """Counts the attempts that brought nothing new, and waits before the next.
+    """Counts the attempts without progress, and waits before the next.
 
     Args:
-        retries: How many attempts may do so after the failure that ends the progress.
+        retries: How many further attempts may follow the first failure.
         shard: The masked URL, for the log.
 
     Attributes:
-        failures: How many failures there were since something new came.
+        failures: How many failures there were since the last progress.
     """
 
     def __init__(self, retries: int, shard: str) -> None:
         self.failures = 0
-        self._retries = retries
+        self.retries = retries
         self._shard = shard
         self._waited = 0.0
         self._interrupted = threading.Event()
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether nobody wants what is waited for any more."""
+        """Whether the result is no longer wanted."""
         return self._interrupted.is_set()
 
     def interrupt(self) -> None:
-        """Ends the waiting, also in another thread, for good."""
+        """Ends the waiting for good, also in another thread."""
         self._interrupted.set()
 
     def renew(self) -> None:
-        """Begins to count anew: something new came."""
+        """Starts counting anew, after progress."""
         self.failures = 0
         self._waited = 0.0
 
     def endures(self, reason: str, asked: float = 0.0) -> bool:
-        """Counts a failure and waits, or tells that it is time to give up.
+        """Counts a failure, then waits and returns True, or returns False when it is time to give up.
 
         Args:
             reason: What happened, masked.
-            asked: Seconds that the server wants to be left alone.
+            asked: Seconds that the server asks for.
         """
         self.failures += 1
         seconds = seconds_to_wait(self.failures, asked)
-        if (
-            self.failures > self._retries
-            or self._waited + seconds > _LONGEST_WITHOUT_PROGRESS
-            or self._interrupted.is_set()
-        ):
+        is_too_long = self._waited + seconds > _LONGEST_WITHOUT_PROGRESS
+        if self.failures > self.retries or is_too_long or self._interrupted.is_set():
             return False
         logger.log(
             logging.WARNING if seconds >= _WORTH_A_WARNING else logging.INFO,
             "shard %s: %s; attempt %d of %d follows in %.1f s",
-            *(self._shard, reason, self.failures, self._retries, seconds),
+            *(self._shard, reason, self.failures, self.retries, seconds),
         )
         self._waited += seconds
         return not self._interrupted.wait(seconds)
 
 
 def seconds_to_wait(failures: int, asked: float = 0.0) -> float:
-    """Decides about the pause behind a failure: none behind the first, then longer and longer, never twice the same.
+    """Returns the pause after a number of failures without progress: none after the first, then longer and longer.
 
-    Args:
-        failures: How many failures there were without progress, this one included.
-        asked: Seconds that the server wants.
+    Failure 2 waits up to 0.5 seconds, 3 up to 1, 4 up to 2, ... 8 and later up to 30; each at least half of that, at
+    random, so that many workers do not come back at the same moment.
     """
     own = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2.0 ** min(failures - 2, 32)) if failures > 1 else 0.0
     return max(own * _jitter.uniform(0.5, 1), asked * _jitter.uniform(1, 1.1))
+
+
+def error_words(error: Exception) -> str:
+    """Describes an exception of a client library without secrets.
+
+    Example:
+        >>> error_words(OSError("token=abc"))
+        'OSError: token=***'
+    """
+    return f"{type(error).__name__}: {mask_text(str(error))}"
+
+
+def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") -> T:
+    """Calls a function until it succeeds.
+
+    Args:
+        work: The function.
+        retries: How many further attempts may follow the first.
+        shard: The masked URL, for the log.
+        doing: What failed, for the log.
+
+    Raises:
+        Exception: the last failure, or one that no further attempt will change.
+    """
+    patience = Patience(retries, shard)
+    while True:
+        try:
+            return work()
+        except (WdsError, MemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, HOPELESS) or not patience.endures(doing + error_words(error)):
+                raise
+
+
+class Failure(Exception):  # noqa: N818 - told of inside this package; users see a ShardOpenError
+    """A connection, request or body that failed.
+
+    Args:
+        reason: What happened, masked.
+        lasting: Whether it would happen again.
+        wait: The least number of seconds before the next attempt.
+        cause: The exception to show as the cause, masked.
+    """
+
+    def __init__(
+        self, reason: str, *, lasting: bool = False, wait: float = 0.0, cause: Exception | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.lasting = lasting
+        self.wait = wait
+        self.cause = cause
+
+
+class RetryingSource(Source):
+    """An object of a server or store; where a connection fails, another one goes on at the same byte.
+
+    A backend writes `_connect`, which opens the object at `_position`, checks that it is the same one, and sets
+    `_connection` (or `_ended`) and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`. The two
+    that touch the network raise `Failure`.
+
+    Args:
+        shard: The masked URL.
+        start: The first byte to give.
+        retries: How many further attempts may bring nothing new before reading gives up.
+    """
+
+    def __init__(self, shard: str, start: int, retries: int) -> None:
+        self._shard = shard
+        self._start = self._position = start
+        self._patience = Patience(retries, shard)
+        self._connection: Any = None
+        self._has_begun = False
+        self._ended = False
+
+    def connect(self) -> None:
+        """Opens the object, unless it is open.
+
+        Raises:
+            ShardOpenError: if that fails, or it is not the same object as before.
+            ShardFormatError: if the object ends before the first byte wanted.
+        """
+        while self._connection is None and not self._ended:
+            try:
+                self._connect()
+            except Failure as failure:
+                self._bear(failure)
+
+    def take(self, size: int) -> bytes:
+        """Returns up to `size` bytes; none only at the verified end."""
+        while size:
+            self.connect()
+            if self._ended:
+                break
+            try:
+                data = self._receive(size)
+            except Failure as failure:
+                self._bear(failure)
+                continue
+            if data:
+                self._deliver(data)
+            return data
+        return b""
+
+    def interrupt(self) -> None:
+        """Ends a pause that another thread waits in; a request under way ends by itself."""
+        self._patience.interrupt()
+
+    def _connect(self) -> None:
+        raise NotImplementedError
+
+    def _receive(self, size: int) -> bytes:
+        raise NotImplementedError
+
+    def _refusal(self, failure: Failure, more: str) -> ShardOpenError:
+        """Makes the error for an object that was never open; `more` says why no attempt follows."""
+        raise NotImplementedError
+
+    def _total(self) -> int | None:
+        """Returns the size of the object, if it is known."""
+        return None
+
+    def _deliver(self, data: bytes | memoryview) -> None:
+        """Counts what the reader gets."""
+        self._position += len(data)
+        self._patience.renew()
+
+    def _bear(self, failure: Failure) -> None:
+        """Drops a connection that failed, and waits.
+
+        Raises:
+            ShardOpenError: if there is no point in going on.
+        """
+        self._disconnect()
+        if not failure.lasting and self._patience.endures(failure.reason, failure.wait):
+            return
+        more, attempts = "", self._patience.failures
+        if self._patience.is_interrupted and not failure.lasting:
+            more = "; reading was interrupted"
+        elif not failure.lasting:
+            more = (
+                f"; gave up at byte {self._position:,} after {attempts} attempt{'s' * (attempts > 1)} without progress "
+                f"(retries={self._patience.retries})"
+            )
+        if self._has_begun:
+            of = "" if self._total() is None else f" of {self._total():,}"
+            error = ShardOpenError(
+                f"shard {self._shard} broke off after {self._position:,}{of} bytes: {failure.reason}{more}.",
+                shard=self._shard,
+                advice=TRY_AGAIN,
+            )
+        else:
+            error = self._refusal(failure, more)
+        raise error from failure.cause
+
+    def _changed(self, what: str) -> ShardOpenError:
+        return ShardOpenError(
+            f"shard {self._shard} was changed while it was read, after {self._position:,} bytes: {what}. Write new "
+            "versions under new names, or read it again from its start.",
+            shard=self._shard,
+        )
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    def _close(self) -> None:
+        self._disconnect()

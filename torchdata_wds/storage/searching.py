@@ -9,21 +9,18 @@ from typing import Any
 from urllib.parse import quote
 
 from torchdata_wds.errors import ShardListError, WdsError
+from torchdata_wds.storage.compression.writing import SUFFIXES
 from torchdata_wds.storage.globs import find_matches
 from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.retrying import error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.sources.fsspec import connect, error_words, protocol_of
+from torchdata_wds.storage.sources.fsspec import connect, protocol_of
 from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
 
-__all__ = ["SHARD_SUFFIXES", "is_pattern", "search_local", "search_remote"]
-
-
-SHARD_SUFFIXES = (
-    ".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz",
-)  # fmt: skip
+#: What the names of shards end in: ".tar", ".tar.gz", ".tgz", ...
+SHARD_SUFFIXES = (".tar", *(suffix if suffix.startswith(".t") else f".tar{suffix}" for suffix in SUFFIXES))
 
 _MAGIC = re.compile(r"[*?[]")
-
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 
 
@@ -34,9 +31,9 @@ def search_local(url: str) -> Iterator[str]:
         ShardListError: if there are none.
     """
     path = local_path(url)
-    if os.path.isdir(path):  # noqa: PTH112 - a name that is too long is no folder
+    if os.path.isdir(path):  # noqa: PTH112 - a name that is too long is not a folder
         names = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
-        found = [os.path.join(path, name) for name in names if is_shard(name)]  # noqa: PTH118 - keeps "./"
+        found = [os.path.join(path, name) for name in names if _is_shard(name)]  # noqa: PTH118 - keeps "./"
         if not found:
             raise _nothing(url, f"the folder holds {len(names):,} files, none of them ends in {_suffixes()}")
     elif os.path.lexists(path) or not _MAGIC.search(path):
@@ -47,14 +44,15 @@ def search_local(url: str) -> Iterator[str]:
         found = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
         if not found:
             raise _nothing(url, _local_hint(path, len(matches)))
-    yield from (_as_url(name) for name in found) if scheme_of(url) == "file" else found
+    for name in found:
+        yield name if scheme_of(url) != "file" else f"file:{'//' if name.startswith('/') else ''}{quote(name)}"
 
 
 def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
     """Yields the shards of a folder (a URL that ends in ``/``) or glob by fsspec, sorted, or else the URL as it is.
 
     Raises:
-        ShardListError: if there are none, or the store cannot be asked.
+        ShardListError: if there are none, or the store cannot be listed.
     """
     parts = url.split("::")
     index = next((i for i, part in enumerate(parts) if is_pattern(part)), None)
@@ -75,27 +73,24 @@ def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
         yield "::".join([*parts[:index], _full_url(parts[index], name), *parts[index + 1 :]])
 
 
-def is_shard(name: str) -> bool:
-    """Tells whether a file in a folder is a shard by its name; hidden files are none."""
+def _is_shard(name: str) -> bool:
     return name.lower().endswith(SHARD_SUFFIXES) and not name.startswith(".")
 
 
 def _names(url: str, part: str, options: StorageOptions) -> Iterator[str]:
     filesystem, path = connect(url, options)
     filesystem.invalidate_cache()  # listings are kept for ever, and shards come and go between epochs
-    if part.endswith("/"):
-        entries: Iterable[dict[str, Any]] = filesystem.ls(path, detail=True)
-        yield from (entry["name"] for entry in _files(entries) if is_shard(entry["name"].rpartition("/")[2]))
-    else:
-        yield from (entry["name"] for entry in _files(filesystem.glob(path, detail=True).values()))
-
-
-def _files(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (entry for entry in entries if entry.get("type") != "directory")
+    is_folder = part.endswith("/")
+    entries: Iterable[dict[str, Any]]
+    entries = filesystem.ls(path, detail=True) if is_folder else filesystem.glob(path, detail=True).values()
+    for entry in entries:
+        name: str = entry["name"]
+        if entry.get("type") != "directory" and (not is_folder or _is_shard(name.rpartition("/")[2])):
+            yield name
 
 
 def is_pattern(part: str) -> bool:
-    """Tells whether a URL of a store (one part of a chained one) is a glob or a folder."""
+    """Returns whether a URL of a store (one part of a chained one) is a glob or a folder."""
     protocol, slashes, path = part.partition("://")
     return bool(slashes) and (bool(_MAGIC.search(_QUERY.sub("", path))) or (path.endswith("/") and protocol != "dir"))
 
@@ -113,10 +108,6 @@ def _full_url(part: str, name: str) -> str:
     return base.rstrip("/") + name[len(inside) :] if name.startswith(inside + "/") else f"{protocol}://{name}"
 
 
-def _as_url(path: str) -> str:
-    return ("file://" if path.startswith("/") else "file:") + quote(path)
-
-
 def _suffixes() -> str:
     return ", ".join(SHARD_SUFFIXES)
 
@@ -124,7 +115,7 @@ def _suffixes() -> str:
 def _local_hint(path: str, folders: int) -> str:
     if folders:
         return f"it matches {folders:,} folders and no file"
-    start = path[: _MAGIC.search(path).start()].rpartition("/")[0] if _MAGIC.search(path) else path  # type: ignore[union-attr]
+    start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # a path without magic is not searched
     folder = start or ("/" if path.startswith("/") else ".")
     where = "" if folder.startswith("/") else f" (the working directory is {os.getcwd()})"  # noqa: PTH109
     if not os.path.isdir(folder):  # noqa: PTH112

@@ -1,7 +1,4 @@
-"""What kind of URL a text is, and how it is shown in messages: without what is secret in it.
-
-Which of fsspec's protocols stand before ``::`` and read through the URL behind it (``simplecache::s3://...``).
-"""
+"""What kind of URL a text is, and how messages show it: without what is secret in it."""
 
 from __future__ import annotations
 
@@ -14,36 +11,33 @@ from urllib.parse import unquote
 from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage.secrets.masking import mask_text
 
-__all__ = [
-    "is_chaining",
-    "STDIN",
-    "check_letter",
-    "local_path",
-    "mask_item",
-    "mask_url",
-    "mask_text",
-    "scheme_of",
-    "url_text",
-]
+STDIN = "-"
+AIS = "ais"
 
+#: The schemes of local files: a path, and a ``file:`` URL.
+LOCAL = ("", "file")
 
-# Classes that cannot be imported here (libarchive wants its library) cannot be asked.
-_ALWAYS = frozenset(
+# Two letters at least: "D:/x.tar" is a path.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_PERHAPS_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!//)|(?i:\bpipe:)")
+_WITHOUT_SLASHES = ("pipe", "file")
+
+# Protocols of fsspec that read through the URL after their "::"; libarchive cannot be imported to find out.
+_CHAINING = frozenset(
     {"simplecache", "filecache", "blockcache", "cached", "zip", "tar", "libarchive", "reference", "dir"}
 )
-
 _CHAIN_ARGUMENTS = frozenset({"fo", "target_protocol"})
 
 
 def is_chaining(part: str) -> bool:
-    """Tells whether the part before a ``::`` is a chaining protocol of fsspec: ``simplecache``, ``zip://inner.tar``.
+    """Returns whether the part before a ``::`` is a chaining protocol of fsspec: ``simplecache``, ``zip://inner.tar``.
 
     Example:
         >>> is_chaining("simplecache"), is_chaining("zip://a.tar"), is_chaining("a.tar"), is_chaining("s3://b/a.tar")
         (True, True, False, False)
     """
     protocol, _, _ = part.partition("://")
-    return protocol in _ALWAYS or (protocol.isidentifier() and _takes_a_target(protocol))
+    return protocol in _CHAINING or (protocol.isidentifier() and _takes_a_target(protocol))
 
 
 @lru_cache(maxsize=256)
@@ -59,18 +53,8 @@ def _takes_a_target(protocol: str) -> bool:
     return not _CHAIN_ARGUMENTS.isdisjoint(parameters)
 
 
-STDIN = "-"
-
-# Two letters at least: "D:/x.tar" is a path.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-
-_PERHAPS_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!//)|(?i:\bpipe:)")
-
-_WITHOUT_SLASHES = ("pipe", "file")
-
-
 def url_text(url: str | os.PathLike[str]) -> str:
-    """Turns what was given as a shard into a str.
+    """Returns a shard's URL or path as a str.
 
     Raises:
         TypeError: if it is neither a str nor a path.
@@ -82,14 +66,14 @@ def url_text(url: str | os.PathLike[str]) -> str:
 
 
 def check_letter(text: str, what: str) -> None:
-    """Refuses a single character where a shard is expected: it is a letter of a str that stands for a list.
+    """Refuses a single character as a shard: it is probably a letter of a str that was given instead of a list.
 
     Args:
         text: The shard.
-        what: What it is refused as, and by whom.
+        what: The beginning of the message: who got what.
 
     Raises:
-        ShardListError: if it is one, and neither standard input nor a file of that name.
+        ShardListError: if it is one, and neither standard input nor an existing file.
     """
     if len(text) > 1 or text == STDIN or os.path.exists(text):  # noqa: PTH110 - a str
         return
@@ -100,10 +84,7 @@ def check_letter(text: str, what: str) -> None:
 
 
 def scheme_of(url: str) -> str:
-    """Tells which backend a URL belongs to.
-
-    Returns:
-        The scheme in small letters, "-" for standard input, "" for a local path.
+    """Returns the scheme of a URL in small letters, "-" for standard input, "" for a local path.
 
     Example:
         >>> [scheme_of(url) for url in ("S3://b/x.tar", "pipe:cat x.tar", "-", "D:/x.tar", "a:b.tar", "x#1.tar")]
@@ -120,10 +101,20 @@ def scheme_of(url: str) -> str:
     return scheme if rest.startswith(":") and is_chaining(found[1]) else ""
 
 
+def is_local(url: str) -> bool:
+    """Returns whether a URL is a local path or a ``file:`` URL.
+
+    Example:
+        >>> [is_local(url) for url in ("x.tar", "file:///x.tar", "-", "s3://b/x.tar")]
+        [True, True, False, False]
+    """
+    return scheme_of(url) in LOCAL
+
+
 def local_path(url: str) -> str:
     """Turns a local path or a ``file:`` URL into the path: the one verbatim, the other percent-decoded.
 
-    A home at its beginning, ``~`` or ``~user``, is put in, unless there is a file of this very name.
+    ``~`` or ``~user`` at its beginning is expanded, unless there is a file of this very name.
 
     Raises:
         ShardOpenError: if the ``file:`` URL names another host.
@@ -148,29 +139,25 @@ def local_path(url: str) -> str:
 def mask_url(url: str | os.PathLike[str]) -> str:
     """Replaces what is secret in a URL or a ``pipe:`` command by ``***``, for messages and logs.
 
-    Masked are passwords before a host, query parameters, options and headers whose name says signature, token, key,
-    password or the like, and what the options of curl, wget, gpg, openssl and others take. A local path is left as it
-    is, unless a mistyped URL may be in it.
-
-    Args:
-        url: The URL, path or ``pipe:`` command.
+    Masked are passwords before a host; query parameters, options and headers whose name says signature, token, key,
+    password or the like; and secret arguments of curl, wget, gpg, openssl and others. A local path is left as it is,
+    unless it may hold a mistyped URL.
 
     Example:
         >>> mask_url("https://me:pw@host/x.tar?part=1&X-Amz-Signature=abc")
         'https://me:***@host/x.tar?part=1&X-Amz-Signature=***'
     """
-    text = url_text(url)
-    return _masked(text)
+    return _masked(url_text(url))
 
 
 @lru_cache(maxsize=256)
 def _masked(text: str) -> str:
-    is_local = scheme_of(text) in ("", "file", STDIN) and not _PERHAPS_A_URL.search(text)
-    return text if is_local else mask_text(text)
+    has_no_secret = scheme_of(text) in (*LOCAL, STDIN) and not _PERHAPS_A_URL.search(text)
+    return text if has_no_secret else mask_text(text)
 
 
 def mask_item(item: object) -> str:
-    """Shows the beginning of what was given in place of a URL, as `mask_url` shows those.
+    """Shows the beginning of what was given instead of a URL, masked as by `mask_url`.
 
     Example:
         >>> mask_item(("https://me:pw@host/x.tar", None))

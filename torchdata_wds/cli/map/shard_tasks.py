@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.cli.printing import printable, shorten
 from torchdata_wds.format.index import index_url
-from torchdata_wds.storage import StorageOptions, list_targets, mask_url
-from torchdata_wds.storage.rewriting import rewritten
+from torchdata_wds.storage import list_targets, mask_url
+from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.targets.base import sync_file, sync_folder
-from torchdata_wds.storage.urls import local_path, scheme_of
+from torchdata_wds.storage.urls import local_path
 
 ShardFunction = Callable[[str, str], Any]
 _SHOWN_LINES = 8
@@ -134,7 +134,8 @@ def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -
 
 def _is_local(url: str) -> bool:
     """Whether a name is that of a local file, and no rewriting rule puts it elsewhere."""
-    return scheme_of(url) in ("", "file") and rewritten(url, StorageOptions(None).rewrite) == url
+    place = resolve(url)
+    return place.is_local and not place.is_moved
 
 
 def absolute(task: ShardTask) -> ShardTask:

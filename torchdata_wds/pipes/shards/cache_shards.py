@@ -26,9 +26,9 @@ from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.names import check_naming, copy_name, digest_of, names_a_tar, unsigned
 from torchdata_wds.storage.cache.origins import origin_of
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
-from torchdata_wds.storage.rewriting import rewritten
+from torchdata_wds.storage.places import place_of, resolve
 from torchdata_wds.storage.sources.local import open_local
-from torchdata_wds.storage.urls import STDIN, check_letter, scheme_of
+from torchdata_wds.storage.urls import STDIN, check_letter
 
 __all__ = ["CachedShard", "ShardCacherIterDataPipe", "check_copy"]
 
@@ -225,8 +225,8 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
             )
         if isinstance(url, str):
             check_letter(text, "cache_shards got the shard")
-        scheme = scheme_of(rewritten(text, self.storage_options.rewrite))
-        if scheme == STDIN or (scheme in ("", "file") and not self.cache_local):
+        place = resolve(text, self.storage_options)
+        if place.scheme == STDIN or (place.is_local and not self.cache_local):
             return item
         origin = origin_of(text, self.storage_options)
         name = copy_name(text, self.name, origin)
@@ -262,10 +262,10 @@ def check_copy(path: str, url: str) -> None:
     Raises:
         ShardFormatError: if it is not.
     """
-    with open_local(path, 0, storage.StorageOptions()) as stream:
+    with open_local(place_of(path, storage.StorageOptions())) as stream:
         if not names_a_tar(url) and not begins_a_tar(stream.read(BLOCK)):
             while stream.read(1 << 20):
                 pass
             return
-    with open_local(path, 0, storage.StorageOptions()) as stream:
+    with open_local(place_of(path, storage.StorageOptions())) as stream:
         check_whole(stream, storage.mask_url(url))

@@ -18,16 +18,14 @@ from typing import Any
 from torchdata_wds.environment import aws_config, store_variables
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.rewriting import rewritten
+from torchdata_wds.storage.places import resolve
 from torchdata_wds.storage.secrets.masking import without_credentials
-from torchdata_wds.storage.sources.aistore import is_in_aistore, object_address
+from torchdata_wds.storage.sources.aistore import object_address
 from torchdata_wds.storage.sources.fsspec import protocol_of
-from torchdata_wds.storage.urls import STDIN, scheme_of
+from torchdata_wds.storage.urls import AIS, LOCAL, STDIN
 
 __all__ = ["origin_of"]
 
-
-_LOCAL = ("", "file", STDIN)
 
 # Read by the package's own client, which takes nothing from fsspec's configuration.
 _WEB = ("http", "https")
@@ -64,11 +62,11 @@ def origin_of(url: str, options: StorageOptions) -> str:
         >>> origin_of("s3://b/x.tar", StorageOptions({"s3": {"key": "k", "endpoint_url": "http://host:9000"}}))
         's3://b/x.tar\n{"s3": {"endpoint_url": "http://host:9000"}}'
     """
-    place = rewritten(url, options.rewrite)
-    scheme = scheme_of(place)
-    if scheme in _LOCAL:
+    resolved = resolve(url, options)
+    place, scheme = resolved.url, resolved.scheme
+    if scheme in (*LOCAL, STDIN):
         return place
-    if is_in_aistore(scheme):
+    if scheme == AIS:
         return _address(place)
     text = url if place == url else without_credentials(place)
     stores = {} if scheme == "pipe" else _stores(place, options)

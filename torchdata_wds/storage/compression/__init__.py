@@ -1,4 +1,4 @@
-"""Compressed shards, known by their first bytes: a table from magic to decoder, and what the decoders read from.
+"""Compressed shards, known by their first bytes: the table from magic to decoder.
 
 A decoder is a generator of decompressed pieces. It takes its input in small pieces and limits its output per step, so
 that memory stays bounded whatever the shard holds, and everything before damage is delivered before the error.
@@ -16,9 +16,6 @@ from torchdata_wds.storage.compression.gzip import decode_gzip
 from torchdata_wds.storage.compression.input import CompressedInput
 from torchdata_wds.storage.compression.zstd import ZSTD_MAGICS, decode_zstd
 
-__all__ = ["HEAD_SIZE", "XZ_MEMORY_LIMIT", "CompressedInput", "find_decoder", "is_compressed"]
-
-
 Decoder = Callable[[CompressedInput], Iterator[bytes]]
 
 #: Output per step. Python drops the output of the step that meets an error, so it is small.
@@ -26,7 +23,6 @@ _STEP = 4096
 
 #: What a stream may ask for, in bytes: four times what ``xz -9`` does. A small file can ask for 4 GiB.
 XZ_MEMORY_LIMIT = 256 << 20
-
 _XZ = b"\xfd7zXZ\x00"
 
 
@@ -42,17 +38,16 @@ class _Decompressor(Protocol):
 
 def decode_bzip2(data: CompressedInput) -> Iterator[bytes]:
     """Decompresses bzip2, several streams too."""
-    data.format = "bzip2"
-    return _decode(data, bz2.BZ2Decompressor, b"BZh")
+    return _decode(data, "bzip2", bz2.BZ2Decompressor, b"BZh")
 
 
 def decode_xz(data: CompressedInput) -> Iterator[bytes]:
     """Decompresses xz, several streams too."""
-    data.format = "xz"
-    return _decode(data, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT), _XZ)
+    return _decode(data, "xz", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT), _XZ)
 
 
-def _decode(data: CompressedInput, new: Callable[[], _Decompressor], magic: bytes) -> Iterator[bytes]:
+def _decode(data: CompressedInput, kind: str, new: Callable[[], _Decompressor], magic: bytes) -> Iterator[bytes]:
+    data.format = kind
     another = True
     while another:
         decompressor = new()
@@ -61,26 +56,22 @@ def _decode(data: CompressedInput, new: Callable[[], _Decompressor], magic: byte
             try:
                 piece = decompressor.decompress(chunk, _STEP)
             except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
-                raise _too_large(data, error) or data.damaged(error) from error
+                if "Memory usage limit" in str(error):
+                    raise ShardFormatError(
+                        f"shard {data.shard} takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its "
+                        "xz dictionary is larger. Compress it again with a preset of xz, or read it through "
+                        "'pipe:xz -dc PATH'.",
+                        kind="compression",
+                        shard=data.shard,
+                    ) from error
+                raise data.damaged(error) from error
             if piece:
                 yield piece
         data.give_back(decompressor.unused_data)
         another = data.has_another(lambda head: head.startswith(magic) or magic.startswith(head))
 
 
-def _too_large(data: CompressedInput, error: Exception) -> ShardFormatError | None:
-    """Makes the error for xz data that is whole, and made with a larger dictionary than is accepted."""
-    if "Memory usage limit" not in str(error):
-        return None
-    return ShardFormatError(
-        f"shard {data.shard} takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is "
-        "larger. Compress it again with a preset of xz, or read it through 'pipe:xz -dc PATH'.",
-        shard=data.shard,
-        kind="compression",
-    )
-
-
-# A shard whose first member is called "BZh9.jpg" is no bzip2: the magic of the first block belongs to it.
+# The magic of the first block belongs to bzip2's: a shard whose first member is "BZh9.jpg" is not compressed.
 _MAGICS: tuple[tuple[bytes, Decoder], ...] = (
     (b"\x1f\x8b\x08", decode_gzip),
     (_XZ, decode_xz),
@@ -88,14 +79,14 @@ _MAGICS: tuple[tuple[bytes, Decoder], ...] = (
     *((b"BZh%d" % level + block, decode_bzip2) for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90")),
 )
 
-#: Bytes that tell every compression.
+#: How many bytes tell every compression.
 HEAD_SIZE = max(len(magic) for magic, _ in _MAGICS)
 
 
 def find_decoder(data: CompressedInput) -> Decoder | None:
     """Finds the decoder for what begins here, or None for data that is not compressed.
 
-    Takes a look at no more bytes than it needs: a slow command may not have written more.
+    Peeks at no more bytes than it needs: a slow command may not have written more.
 
     Raises:
         ShardFormatError: if the whole input is the beginning of a magic.
@@ -115,5 +106,5 @@ def find_decoder(data: CompressedInput) -> Decoder | None:
 
 
 def is_compressed(head: bytes) -> bool:
-    """Tells whether a shard that begins with these bytes (`HEAD_SIZE` of them) is compressed."""
+    """Returns whether a shard that begins with these bytes (`HEAD_SIZE` of them) is compressed."""
     return any(head.startswith(magic) for magic, _ in _MAGICS)

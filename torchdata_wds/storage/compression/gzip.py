@@ -14,13 +14,8 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.storage.compression.input import CompressedInput
 
-__all__ = ["decode_gzip"]
-
-
 _MAGIC = b"\x1f\x8b\x08"
-
 _HEADER_TEXT_LIMIT = 1 << 16
-
 _HAS_CRC, _HAS_EXTRA, _HAS_NAME, _HAS_COMMENT, _RESERVED = 2, 4, 8, 16, 224
 
 

@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, ShardFormatError
 
-__all__ = ["CompressedInput"]
-
-
 # zlib copies the rest of its input at each step, so the pieces are small.
 _CHUNK = 32 * 1024
 

@@ -1,7 +1,7 @@
-"""Compressors for shards that are written: each makes one stream with a checksum, of which every cut is noticed.
+"""Compressors for shards that are written: each makes one stream with a checksum, so that every cut is noticed.
 
-The same data gives the same bytes, whatever the sizes of the pieces it comes in and whenever it is written: there is
-no time and no name in them. Another version of a library may give other bytes, which decompress to the same.
+The same data gives the same bytes, in pieces of any size and at any time: they hold no time and no name. Another
+version of a library may give other bytes, which decompress to the same.
 """
 
 from __future__ import annotations
@@ -12,30 +12,19 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-from torchdata_wds.storage.urls import STDIN, scheme_of
-
-__all__ = ["Compressor", "compression_for", "open_compressor"]
-
+from torchdata_wds.storage.urls import LOCAL, STDIN, scheme_of
 
 _GZIP_FORMAT = 16 + zlib.MAX_WBITS
-
 _GZIP_LEVEL = 6
-
 _XZ_PRESET = 6
-
 _ZSTD_LEVEL = 3
 
-_SUFFIXES = {
-    ".gz": "gz",
-    ".tgz": "gz",
-    ".bz2": "bz2",
-    ".tbz2": "bz2",
-    ".tbz": "bz2",
-    ".xz": "xz",
-    ".txz": "xz",
-    ".zst": "zst",
-    ".tzst": "zst",
-    ".zstd": "zst",
+#: What the names of compressed shards end in.
+SUFFIXES = {
+    **dict.fromkeys((".gz", ".tgz"), "gz"),
+    **dict.fromkeys((".zst", ".tzst", ".zstd"), "zst"),
+    **dict.fromkeys((".bz2", ".tbz2", ".tbz"), "bz2"),
+    **dict.fromkeys((".xz", ".txz"), "xz"),
 }
 
 
@@ -43,19 +32,10 @@ class Compressor(Protocol):
     """Compresses a stream piece by piece."""
 
     def compress(self, data: bytes | bytearray | memoryview, /) -> bytes:
-        """Takes a piece and gives what is ready, which may be nothing."""
+        """Takes a piece and returns the output that is ready, if any."""
 
     def flush(self) -> bytes:
-        """Gives the rest, with the checksum; nothing can be compressed after it."""
-
-
-def _new_gzip() -> Compressor:
-    # zlib writes a header with time 0 and without a name.
-    return zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
-
-
-def _new_xz() -> Compressor:
-    return lzma.LZMACompressor(lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, preset=_XZ_PRESET)
+        """Returns the rest, with the checksum; nothing can be compressed after it."""
 
 
 def _new_zstd() -> Compressor:
@@ -72,11 +52,14 @@ def _new_zstd() -> Compressor:
 
 
 _COMPRESSORS: dict[str, Callable[[], Compressor]] = {
-    "gz": _new_gzip,
+    # zlib writes a header with time 0 and without a name.
+    "gz": lambda: zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT),
     "bz2": bz2.BZ2Compressor,
-    "xz": _new_xz,
+    "xz": lambda: lzma.LZMACompressor(lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, preset=_XZ_PRESET),
     "zst": _new_zstd,
 }
+
+_KINDS = ", ".join(map(repr, _COMPRESSORS))
 
 
 def compression_for(url: str, compress: bool | str | None) -> str | None:
@@ -84,8 +67,8 @@ def compression_for(url: str, compress: bool | str | None) -> str | None:
 
     Args:
         url: Where the shard goes; "" for a file object.
-        compress: None for what the name says (``.tar.gz``, ``.tgz``, ``.tar.zst``, ...), where there is a name: not for
-            ``-`` and ``pipe:``. False for no compression, True for gzip; or ``gz``, ``bz2``, ``xz``, ``zst``.
+        compress: None for what the name says (``.tar.gz``, ``.tgz``, ``.tar.zst``, ...), never for ``-`` and
+            ``pipe:``. False for no compression, True for gzip; or ``gz``, ``bz2``, ``xz``, ``zst``.
 
     Returns:
         ``gz``, ``bz2``, ``xz``, ``zst``, or None for no compression.
@@ -97,14 +80,16 @@ def compression_for(url: str, compress: bool | str | None) -> str | None:
         >>> compression_for("x.tar.gz", None), compression_for("x.tar", None), compression_for("x.tar", "zst")
         ('gz', None, 'zst')
     """
-    if compress is None:
-        name = _name_in(url).lower()
-        return next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
     if isinstance(compress, bool):
         return "gz" if compress else None
-    if compress not in _COMPRESSORS:
-        raise ValueError(_complaint("compress", f"None (by the name), True (gz), False, {_kinds()}", compress))
-    return compress
+    if compress is not None and compress not in _COMPRESSORS:
+        raise ValueError(f"compress must be one of None (by the name), True (gz), False, {_KINDS}; found {compress!r}")
+    scheme = scheme_of(url)
+    if compress is not None or scheme in (STDIN, "pipe"):
+        return compress
+    # simplecache::s3://b/x.tar.gz: the first part with a path is the shard's.
+    part = url if scheme in LOCAL else next((part for part in url.split("::") if "://" in part), url)
+    return next((kind for suffix, kind in SUFFIXES.items() if part.lower().endswith(suffix)), None)
 
 
 def open_compressor(kind: str) -> Compressor:
@@ -124,24 +109,5 @@ def open_compressor(kind: str) -> Compressor:
         b'shard'
     """
     if kind not in _COMPRESSORS:
-        raise ValueError(_complaint("the compression", _kinds(), kind))
+        raise ValueError(f"the compression must be one of {_KINDS}; found {kind!r}")
     return _COMPRESSORS[kind]()
-
-
-def _name_in(url: str) -> str:
-    """What in a URL has the shard's suffix; "" where nothing has."""
-    scheme = scheme_of(url)
-    if scheme in (STDIN, "pipe"):
-        return ""
-    if scheme in ("", "file"):
-        return url
-    # simplecache::s3://b/x.tar.gz: the first part with a path is the shard's.
-    return next((part for part in url.split("::") if "://" in part), url)
-
-
-def _kinds() -> str:
-    return ", ".join(map(repr, _COMPRESSORS))
-
-
-def _complaint(what: str, valid: str, found: object) -> str:
-    return f"{what} must be one of {valid}; found {found!r}"

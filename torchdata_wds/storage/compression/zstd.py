@@ -12,11 +12,7 @@ from typing import Any
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.compression.input import CompressedInput
 
-__all__ = ["ZSTD_MAGICS", "decode_zstd"]
-
-
 _MAGIC = b"\x28\xb5\x2f\xfd"
-
 _SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
 
 #: What a frame begins with, an ordinary one or a skippable one.
@@ -24,7 +20,6 @@ ZSTD_MAGICS = (_MAGIC, *_SKIPPABLE)
 
 #: The memory that a frame may ask for, in bytes; the command zstd has the same limit, unless told otherwise.
 _LARGEST_WINDOW = 128 << 20
-
 _RAW, _RLE, _COMPRESSED, _RESERVED = range(4)
 
 

@@ -1,9 +1,4 @@
-"""One request to a web server, by urllib3: connections, proxies, redirects, and which headers go to whom.
-
-Bodies of known length, read straight into the reader's own bytes: urllib3 would copy them once more.
-
-What fails between this and a web server, and how long the server wants to be left alone then.
-"""
+"""One request to a web server, by urllib3: connections, proxies, redirects, and which headers go to which host."""
 
 from __future__ import annotations
 
@@ -26,83 +21,35 @@ from urllib.request import getproxies, proxy_bypass
 
 from torchdata_wds.storage.http.options import HttpOptions
 from torchdata_wds.storage.http.versions import is_number
+from torchdata_wds.storage.retrying import Failure
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
     import urllib3
 
-__all__ = ["StraightBody", "HttpFailure", "retry_after", "Answer", "HttpRequest", "is_well_formed"]
+#: How long a server is left alone that asks for it and does not say how long, and the longest time for one that does.
+_SECONDS, _LONGEST_SECONDS = 0.5, 300.0
 
+_REDIRECTS = 8
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
+_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-class StraightBody:
-    """The rest of a body under urllib3's response, which is kept up to date.
+#: Headers of the user that any host may see.
+_HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
 
-    Args:
-        response: The response, of which nothing was read by other means since.
-        body: That of the standard library in it.
-    """
+#: Bodies of answers that are not the shard are read up to this size, to keep the connection.
+_WORTH_READING = 16 * 1024
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, body: http.client.HTTPResponse) -> None:
-        self._response = response
-        self._body = body
+_SHOWN = 200
 
-    @staticmethod
-    def of(response: urllib3.BaseHTTPResponse) -> StraightBody | None:
-        """The body of a response; None where it comes in chunks, has no length, or lies elsewhere than expected."""
-        body = getattr(response, "_fp", None)
-        if not isinstance(body, http.client.HTTPResponse) or body.chunked or not isinstance(body.fp, io.BufferedReader):
-            return None
-        if not body.length or getattr(response, "length_remaining", None) != body.length:
-            return None
-        return StraightBody(response, body)
-
-    def readinto(self, view: memoryview) -> int:
-        """Reads what has come, once; 0 where the body ended too early, which urllib3 then tells of.
-
-        Raises:
-            OSError: if the connection broke or stalled.
-        """
-        length = self._body.length
-        if self._body.isclosed() or not length:
-            return 0
-        count = self._body.fp.readinto1(view[:length])
-        self._body.length = length - count
-        self._response.length_remaining = length - count
-        if count == length:
-            self._body.close()
-            self._response.release_conn()
-        return count
-
-
-#: Where a server that wants to be left alone does not say how long.
-_SECONDS = 0.5
-
-_LONGEST_SECONDS = 300.0
-
-
-class HttpFailure(Exception):  # noqa: N818 - told of inside this backend; users see a ShardOpenError
-    """A request or a body that failed.
-
-    Args:
-        reason: What happened, masked.
-        lasting: Whether it would happen again.
-        wait: Seconds to wait at least before the next attempt.
-        cause: The exception to show as the cause, masked.
-    """
-
-    def __init__(
-        self, reason: str, *, lasting: bool = False, wait: float = 0.0, cause: Exception | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.lasting = lasting
-        self.wait = wait
-        self.cause = cause
+# Workers read several shards at once, and a store redirects to many hosts.
+_CONNECTIONS_PER_HOST = 32
+_HOSTS = 32
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Reads how many seconds a server wants to be left alone: `Retry-After` as seconds or a date, within reason.
+    """Returns how many seconds a server wants to be left alone: `Retry-After` as seconds or a date, within reason.
 
     Example:
         >>> retry_after({"Retry-After": "7"}), retry_after({"Retry-After": "86400"}), retry_after({})
@@ -121,26 +68,6 @@ def retry_after(headers: Mapping[str, str]) -> float:
     return min(max(seconds, 0.0), _LONGEST_SECONDS)
 
 
-_REDIRECTS = 8
-
-_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
-
-_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-#: Headers of the user that any host may see.
-_HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
-
-#: Bodies of answers that are not the shard are read up to this size, to keep the connection.
-_WORTH_READING = 16 * 1024
-
-_SHOWN = 200
-
-# Workers read several shards at once, and a store redirects to many hosts.
-_CONNECTIONS_PER_HOST = 32
-
-_HOSTS = 32
-
-
 class Answer:
     """A response whose body is read piece by piece.
 
@@ -153,30 +80,40 @@ class Answer:
         headers: Its headers; names in any case.
     """
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, via: str) -> None:
+    def __init__(self, response: urllib3.BaseHTTPResponse, via: str = "") -> None:
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self._response = response
-        self._straight = StraightBody.of(response)
+        self._body = _plain_body(response)
         self._via = via
 
     def readinto(self, view: memoryview) -> int | None:
-        """Reads what has come straight into a buffer; None where only `read` can tell.
+        """Reads what has come straight into a buffer, where urllib3 would copy it; None if only `read` can.
 
         Raises:
-            HttpFailure: if the connection broke or stalled.
+            Failure: if the connection broke or stalled.
         """
+        body = self._body
+        if body is None or body.isclosed() or not body.length:
+            return None
         try:
-            return None if self._straight is None else self._straight.readinto(view) or None
+            count = body.fp.readinto1(view[: body.length])
         except OSError as error:
             reason = "Read timed out." if isinstance(error, TimeoutError) else f"Connection broken: {_reason(error)}"
-            raise HttpFailure(reason, cause=masked_cause(error)) from None
+            raise Failure(reason, cause=masked_cause(error)) from None
+        # urllib3's response must know what was read under it, to tell of an early end and to keep the connection.
+        body.length -= count
+        self._response.length_remaining = body.length
+        if not body.length:
+            body.close()
+            self._response.release_conn()
+        return count or None
 
     def read(self, size: int) -> bytes:
         """Reads what has come, up to `size` bytes as they were sent; none only at the end of the body.
 
         Raises:
-            HttpFailure: if the connection broke or stalled, or the body ends before its length or its last chunk.
+            Failure: if the connection broke or stalled, or the body ends before its length or its last chunk.
         """
         import urllib3
 
@@ -184,11 +121,11 @@ class Answer:
             # read() would drop what it has already received when the connection breaks.
             return self._response.read1(size, decode_content=False) or b""
         except urllib3.exceptions.HTTPError as error:
-            raise HttpFailure(_reason(error), cause=masked_cause(error)) from None
+            raise Failure(_reason(error), cause=masked_cause(error)) from None
 
     def interrupt(self) -> None:
-        """Ends a read that another thread waits in, where urllib3 can."""
-        # There is no such method before urllib3 2.3, and no connection any more behind the body's end.
+        """Ends a read that another thread waits in, if urllib3 can."""
+        # There is no such method before urllib3 2.3, and no connection any more after the body's end.
         with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
             self._response.shutdown()
 
@@ -198,17 +135,25 @@ class Answer:
         return f"the server answered {_shown(status)}{self._via}"
 
     def close(self) -> None:
-        """Lets go of the body; the connection is kept only if it was read to its end."""
+        """Releases the body; the connection is kept only if it was read to its end."""
         self._response.close()
 
     def dismiss(self) -> None:
-        """Lets go of a body that nobody wants, and keeps the connection if little is left to be read."""
+        """Releases a body that is not wanted, and keeps the connection if little is left to be read."""
         _dismiss(self._response)
+
+
+def _plain_body(response: urllib3.BaseHTTPResponse) -> http.client.HTTPResponse | None:
+    """The standard library's body in a response; None if it comes in chunks, has no length, or lies elsewhere."""
+    body = getattr(response, "_fp", None)
+    if not isinstance(body, http.client.HTTPResponse) or body.chunked or not isinstance(body.fp, io.BufferedReader):
+        return None
+    return body if body.length and getattr(response, "length_remaining", None) == body.length else None
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """How to ask for one shard.
+    """How to request one shard.
 
     Attributes:
         url: Its URL, as given.
@@ -221,20 +166,17 @@ class HttpRequest:
     options: HttpOptions
 
     def send(self, headers: Mapping[str, str]) -> Answer:
-        """Asks for the shard, following redirects.
-
-        Args:
-            headers: Those of this request, which are sent wherever it is redirected to.
+        """Requests the shard, following redirects, with headers that are sent to all hosts.
 
         Raises:
-            HttpFailure: if no server answers, or one that may answer otherwise the next time.
+            Failure: if no server answers, or one that may answer otherwise the next time.
         """
         response, final = self._follow(headers)
         via = "" if mask_url(final) == mask_url(_without_auth(self.url)) else f" (redirected to {mask_url(final)})"
         answer = Answer(response, via)
         if answer.status in _PASSING_STATUSES:
             answer.dismiss()
-            raise HttpFailure(answer.describe(), wait=retry_after(answer.headers))
+            raise Failure(answer.describe(), wait=retry_after(answer.headers))
         return answer
 
     def _follow(self, headers: Mapping[str, str]) -> tuple[urllib3.BaseHTTPResponse, str]:
@@ -250,7 +192,7 @@ class HttpRequest:
                 # For good: a host that sends us back may have chosen where to.
                 own = {name: value for name, value in own.items() if name.lower() in _HARMLESS}
             url = target
-        raise HttpFailure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
+        raise Failure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
 
     def _send(self, url: str, own: Mapping[str, str], headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         import urllib3
@@ -265,10 +207,10 @@ class HttpRequest:
                 "GET", url, headers=merged, preload_content=False, retries=False, redirect=False, timeout=timeout
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise HttpFailure(_reason(error), lasting=_is_lasting(error), cause=masked_cause(error)) from None
+            raise Failure(_reason(error), lasting=_is_lasting(error), cause=masked_cause(error)) from None
 
 
-def is_well_formed(url: str) -> str | None:
+def malformation(url: str) -> str | None:
     """Says what is wrong with an address, masked; None if it is well-formed."""
     import urllib3
 
@@ -290,22 +232,22 @@ def _redirect_target(url: str, location: str) -> str:
     """The address that a redirect leads to, without a user name.
 
     Raises:
-        HttpFailure: if it is malformed, no web address, or unencrypted where the one before was not.
+        Failure: if it is malformed, not a web address, or unencrypted although the one before was encrypted.
     """
     try:
         target = urljoin(url, location)
     except ValueError as error:
-        raise HttpFailure(
+        raise Failure(
             f"the server redirects to {_shown(location)}, which is malformed: {_shown(str(error))}", lasting=True
         ) from None
     scheme, before = (address.partition(":")[0].lower() for address in (target, url))
     shown = mask_url(target)
     if scheme not in ("http", "https"):
-        raise HttpFailure(f"the server redirects to {shown}, which is no web address", lasting=True)
-    if wrong := is_well_formed(target):
-        raise HttpFailure(f"the server redirects to {shown}, which is malformed: {wrong}", lasting=True)
+        raise Failure(f"the server redirects to {shown}, which is not a web address", lasting=True)
+    if wrong := malformation(target):
+        raise Failure(f"the server redirects to {shown}, which is malformed: {wrong}", lasting=True)
     if before == "https" and scheme == "http":
-        raise HttpFailure(f"the server redirects from https to {shown}, which is not encrypted", lasting=True)
+        raise Failure(f"the server redirects from https to {shown}, which is not encrypted", lasting=True)
     return _without_auth(target)
 
 

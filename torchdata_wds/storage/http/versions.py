@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
-__all__ = ["Version", "content_range", "is_number"]
-
-
-_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
-
+_CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
 _SHOWN = 80
-
 _DIGITS = 18
 
 
@@ -23,10 +18,10 @@ class Version:
 
     Attributes:
         etag: The entity tag; "" if there is none.
-        modified: When it was modified, as the server writes it; "" if it does not.
+        modified: When it was modified, in the server's words; "" if it does not say.
         settled: Whether that was before the answer was made: only then does the date tell versions apart.
-        total: The length in bytes, where it is known.
-        encoding: The Content-Encoding; "" where an answer does not say.
+        total: The length in bytes, if it is known.
+        encoding: The Content-Encoding; "" if an answer does not say.
     """
 
     etag: str = ""
@@ -37,12 +32,11 @@ class Version:
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str]) -> Version:
-        """Reads it off an answer with the whole object (200) or a part (206)."""
+        """Reads it from an answer with the whole object (200) or a part (206)."""
         whole = status == 200
         length = headers.get("Content-Length", "")
-        if not whole:
-            total = content_range(headers)[2]
-        else:
+        total = content_range(headers)[1]
+        if whole:
             total = int(length) if is_number(length) and "Transfer-Encoding" not in headers else None
         return cls(
             etag=headers.get("ETag", "").strip(),
@@ -61,7 +55,7 @@ class Version:
         return self.modified if self.settled else None
 
     def is_confirmed_by(self, later: Version) -> bool:
-        """Tells whether a later answer says anything that only answers with the same object say."""
+        """Returns whether a later answer says anything that only answers with the same object say."""
         return bool(self.etag and later.etag) or bool(self.modified and later.modified)
 
     def difference(self, later: Version) -> str | None:
@@ -78,26 +72,24 @@ class Version:
         return None
 
     def joined(self, later: Version) -> Version:
-        """This with the length that a later answer may know."""
+        """Adds the length that a later answer may know."""
         return self if self.total is not None else replace(self, total=later.total)
 
 
-def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
-    """Reads a Content-Range: first byte, last byte, length of the whole, each None where it is not told.
+def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Reads the first byte and the length of the whole from a Content-Range, each None if it is not told.
 
     Example:
         >>> content_range({"Content-Range": "bytes 5-9/100"}), content_range({"Content-Range": "bytes */100"})
-        ((5, 9, 100), (None, None, 100))
+        ((5, 100), (None, 100))
     """
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
-    if found is None:
-        return None, None, None
-    first, last, total = (int(number) if number and number != "*" else None for number in found.groups())
-    return first, last, total
+    first, total = found.groups() if found else (None, None)
+    return int(first) if first else None, int(total) if total and total != "*" else None
 
 
 def is_number(text: str) -> bool:
-    """Tells whether a header holds a number that an object's length may be.
+    """Returns whether a header holds a number that may be an object's length.
 
     Example:
         >>> is_number("1024"), is_number("-5"), is_number("9" * 5000)

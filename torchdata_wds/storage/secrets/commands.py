@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["MASK", "mask_commands"]
-
-
 MASK = "***"
 
 _WORD = re.compile(
@@ -31,7 +28,6 @@ _HARMLESS = re.compile(r"(?i)accept.*|cache-control|connection|content-.*|date|h
 
 #: What tells that a program before it writes a secret: echo secret | gpg --passphrase-fd 0
 _FROM_STANDARD_INPUT = re.compile(r"passphrase-fd|password-stdin|-pass(?:in)? (?:stdin|fd:)|sudo -S")
-
 _WRITTEN = re.compile(r"\b(echo|printf)\s[^|\n]{1,1000}(?=\|)|(<<<)\s*[^\s|;]+")
 
 
@@ -112,11 +108,8 @@ _CURL = _Program(
 )  # fmt: skip
 
 _WGET = _Program({}, {"--header": _header, "--post-data": _data, "--body-data": _data})
-
 _PASSWORD = _Program({"p": _all})
-
 _LOGIN = _Program({"p": _all}, dict.fromkeys(("--creds", "--src-creds", "--dest-creds"), _after(":")))
-
 _SAMBA = _Program({"U": _after("%")}, {"--user": _after("%")}, before=r"(?://|\\\\|smb:)")
 
 _OPENSSL = _Program(

@@ -14,9 +14,6 @@ from urllib.parse import unquote
 
 from torchdata_wds.storage.secrets.commands import MASK, mask_commands
 
-__all__ = ["MASK", "mask_text", "masked_cause", "without_credentials"]
-
-
 # Compiled when they are first used, by re and kept there: together they would take a tenth of the package's import.
 _SURE_NAME = (
     r"sig$|signature|token|secret|pass(?:w|phrase|code|$|[_.-])|(?:^|[_.-])pw$|pwd|credential|creds$"
@@ -31,37 +28,24 @@ _SECRET_NAME = (
 
 # Words of options whose value is where the secret is, and not the secret: --password-file, --passphrase-fd.
 _ABOUT_SECRETS = r"(?i)[_-](?:file|fd|stdin|command|env|path|dir|type|length|prompt|name)$"
-
 _LATER_PARAMETER = r"([?&;#])([^=&;?#\s'\"]{1,100})=([^&;#\s'\"]*)"
-
 _QUOTED_PARAMETER = r"(?i)(%3F|%26)([\w.-]+)(%3D)(?:(?!%26)[^\s'\"&])*"
-
 _SCHEME = r"(?<![\w+.-])\w[\w+.-]{1,30}:/{1,3}"  # whatever number of slashes somebody has typed
-
 _USER_AND_PASSWORD = rf"({_SCHEME}[^\s/:'\"\[]*):[^\s/'\"]*@"
 
 # A password with a slash in it: what stands before the slash is no port.
 _SLASH_IN_PASSWORD = rf"({_SCHEME}[^\s/:'\"\[]*):(?!\d*/)[^\s'\"@]{{0,100}}/[^\s'\"@]{{0,100}}@"
-
 _LONE_USER = r"(?i)(https?://)[^\s/:'\"]+@"
-
 _NO_SCHEME = r"(?<![\w./:@%+-])(?!mailto:)([A-Za-z_][\w.+-]{0,63}):(?!//)[^\s'\"/]{1,200}@(?=[\w\[])"
-
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"\\])(?:'[^'\s]*'|\"[^\"\s]*\"|\\.|[^\s'\"\\])*"
-
 _NO_PLACE = r"(?!(?:env|file|fd):)"  # of openssl: where the secret is
-
 _ASSIGNED = r"(?<![\w?&;#/.-])-{0,2}([A-Za-z_][\w.-]{0,80})="
-
 _OPTION = r"(?<![^\s'\"\[])--?([A-Za-z][\w.-]{1,80})(?:['\"]?,?\s+['\"]?)"
-
 _SETTING = r"(?i)(?<![\w.-])([a-z]{1,30}(?:_[a-z]{1,30}){0,4}_(?:key|token|secret|password|passwd|passphrase))\s+"
-
 _LABEL = r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?\s{0,3}:\s{0,3}"
 
 # A header's value goes to the end of the line; behind a colon without a blank stands a word, as in pass:secret.
 _LABELLED = rf"(?<=\s)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"\n]+)|{_VALUE}"
-
 _BEARER = r"(?i)\b((?:bearer|basic)\s+)[^\s'\"]+"
 
 

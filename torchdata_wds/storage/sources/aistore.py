@@ -1,7 +1,7 @@
 """Shards in AIStore: ``ais:``, and the schemes that ``USE_AIS_FOR`` names, by its own protocol over HTTP.
 
-The gateway at ``AIS_ENDPOINT`` answers with a redirect to the machine that has the object. It alone is shown the token:
-the redirect is a permission in itself.
+The gateway at ``AIS_ENDPOINT`` redirects to the machine that has the object. Only the gateway gets the token: the
+redirect is a permission in itself.
 """
 
 from __future__ import annotations
@@ -11,26 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin
 
-from torchdata_wds.environment import ais_endpoint, ais_schemes, ais_token
+from torchdata_wds.environment import ais_endpoint, ais_token
 from torchdata_wds.errors import ShardListError, ShardOpenError
-from torchdata_wds.storage.byte_streams import ByteStream
+from torchdata_wds.storage.byte_streams import ByteStream, named_stream, naming
 from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.versions import is_number
-from torchdata_wds.storage.naming import named_stream, naming
 from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.places import Place
+from torchdata_wds.storage.retrying import error_words
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
-from torchdata_wds.storage.sources.fsspec import error_words
 from torchdata_wds.storage.targets.fsspec import RemoteTarget, target_in
-from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.urls import AIS, mask_url
 
 if TYPE_CHECKING:
     import urllib3
-
-__all__ = ["is_in_aistore", "no_listing", "object_address", "open_ais", "open_ais_target", "remove_ais"]
-
-
-_SCHEME = "ais"
 
 _PROVIDERS = {
     "ais": "ais",
@@ -41,19 +36,12 @@ _PROVIDERS = {
 }
 
 _WHY = "AIStore's address of"
-
 _SECONDS = 300
-
 _REDIRECTED = (301, 302, 307, 308)
 
 
-def is_in_aistore(scheme: str) -> bool:
-    """Tells whether a scheme goes through AIStore, by itself or because ``USE_AIS_FOR`` names it."""
-    return scheme == _SCHEME or scheme in ais_schemes()
-
-
 def object_address(url: str) -> str:
-    """The address of an object at AIStore's gateway.
+    """Returns the address of an object at AIStore's gateway.
 
     Raises:
         ShardOpenError: if ``AIS_ENDPOINT`` is not set, the URL names no object, or AIStore has no such provider.
@@ -65,76 +53,65 @@ def object_address(url: str) -> str:
         ('http://host:51080/v1/objects/bucket/a%20b.tar?provider=ais', 'provider=aws')
         >>> del os.environ["AIS_ENDPOINT"]
     """
-    shard = mask_url(url)
     scheme, _, rest = url.partition("://")
-    endpoint = ais_endpoint()
-    if not endpoint:
-        raise _refusal(
-            shard, f"{scheme}: goes through AIStore, and AIS_ENDPOINT is not set; set it, as http://host:51080"
-        )
-    if not endpoint.lower().startswith(("http://", "https://")):
-        raise _refusal(
-            shard, f"AIS_ENDPOINT={mask_text(f'http://{endpoint}')[7:]!r} is no address such as http://host:51080"
-        )
-    provider = _PROVIDERS.get(scheme.lower())
-    if provider is None:
-        raise _refusal(
-            shard, f"USE_AIS_FOR names {scheme!r}, which AIStore does not know; known are {', '.join(_PROVIDERS)}"
-        )
+    endpoint, provider = ais_endpoint(), _PROVIDERS.get(scheme.lower())
     bucket, _, name = rest.partition("/")
-    # abfs://container@account.host/name
-    bucket = bucket.partition("@")[0]
-    if not bucket or not name:
-        raise _refusal(shard, f"it names no object in a bucket; write {scheme}://bucket/object")
-    return f"{endpoint}/v1/objects/{quote(bucket)}/{quote(name)}?provider={provider}"
+    bucket = bucket.partition("@")[0]  # abfs://container@account.host/name
+    if not endpoint:
+        reason = f"{scheme}: goes through AIStore, and AIS_ENDPOINT is not set; set it, as http://host:51080"
+    elif not endpoint.lower().startswith(("http://", "https://")):
+        reason = f"AIS_ENDPOINT={mask_text(f'http://{endpoint}')[7:]!r} is not an address such as http://host:51080"
+    elif provider is None:
+        reason = f"USE_AIS_FOR names {scheme!r}, which AIStore does not know; known are {', '.join(_PROVIDERS)}"
+    elif not bucket or not name:
+        reason = f"it names no object in a bucket; write {scheme}://bucket/object"
+    else:
+        return f"{endpoint}/v1/objects/{quote(bucket)}/{quote(name)}?provider={provider}"
+    shard = mask_url(url)
+    raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)
 
 
-def open_ais(url: str, offset: int, options: StorageOptions) -> ByteStream:
-    """Opens a shard in AIStore.
-
-    Args:
-        url: ``ais://bucket/object``, or one of a scheme that ``USE_AIS_FOR`` names.
-        offset: Decompressed bytes to leave out.
-        options: Under ``"ais"``, what a web server takes: ``{"ais": {"headers": {...}}}``.
+def open_ais(place: Place, offset: int) -> ByteStream:
+    """Opens a shard in AIStore; the options of ``"ais"`` are those of a web server.
 
     Raises:
         ShardOpenError: if there is no ``AIS_ENDPOINT``, or no such object.
     """
-    address = object_address(url)
+    address = object_address(place.url)
     protocol = address.partition(":")[0].lower()
-    chosen = {**options.get(_SCHEME, {}), "headers": _headers(options)}
-    with naming(url, _WHY):
-        stream = open_http(address, offset, StorageOptions({protocol: chosen}))
-    return named_stream(stream, url, _WHY)
+    options = StorageOptions({protocol: {**place.options.get(AIS, {}), "headers": _headers(place.options)}})
+    with naming(place.url, _WHY):
+        stream = open_http(Place(address, protocol, options, mask_url(address), place.url), offset)
+    return named_stream(stream, place.url, _WHY)
 
 
-def open_ais_target(url: str, overwrite: bool, options: StorageOptions) -> RemoteTarget:
+def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:
     """Collects a shard in the folder for temporary files and puts it into AIStore whole.
 
     Raises:
         ShardOpenError: as `open_ais`, or if the shard exists (unless `overwrite`).
     """
-    return target_in(url, AisStore(_headers(options)), object_address(url), overwrite)
+    return target_in(place.url, AisStore(_headers(place.options)), object_address(place.url), overwrite)
 
 
-def remove_ais(url: str, options: StorageOptions) -> None:
+def remove_ais(place: Place) -> None:
     """Removes an object if it is there.
 
     Raises:
         ShardOpenError: if it cannot be removed.
     """
-    address, store = object_address(url), AisStore(_headers(options))
+    address, store = object_address(place.url), AisStore(_headers(place.options))
     try:
         store.rm_file(address)
     except FileNotFoundError:
         return
     except Exception as error:  # noqa: BLE001 - as it comes from below
-        shard = mask_url(url)
-        raise ShardOpenError(f"cannot remove {shard}: {error_words(error)}", shard=shard) from masked_cause(error)
+        reason = f"cannot remove {place.shown}: {error_words(error)}"
+        raise ShardOpenError(reason, shard=place.shown) from masked_cause(error)
 
 
 def no_listing(url: str) -> ShardListError:
-    """The error that AIStore is not searched."""
+    """Makes the error for a glob or folder in AIStore."""
     shard = mask_url(url)
     return ShardListError(
         f"cannot list {shard}: AIStore is not searched for globs and folders; write braces, as "
@@ -144,13 +121,13 @@ def no_listing(url: str) -> ShardListError:
 
 
 class AisStore:
-    """What a `RemoteTarget` asks of a store, by addresses that `object_address` gives."""
+    """The methods of a filesystem that a `RemoteTarget` calls, with the addresses of `object_address` as paths."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self._headers = headers
 
     def exists(self, address: str) -> bool:
-        """Whether there is such an object, in AIStore itself or behind it."""
+        """Returns whether there is such an object, in AIStore itself or in the store that it caches."""
         try:
             self.info(address)
         except FileNotFoundError:
@@ -158,13 +135,13 @@ class AisStore:
         return True
 
     def info(self, address: str) -> dict[str, Any]:
-        """The size of an object, where it is told."""
+        """Returns the size of an object; None if it is not told."""
         length = self._ask("HEAD", address).headers.get("Content-Length", "")
         return {"size": int(length) if is_number(length) else None}
 
     def put_file(self, local: str, address: str) -> None:
         """Stores a whole file."""
-        # The gateway takes no data: it is asked first where to send it.
+        # The gateway takes no data: its answer to a request without any says where to send it.
         answer = self._send("PUT", address, self._headers)
         place = urljoin(address, answer.headers.get("Location", ""))
         if answer.status not in _REDIRECTED:
@@ -214,12 +191,8 @@ def _host(url: str) -> tuple[str, str]:
 
 
 def _headers(options: StorageOptions) -> dict[str, str]:
-    given = dict(read_http_options(_SCHEME, options.get(_SCHEME, {})).headers)
+    given = dict(read_http_options(AIS, options.get(AIS, {})).headers)
     token = ais_token()
     if token and not any(name.lower() == "authorization" for name in given):
         given["Authorization"] = f"Bearer {token}"
     return given
-
-
-def _refusal(shard: str, reason: str) -> ShardOpenError:
-    return ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)

@@ -6,8 +6,8 @@ pipeline was stopped by SIGPIPE because a later one, which itself succeeded, had
 Without bash, the shell is ``/bin/sh`` and the status is that of the last part alone.
 
 Each command is a process group of its own, so that all of it can be killed when the reader stops early; a
-`CommandGuard` does so when this process is killed. Starting, killing and reporting is shared with `command_target`,
-which writes shards to commands.
+`CommandGuard` kills it when this process is killed. `targets.command`, which writes shards to commands, shares the
+starting, killing and reporting.
 """
 
 from __future__ import annotations
@@ -26,27 +26,18 @@ from typing import IO, TYPE_CHECKING
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, wrap_source
-from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.command_guard import CommandGuard
-from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["ShellCommand", "kill_commands", "open_command", "start_command", "status_text"]
-
-
 logger = logging.getLogger(__name__)
 
 _PREFIX = "pipe:"
-
 _ENOUGH_READ = 128 + signal.SIGPIPE
-
-_SHOWN_LINES = 5
-
-_SHOWN_BYTES = 2000
-
+_SHOWN_LINES, _SHOWN_BYTES = 5, 2000
 _POLL_SECONDS = 0.02
 
 # The commands that this process started and that may still run, by process id.
@@ -66,11 +57,7 @@ class ShellCommand:
     """
 
     def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        complaints: IO[bytes],
-        shard: str,
-        guard: CommandGuard | None = None,
+        self, process: subprocess.Popen[bytes], complaints: IO[bytes], shard: str, guard: CommandGuard | None = None
     ) -> None:
         pipe = process.stdout or process.stdin
         assert pipe is not None
@@ -90,11 +77,7 @@ class ShellCommand:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self, *, spare_rest: bool = False) -> int:
-        """Waits for the command and gives its status.
-
-        Args:
-            spare_rest: Whether what a successful command has left in the background may go on.
-        """
+        """Waits for the command and returns its status; `spare_rest` lets what it left in the background go on."""
         if hasattr(os, "waitid"):
             found = None
             with contextlib.suppress(ChildProcessError):
@@ -108,7 +91,7 @@ class ShellCommand:
         return status
 
     def dismiss_guard(self) -> None:
-        """Lets the command go on, whatever happens to this process: it has ended, or its shard is whole."""
+        """Lets the command outlive this process: it has ended, or its shard is whole."""
         if self._guard is not None:
             self._guard.close()
 
@@ -128,22 +111,21 @@ class ShellCommand:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
         return True
 
-    def last_complaints(self) -> str:
-        """The last lines of its standard error, masked, in a sentence; "" if there are none."""
-        size = self._complaints.seek(0, os.SEEK_END)
-        self._complaints.seek(max(0, size - _SHOWN_BYTES))
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
-        return mask_text("Its standard error ends with: " + "\n".join(lines)) if lines else ""
-
     def report(self, message: str) -> ShardOpenError:
         """Makes an error of a message and what the command complained about."""
-        complaints = self.last_complaints() or "It wrote nothing to its standard error"
+        complaints = self._last_complaints() or "It wrote nothing to its standard error"
         return ShardOpenError(f"the command of shard {self.shard} {message}. {complaints}", shard=self.shard)
 
     def log_complaints(self) -> None:
         """Logs what a command that has succeeded wrote to standard error."""
-        if complaints := self.last_complaints():
+        if complaints := self._last_complaints():
             logger.info("the command of shard %s succeeded. %s", self.shard, complaints)
+
+    def _last_complaints(self) -> str:
+        size = self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(0, size - _SHOWN_BYTES))
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        return mask_text("Its standard error ends with: " + "\n".join(lines)) if lines else ""
 
     def close(self) -> None:
         """Kills the command if it still runs, and only then closes its pipe; in a forked child, only closes."""
@@ -169,17 +151,15 @@ class CommandSource(Source):
         self._ended = False
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Reads output; checks the status at its end."""
         count: int = 0 if self._ended else self._command.pipe.readinto(buffer)  # type: ignore[attr-defined]
         if not count and not self._ended:
             self._ended = True
-            self._check_status()
+            status = self._command.wait()
+            if status not in (0, _ENOUGH_READ):
+                raise self._command.report(f"failed with {status_text(status)}: what it gave is not the whole shard")
+            self._command.log_complaints()
         return count
-
-    def _check_status(self) -> None:
-        status = self._command.wait()
-        if status not in (0, _ENOUGH_READ):
-            raise self._command.report(f"failed with {status_text(status)}: what it gave is not the whole shard")
-        self._command.log_complaints()
 
     def interrupt(self) -> None:
         """Kills the command: its output ends."""
@@ -189,28 +169,23 @@ class CommandSource(Source):
         self._command.close()
 
 
-def open_command(url: str, offset: int, options: StorageOptions) -> io.BufferedReader:  # noqa: ARG001 - as all
-    """Starts a command and reads what it writes.
-
-    Raises:
-        UnsafeDataError: under ``WDS_SECURE=1``.
-        ShardOpenError: if the command cannot be started.
-    """
-    command = start_command(url)
+def open_command(place: Place, offset: int) -> io.BufferedReader:
+    """Starts a command and reads what it writes, as `start_command`."""
+    command = start_command(place)
     return wrap_source(CommandSource(command), command.shard, skip=offset)
 
 
-def start_command(url: str, *, writing: bool = False) -> ShellCommand:
+def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
     """Starts the command of a ``pipe:`` URL, with a pipe from its output or, for writing, to its input.
 
     Raises:
         UnsafeDataError: under ``WDS_SECURE=1``.
         ShardOpenError: if the command cannot be started.
     """
-    shard = mask_url(url)
+    shard = place.shown
     if is_secure():
         raise UnsafeDataError(f"shard {shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
-    command = url[len(_PREFIX) :].strip()
+    command = place.url[len(_PREFIX) :].strip()
     if not command:
         example = "cat > x.tar" if writing else "cat x.tar"
         raise ShardOpenError(f"shard {shard!r} names no command; write pipe:{example}", shard=shard)
@@ -221,9 +196,9 @@ def start_command(url: str, *, writing: bool = False) -> ShellCommand:
 
 
 def kill_commands() -> None:
-    """Kills every command that this process has started for a shard and that still runs, each with its whole group.
+    """Kills every command that this process has started for a shard, each with its whole group.
 
-    For a watchdog in a worker process: reading goes on to an error that says that the command was killed.
+    For a watchdog in a worker process: the reader gets an error that says that the command was killed.
     """
     for command in list(_running.values()):
         command.kill()
@@ -253,16 +228,12 @@ def _start(command: str, shard: str, writing: bool) -> ShellCommand:
         ShellCommand(process, complaints, shard).close()
         raise
     started = ShellCommand(process, complaints, shard, guard)
-    _widen(started.pipe)
-    return started
-
-
-def _widen(pipe: IO[bytes]) -> None:
-    """Lets the one side write ahead by a whole buffer, where the system allows it."""
+    # Where the system allows it, one side may write ahead by a whole buffer.
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
+        fcntl.fcntl(started.pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
+    return started
 
 
 def status_text(status: int) -> str:

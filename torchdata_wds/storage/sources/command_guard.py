@@ -8,10 +8,7 @@ import subprocess
 import weakref
 from collections.abc import Collection
 
-__all__ = ["CommandGuard"]
-
-
-# The lines end without a word when the process dies. What it takes down as ended may have given its number to others.
+# The lines just end when the process dies. A group noted as ended is left alone: its number may be another's by then.
 _GUARDING = """
 groups=$*
 while read -r sign group; do
@@ -61,11 +58,11 @@ class CommandGuard:
         _open.add(self)
 
     def add(self, group: int) -> None:
-        """Takes down a command that has begun."""
+        """Notes a command that has begun."""
         self._write(f"+ {group}\n")
 
     def remove(self, group: int) -> None:
-        """Takes down that a command has ended, or may go on without this process."""
+        """Notes that a command has ended, or may outlive this process."""
         self._write(f"- {group}\n")
 
     def close(self) -> None:
@@ -78,23 +75,20 @@ class CommandGuard:
 
     def _write(self, line: str) -> None:
         if self._line >= 0:
-            with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            with contextlib.suppress(BrokenPipeError):  # the guard itself was killed
                 os.write(self._line, line.encode())
 
     def _close_line(self) -> None:
         line, self._line = self._line, -1
         os.close(line)
 
-    def _forget(self) -> None:
-        self._process.returncode = 0
-        self._close_line()
-
 
 def _forget_all() -> None:
     # An open copy of a line would keep the guard from seeing that its process has died.
     for guard in list(_open):
         if guard._line >= 0:
-            guard._forget()
+            guard._process.returncode = 0
+            guard._close_line()
     _open.clear()
 
 

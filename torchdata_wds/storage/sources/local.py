@@ -1,7 +1,4 @@
-"""Shards in local files.
-
-A shard from standard input: the URL ``-``.
-"""
+"""Shards in local files, and from standard input (the URL ``-``)."""
 
 from __future__ import annotations
 
@@ -12,21 +9,18 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchdata_wds.errors import ShardFormatError, ShardOpenError
+from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
-from torchdata_wds.storage.byte_streams import Source, wrap_source
+from torchdata_wds.storage.byte_streams import Source, ends_before, wrap_source
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
-from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import STDIN, local_path, mask_url
+from torchdata_wds.storage.urls import STDIN, local_path
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["open_local", "open_standard_input"]
-
-
-#: A read past what the buffer holds goes straight into its own bytes, but for less than the buffer's size at its end.
+# Larger reads bypass the buffer; at its end, a read of less than the buffer's size does not.
 _BUFFER_SIZE = 1 << 16
 
 
@@ -38,6 +32,7 @@ class LocalFile(io.FileIO):
         self._shard = shard
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Reads bytes; an error names the shard."""
         try:
             return super().readinto(buffer) or 0
         except OSError as error:
@@ -47,26 +42,20 @@ class LocalFile(io.FileIO):
             ) from error
 
 
-def open_local(url: str, offset: int, options: StorageOptions) -> io.BufferedReader:  # noqa: ARG001 - one signature
+def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
     """Opens a local path, verbatim, or a ``file:`` URL, percent-decoded.
 
     Raises:
         ShardOpenError: if there is no such file, it is a folder, or it may not be read.
         ShardFormatError: if it ends before the offset.
     """
-    shard = mask_url(url)
-    file = _open(local_path(url), shard)
+    file = _open(local_path(place.url), place.shown)
     try:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or _begins_compressed(file):
-            return wrap_source(file, shard, skip=offset)
+        if not stat.S_ISREG(status.st_mode) or _may_be_compressed(file):
+            return wrap_source(file, place.shown, skip=offset)
         if offset > status.st_size:
-            raise ShardFormatError(
-                f"shard {shard} ends at byte {status.st_size:,}, before the offset {offset:,} that was asked for; "
-                "is its index older than the shard?",
-                shard=shard,
-                kind="index",
-            )
+            raise ends_before(place.shown, status.st_size, offset)
         file.seek(offset)
         return io.BufferedReader(file, _BUFFER_SIZE)
     except BaseException:
@@ -74,8 +63,8 @@ def open_local(url: str, offset: int, options: StorageOptions) -> io.BufferedRea
         raise
 
 
-def _begins_compressed(file: LocalFile) -> bool:
-    # As short as no magic may be the beginning of one: the slow path looks closer.
+def _may_be_compressed(file: LocalFile) -> bool:
+    # A file shorter than any magic may be the beginning of one: the slow path looks closer.
     head = file.read(HEAD_SIZE)
     file.seek(0)
     return is_compressed(head) or len(head) < HEAD_SIZE
@@ -84,21 +73,16 @@ def _begins_compressed(file: LocalFile) -> bool:
 def _open(path: str, shard: str) -> LocalFile:
     try:
         return LocalFile(path, shard)
-    except FileNotFoundError as error:
-        raise ShardOpenError(
-            f"cannot open shard {shard}: it does not exist{_cure(path)}", shard=shard
-        ) from masked_cause(error)
-    except IsADirectoryError as error:
-        raise ShardOpenError(
-            f"cannot open shard {shard}: it is a folder; put .list_shards() before the loader to read its shards",
-            shard=shard,
-        ) from masked_cause(error)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error)
+        if isinstance(error, FileNotFoundError):
+            reason = f"it does not exist{_advice(path)}"
+        elif isinstance(error, IsADirectoryError):
+            reason = "it is a folder; put .list_shards() before the loader to read its shards"
         raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard) from masked_cause(error)
 
 
-def _cure(path: str) -> str:
+def _advice(path: str) -> str:
     if pattern := unexpanded(path):
         return pattern
     if path.startswith("~"):
@@ -116,26 +100,26 @@ class StandardInput(Source):
         self._stream = stream
 
     def take(self, size: int) -> bytes:
+        """Reads what has come."""
         data: bytes = self._stream.read1(size)
         return data
 
 
-def open_standard_input(url: str, offset: int, options: StorageOptions) -> io.BufferedReader:  # noqa: ARG001 - as all
+def open_standard_input(place: Place, offset: int) -> io.BufferedReader:  # noqa: ARG001 - as all
     """Opens standard input, once, in the main process.
 
     Raises:
         ShardOpenError: in a worker process, the second time, or if there is no standard input.
     """
-    if multiprocessing.parent_process() is not None:
-        raise _error("worker processes have no standard input of their own; read it with num_workers=0")
-    if StandardInput.taken:
-        raise _error("it was opened before, and what was read from it is gone; write it to a file to read it twice")
     stream = getattr(sys.stdin, "buffer", None)
-    if stream is None:
-        raise _error("this process has none")
+    reason = ""
+    if multiprocessing.parent_process() is not None:
+        reason = "worker processes have no standard input of their own; read it with num_workers=0"
+    elif StandardInput.taken:
+        reason = "it was opened before, and what was read from it is gone; write it to a file to read it twice"
+    elif stream is None:
+        reason = "this process has none"
+    if reason:
+        raise ShardOpenError(f"cannot open the shard '-' (standard input): {reason}", shard=STDIN)
     StandardInput.taken = True
     return wrap_source(StandardInput(stream), STDIN, skip=offset)
-
-
-def _error(reason: str) -> ShardOpenError:
-    return ShardOpenError(f"cannot open the shard '-' (standard input): {reason}", shard=STDIN)

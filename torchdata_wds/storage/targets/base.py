@@ -1,10 +1,8 @@
-"""What all targets share: a shard that is being written, finished once, and gone for good if it is not finished.
+"""What all targets share: a shard that is being written appears whole under its final name, or not at all.
 
-A target holds what can do damage when it is let go of in the wrong way: the input of a command that would take its end
-for the end of the shard, or a lock. So a target that nobody finished is aborted when it is collected and when its
-process ends, in worker processes too, and a forked child lets go of its copies at once, harming nothing.
-
-Files and names that outlive a power cut.
+A target holds what does damage when it is closed in the wrong way: the input of a command that would take its end for
+the end of the shard, or a lock. So an unfinished target is aborted when it is collected and when its process ends, in
+worker processes too, and a forked child closes its copies at once, without effect on the shard.
 """
 
 from __future__ import annotations
@@ -21,15 +19,12 @@ from typing import NoReturn
 from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = ["FileTarget", "ShardTarget", "Unique", "cannot_write", "sync_file", "sync_folder"]
-
-
 # The targets of this process that are neither committed nor aborted.
-_unfinished: weakref.WeakSet[ShardTarget] = weakref.WeakSet()
+_unfinished: weakref.WeakSet[Target] = weakref.WeakSet()
 
 
 class Unique:
-    """Something of which a copy would do damage: pickling and copying are refused."""
+    """Base of objects whose copy would do damage: pickling and copying are refused."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -37,10 +32,13 @@ class Unique:
         )
 
 
-class ShardTarget(Unique, ABC):
-    """A shard that is being written: a backend writes `_write`, `_commit` and `_release`.
+class Target(Unique, ABC):
+    """A place for a shard, while it is written; a backend writes `_write`, `_commit` and `_release`.
 
-    Args:
+    Data comes in large pieces and is not buffered. The target belongs to the process that opened it: in a forked child
+    it is closed, and using it is an error.
+
+    Attributes:
         url: Where the shard goes, as given.
     """
 
@@ -58,8 +56,7 @@ class ShardTarget(Unique, ABC):
         """Writes all of the data.
 
         Raises:
-            ShardOpenError: if it cannot be written. The target is then aborted: nothing can be missing in a shard that
-                is committed.
+            ShardOpenError: if it cannot be written. The target is then aborted, so that no gap is committed.
         """
         self._check_usable()
         try:
@@ -86,7 +83,7 @@ class ShardTarget(Unique, ABC):
         self._release(owned=True)
 
     def abort(self) -> None:
-        """Lets go of everything; the shard never appears under its final name. Quiet, at any time."""
+        """Drops the shard, which never appears under its final name; quiet, at any time, idempotent."""
         if self._is_open:
             self._is_open = False
             _unfinished.discard(self)
@@ -115,18 +112,18 @@ class ShardTarget(Unique, ABC):
             raise cannot_write(self._shard, "it was committed, aborted, or has failed before; open it again")
 
 
-class FileTarget(ShardTarget):
-    """A target that fills a local file, which is created when the first byte comes: a backend writes `_create`."""
+class FileTarget(Target):
+    """A target that fills a local file, created at the first byte; a backend writes `_create` and `_advice`."""
 
     _file = -1
 
     @abstractmethod
     def _create(self) -> int:
-        """Makes the file and gives its descriptor."""
+        """Makes the file and returns its descriptor."""
 
-    def _cure(self) -> str:
-        """What to do where the file cannot be written."""
-        return "free some space or write elsewhere"
+    @abstractmethod
+    def _advice(self) -> str:
+        """Says what to do if the file cannot be written."""
 
     def _ensure_created(self) -> None:
         if self._file < 0:
@@ -142,19 +139,19 @@ class FileTarget(ShardTarget):
         except OSError as error:
             raise ShardOpenError(
                 f"shard {self._shard} cannot be written at byte {self._position:,}: {error.strerror or error}; "
-                f"{self._cure()}",
+                f"{self._advice()}",
                 shard=self._shard,
             ) from error
 
 
-#: For a shard that is there already.
+#: For a shard that exists already.
 REPLACE_OR_RENAME = Advice(
     "pass overwrite=True, another pattern, or start_shard='next'", "pass --force, or another name"
 )
 
 
 def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpenError:
-    """Makes the error that a shard cannot be written, and why.
+    """Makes the error for a shard that cannot be written.
 
     Example:
         >>> cannot_write("x.tar", "it is a folder")
@@ -163,16 +160,15 @@ def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpe
     return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
 
 
-class _Registration:
-    """In which process `_abort_all` is registered to run at the end."""
-
-    process = 0
+#: The process in which `_abort_all` is registered to run at the end.
+_registered_in = 0
 
 
-def _remember(target: ShardTarget) -> None:
+def _remember(target: Target) -> None:
+    global _registered_in
     _unfinished.add(target)
-    if _Registration.process != os.getpid():
-        _Registration.process = os.getpid()
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
         # Unlike atexit, this runs at the end of multiprocessing's workers as well.
         multiprocessing.util.Finalize(None, _abort_all, exitpriority=10)
 
@@ -182,20 +178,15 @@ def _abort_all() -> None:
         target.abort()
 
 
-# In a forked child the targets are not its own: abort only closes. It must do that at once, for a command's input ends
-# only when its last copy is closed.
+# In a forked child, abort only closes. It must do so at once: a command's input ends when its last copy is closed.
 os.register_at_fork(after_in_child=_abort_all)
 
-# What file systems answer that have nothing to do, such as a FIFO's or some in memory.
+# What file systems without anything to sync answer, such as those of a FIFO or in memory.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def sync_file(file: int) -> None:
-    """Makes the bytes of an open file durable, where its file system can.
-
-    Raises:
-        OSError: if writing them fails.
-    """
+    """Makes the bytes of an open file durable, if its file system can; an OSError says that writing them failed."""
     try:
         os.fsync(file)
     except OSError as error:
@@ -204,11 +195,7 @@ def sync_file(file: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in a folder durable, where it may be opened.
-
-    Raises:
-        OSError: if writing them fails.
-    """
+    """Makes names in a folder durable, if it may be opened; an OSError says that writing them failed."""
     file = None
     with contextlib.suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """Shards to every other store, by fsspec: ``s3:``, ``gs:``, ``abfs:``, ``hf:``, ``memory:``, ``sftp:``.
 
-A shard is collected in a local temporary file and uploaded whole, for a store that gets a shard piece by piece may keep
-half of one. The file lies in the folder for temporary files; set ``TMPDIR`` to one with room for a shard per writer.
+A shard is collected in a local temporary file and uploaded whole: a store that gets a shard piece by piece may keep
+half of one. The folder for temporary files (``TMPDIR``) needs room for a shard per writer.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ import logging
 import os
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.retrying import Patience
+from torchdata_wds.storage.places import Place
+from torchdata_wds.storage.retrying import attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.sources.fsspec import HOPELESS, connect, error_words
+from torchdata_wds.storage.sources.fsspec import connect
 from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, cannot_write
 from torchdata_wds.storage.urls import mask_url
-
-__all__ = ["list_remote", "open_remote_target", "remove_remote", "target_in"]
-
 
 logger = logging.getLogger(__name__)
 
 #: Attempts to upload that may follow the first.
 RETRIES = 4
-
 _SHOWN_NAME = 100
+
+_NOT_ASKING = Advice("overwrite=True does not ask", "--force does not ask")
 
 
 class RemoteTarget(FileTarget):
@@ -43,7 +42,7 @@ class RemoteTarget(FileTarget):
         self._overwrite = overwrite
         self._local: str | None = None
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         return f"it is collected in {self._local} first; free some space there or set TMPDIR to a folder with more"
 
     def _create(self) -> int:
@@ -64,9 +63,9 @@ class RemoteTarget(FileTarget):
         try:
             if not self._overwrite and _exists(self._filesystem, self._path):
                 raise FileExistsError("it has come into existence meanwhile, by another writer, and overwriting is off")
-            self._upload(local)
+            attempt(partial(self._put, local), RETRIES, self._shard, "uploading it failed: ")
         except BaseException as error:
-            # Nothing is lost: the file is forgotten here, so that nobody deletes it.
+            # Nothing is lost: the file is forgotten here, so that it is not deleted.
             self._local = None
             if not isinstance(error, Exception):
                 logger.warning("the upload of shard %s was interrupted; it is kept whole in %s", self._shard, local)
@@ -76,15 +75,6 @@ class RemoteTarget(FileTarget):
                 f"It is kept whole in {local}: upload it from there, or delete it",
                 shard=self._shard,
             ) from masked_cause(error)
-
-    def _upload(self, local: str) -> None:
-        patience = Patience(RETRIES, self._shard)
-        while True:
-            try:
-                return self._put(local)
-            except Exception as error:
-                if isinstance(error, HOPELESS) or not patience.endures(f"uploading it failed: {error_words(error)}"):
-                    raise
 
     def _put(self, local: str) -> None:
         _make_parent(self._filesystem, self._path)
@@ -110,22 +100,19 @@ class RemoteTarget(FileTarget):
         self._local = None
 
 
-def open_remote_target(url: str, overwrite: bool, options: StorageOptions) -> RemoteTarget:
-    """Connects to a store that fsspec knows; the shard is collected in the folder for temporary files (``TMPDIR``).
+def open_remote_target(place: Place, overwrite: bool) -> RemoteTarget:
+    """Connects to a store that fsspec knows.
 
     Raises:
         ShardOpenError: if the scheme is unknown, its package is missing, the store refuses, or the shard exists
             (unless `overwrite`).
     """
-    filesystem, path = connect(url, options)
-    return target_in(url, filesystem, path, overwrite)
-
-
-_NOT_ASKING = Advice("overwrite=True does not ask", "--force does not ask")
+    filesystem, path = connect(place.url, place.options)
+    return target_in(place.url, filesystem, path, overwrite)
 
 
 def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTarget:
-    """Makes a target in a store to which there is a connection.
+    """Makes a target in a connected store.
 
     Raises:
         ShardOpenError: if the shard exists (unless `overwrite`), or the store does not say.
@@ -143,35 +130,37 @@ def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTa
     return RemoteTarget(url, filesystem, path, overwrite)
 
 
-def remove_remote(url: str, options: StorageOptions) -> None:
+def remove_remote(place: Place) -> None:
     """Removes a file if it is there.
 
     Raises:
         ShardOpenError: if it cannot be removed.
     """
-    filesystem, path = connect(url, options)
+    filesystem, path = connect(place.url, place.options)
     try:
         filesystem.rm_file(path)
     except FileNotFoundError:
         return
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        raise _failure("remove", url, error) from masked_cause(error)
+        reason = f"cannot remove {place.shown}: {error_words(error)}"
+        raise ShardOpenError(reason, shard=place.shown) from masked_cause(error)
 
 
-def list_remote(url: str, options: StorageOptions) -> list[str]:
-    """Names of the files in a folder; none where there is no folder.
+def list_remote(place: Place) -> list[str]:
+    """Returns the names of the files in a folder; none if there is no folder.
 
     Raises:
         ShardOpenError: if it cannot be listed.
     """
-    filesystem, path = connect(url, options)
+    filesystem, path = connect(place.url, place.options)
     try:
         filesystem.invalidate_cache()
         entries = filesystem.ls(path, detail=True)
     except FileNotFoundError:
         return []
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        raise _failure("list", url, error) from masked_cause(error)
+        reason = f"cannot list {place.shown}: {error_words(error)}"
+        raise ShardOpenError(reason, shard=place.shown) from masked_cause(error)
     files = [entry["name"].rstrip("/") for entry in entries if entry["type"] != "directory"]
     # A store may list the folder itself, as an empty object.
     return sorted(file.rpartition("/")[2] for file in files if file != path.rstrip("/"))
@@ -184,9 +173,9 @@ def _exists(filesystem: Any, path: str) -> bool:
 
 
 def _make_parent(filesystem: Any, path: str) -> None:
-    """Makes the folder of a file, where the store has folders.
+    """Makes the folder of a file, unless the store needs none.
 
-    Asynchronous filesystems are object stores: they need none, and take a misspelled bucket for one to be made.
+    Asynchronous filesystems are object stores, which have no folders and would make a bucket of a misspelled name.
     """
     from fsspec.asyn import AsyncFileSystem
 
@@ -197,18 +186,13 @@ def _make_parent(filesystem: Any, path: str) -> None:
 
 
 def _size(filesystem: Any, path: str) -> int | None:
-    """The size of a file that has just been uploaded, or None where the store does not say."""
+    """Returns the size of a file that has just been uploaded, or None if the store does not say."""
     try:
         size = filesystem.info(path).get("size")
     except FileNotFoundError as error:
         raise OSError("it is not there after the upload") from error
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        # Who may write need not be allowed to look; what is in the store has been taken by the store.
+        # Permission to write does not imply permission to stat, and the store has reported success.
         logger.info("the size of an uploaded shard cannot be asked: %s", error_words(error))
         return None
     return size if isinstance(size, int) else None
-
-
-def _failure(what: str, url: str, error: Exception) -> ShardOpenError:
-    shard = mask_url(url)
-    return ShardOpenError(f"cannot {what} {shard}: {error_words(error)}", shard=shard)

@@ -1,6 +1,6 @@
-"""Shards written to local files: beside their final name, and renamed when they are whole.
+"""Shards written to local files, renamed when they are whole, and to standard output (``-``).
 
-The file is ``<final name>.partial`` until then. The name is always the same, so that restarts do not pile up leftovers,
+A file is ``<final name>.partial`` until then. The name is always the same, so that restarts do not pile up leftovers,
 and a lock on the file tells the leftover of a dead process, which is used again, from the file of a living one.
 """
 
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.locks import lock, unlock
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, cannot_write, sync_file, sync_folder
+from torchdata_wds.storage.places import Place
+from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, Target, cannot_write, sync_file, sync_folder
 from torchdata_wds.storage.urls import local_path, mask_url
-
-__all__ = ["PARTIAL", "list_local", "open_local_target", "remove_local"]
-
 
 #: What the name of a shard ends with while it is not whole.
 PARTIAL = ".partial"
@@ -37,7 +38,7 @@ class LocalTarget(FileTarget):
         self._partial = path.with_name(path.name + PARTIAL)
         self._overwrite = overwrite
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         return f"what was written is in {self._partial}; free some space or write elsewhere"
 
     def _create(self) -> int:
@@ -48,7 +49,11 @@ class LocalTarget(FileTarget):
                 if self._take(file):
                     return file
         except BlockingIOError as error:
-            raise self._busy() from error
+            raise cannot_write(
+                self._shard,
+                f"another writer, in this process or a living one, has it open as {self._partial}. Give each its own "
+                "shards: another pattern, or one with {rank} and {worker} in it",
+            ) from error
         except OSError as error:
             raise cannot_write(self._shard, f"{self._partial}: {error.strerror or error}") from error
         raise cannot_write(self._shard, f"other processes keep renaming {self._partial}")
@@ -80,13 +85,6 @@ class LocalTarget(FileTarget):
             self._partial.unlink()
             return False
         return True
-
-    def _busy(self) -> ShardOpenError:
-        return cannot_write(
-            self._shard,
-            f"another writer, in this process or a living one, has it open as {self._partial}. Give each its own "
-            "shards: another pattern, or one with {rank} and {worker} in it",
-        )
 
     def _commit(self) -> None:
         self._ensure_created()
@@ -141,15 +139,14 @@ class LocalTarget(FileTarget):
         self._file = -1
 
 
-def open_local_target(url: str, overwrite: bool, options: StorageOptions) -> LocalTarget:  # noqa: ARG001 - as all
+def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
     """Checks that a local path or ``file:`` URL can be written; nothing is created before the first byte.
 
     Raises:
         ShardOpenError: if it exists (unless `overwrite`), is a folder or a device, or its folder is missing or may not
             be written to.
     """
-    shard = mask_url(url)
-    text = local_path(url)
+    shard, text = place.shown, local_path(place.url)
     if not text or text.endswith("/"):
         raise cannot_write(shard, "this names no file")
     try:
@@ -157,10 +154,11 @@ def open_local_target(url: str, overwrite: bool, options: StorageOptions) -> Loc
         path = Path(text) if os.path.isabs(text) else Path.cwd() / text  # noqa: PTH117 - a str
     except OSError as error:
         raise cannot_write(shard, f"the working directory is gone: {error.strerror}") from error
-    _check_folder(path.parent, shard)
-    _check_name(path, shard)
-    _check_file(path, overwrite, shard)
-    return LocalTarget(url, path, overwrite)
+    if reason := _obstacle_in_folder(path, shard) or _obstacle_at(path, shard):
+        raise cannot_write(shard, reason)
+    if not overwrite and os.path.lexists(path):
+        raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
+    return LocalTarget(place.url, path, overwrite)
 
 
 def remove_local(url: str) -> None:
@@ -190,34 +188,30 @@ def list_local(url: str) -> list[str]:
         raise ShardOpenError(f"cannot list {url}: {error.strerror or error}", shard=mask_url(url)) from error
 
 
-def _check_folder(folder: Path, shard: str) -> None:
+def _obstacle_in_folder(path: Path, shard: str) -> str:
+    """Says why no file of this name can be made in its folder; "" if it can."""
+    folder, shown = path.parent, mask_url(path.parent)
     status = _status(folder, shard)
     if status is None:
-        raise cannot_write(shard, f"its folder {mask_url(folder)} does not exist; make it first")
+        return f"its folder {shown} does not exist; make it first"
     if not stat.S_ISDIR(status.st_mode):
-        raise cannot_write(shard, f"{mask_url(folder)} is no folder")
+        return f"{shown} is not a folder"
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise cannot_write(shard, f"no permission to write in the folder {mask_url(folder)}")
-
-
-def _check_name(path: Path, shard: str) -> None:
-    longest = os.pathconf(path.parent, "PC_NAME_MAX")
-    size = len(os.fsencode(path.name + PARTIAL))
+        return f"no permission to write in the folder {shown}"
+    longest, size = os.pathconf(folder, "PC_NAME_MAX"), len(os.fsencode(path.name + PARTIAL))
     if size > longest:
-        raise cannot_write(
-            shard,
-            f"its name with {PARTIAL} has {size} bytes, and the file system takes {longest}; give it a shorter one",
-        )
+        return f"its name with {PARTIAL} has {size} bytes, and the file system takes {longest}; give it a shorter one"
+    return ""
 
 
-def _check_file(path: Path, overwrite: bool, shard: str) -> None:
+def _obstacle_at(path: Path, shard: str) -> str:
+    """Says why what is there cannot be replaced; "" if it can, or there is nothing."""
     status = _status(path, shard)
     if status is not None and stat.S_ISDIR(status.st_mode):
-        raise cannot_write(shard, "it is a folder; add the name of a file")
+        return "it is a folder; add the name of a file"
     if status is not None and not stat.S_ISREG(status.st_mode):
-        raise cannot_write(shard, f"it is no regular file and would be replaced; write 'pipe:cat > {path}'")
-    if not overwrite and os.path.lexists(path):
-        raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
+        return f"it is not a regular file and would be replaced; write 'pipe:cat > {path}'"
+    return ""
 
 
 def _status(path: Path, shard: str) -> os.stat_result | None:
@@ -227,3 +221,59 @@ def _status(path: Path, shard: str) -> os.stat_result | None:
         return None
     except (OSError, ValueError) as error:
         raise cannot_write(shard, f"{getattr(error, 'strerror', None) or error}") from error
+
+
+class StandardOutput(Target):
+    """Writes to standard output, which stays open; what is written stays written, even if the shard is aborted."""
+
+    def __init__(self, url: str, stream: Any) -> None:
+        super().__init__(url)
+        self._stream = stream
+
+    def _write(self, view: memoryview) -> None:
+        with self._failures():
+            while view:
+                # An unbuffered stream (python -u) may write only a part.
+                count = self._stream.write(view) or 0
+                self._position += count
+                view = view[count:]
+            # A process that is forked later would write the contents of the buffer once more.
+            self._stream.flush()
+
+    def _commit(self) -> None:
+        with self._failures():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = f"it failed at about byte {self._position:,}: {error.strerror or error}"
+            raise _no_output(reason) from error
+
+
+def open_standard_output(place: Place, overwrite: bool) -> StandardOutput:  # noqa: ARG001 - as all
+    """Takes standard output, in the main process.
+
+    A reader that has gone away is a BrokenPipeError, as for any program that writes to a pipe.
+
+    Raises:
+        ShardOpenError: in a worker process, or if there is no standard output.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise _no_output(
+            "worker processes would mix their shards in it; write it in the main process, with num_workers=0"
+        )
+    stream = getattr(sys.stdout, "buffer", None)
+    if stream is None:
+        raise _no_output("this process has none")
+    # What was printed before comes before.
+    sys.stdout.flush()
+    return StandardOutput(place.url, stream)
+
+
+def _no_output(reason: str) -> ShardOpenError:
+    return ShardOpenError(f"cannot write the shard '-' (standard output): {reason}", shard="-")

@@ -1,78 +1,43 @@
-"""The table from scheme to backend for writing, `open_target`, and what a writer asks about the shards that exist."""
+"""The table from scheme to backend for writing, `open_target`, and the listing and removal of existing shards."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.naming import naming
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.rewriting import rewritten
-from torchdata_wds.storage.sources.aistore import is_in_aistore, no_listing, open_ais_target, remove_ais
-from torchdata_wds.storage.targets.base import cannot_write
+from torchdata_wds.storage.byte_streams import naming
+from torchdata_wds.storage.places import Place, resolve
+from torchdata_wds.storage.sources.aistore import no_listing, open_ais_target, remove_ais
+from torchdata_wds.storage.targets.base import Target, cannot_write
 from torchdata_wds.storage.targets.command import open_command_target
 from torchdata_wds.storage.targets.fsspec import list_remote, open_remote_target, remove_remote
-from torchdata_wds.storage.targets.local import list_local, open_local_target, remove_local
-from torchdata_wds.storage.targets.stdout import open_standard_output
-from torchdata_wds.storage.urls import STDIN, mask_url, scheme_of, url_text
-
-__all__ = ["TARGETS", "Target", "list_targets", "open_target", "remove_target"]
-
+from torchdata_wds.storage.targets.local import list_local, open_local_target, open_standard_output, remove_local
+from torchdata_wds.storage.urls import AIS, STDIN
 
 STDOUT = STDIN
-
-_LOCAL = ("", "file")
-
 _WITHOUT_NAMES = (STDOUT, "pipe")
-
 _WEB = ("http", "https")
-
 _WHY = "where a rewriting rule puts"
 
 
-class Target(Protocol):
-    """Where a finished shard goes, while it is written.
-
-    Data comes in large pieces and is not buffered. A target that nobody finished is aborted when it is collected or its
-    process ends. It belongs to the process that opened it: in a forked child it is closed, and says so when it is used.
-
-    Attributes:
-        url: Where the shard goes, as given.
-    """
-
-    url: str
-
-    def write(self, data: bytes | bytearray | memoryview, /) -> object:
-        """Writes all of the data. After a failure the target is aborted."""
-
-    def commit(self) -> None:
-        """Makes the whole shard appear under its final name, durably."""
-
-    def abort(self) -> None:
-        """Lets go of everything, so that nothing appears under the final name; quiet, at any time, also twice."""
-
-
-Opener = Callable[[str, bool, StorageOptions], Target]
-
-
-def _refuse_web(url: str, overwrite: bool, options: StorageOptions) -> NoReturn:  # noqa: ARG001 - as all
-    shard = mask_url(url)
+def _refuse_web(place: Place, overwrite: bool = False) -> NoReturn:  # noqa: ARG001 - as all
     raise cannot_write(
-        shard,
-        f"web servers are read only; use the store's own scheme (s3://, gs://, ...) or 'pipe:curl -fsS -T - {shard}'",
+        place.shown,
+        "web servers are read only; use the store's own scheme (s3://, gs://, ...) or "
+        f"'pipe:curl -fsS -T - {place.shown}'",
     )
 
 
 #: Scheme -> backend; "" is a local path, and every scheme that is not here belongs to fsspec.
-TARGETS: dict[str, Opener] = {
+TARGETS: dict[str, Callable[[Place, bool], Target]] = {
     "": open_local_target,
     "file": open_local_target,
     STDOUT: open_standard_output,
     "pipe": open_command_target,
-    "http": _refuse_web,
-    "https": _refuse_web,
+    AIS: open_ais_target,
+    **dict.fromkeys(_WEB, _refuse_web),
 }
 
 
@@ -88,18 +53,18 @@ def open_target(
         url: A local path (taken verbatim) or ``file:``, written as ``<name>.partial`` and renamed; ``-`` (standard
             output); ``pipe:command``, which gets the shard as its input and must exit with 0; or ``ais:`` or any URL
             that fsspec knows, for which the shard is collected in the folder for temporary files (``TMPDIR``) and
-            uploaded whole. The rules in ``WDS_REWRITE`` and ``GOPEN_REWRITE`` hold here too.
-        overwrite: Replaces what exists, at once and only by a whole shard. Otherwise it is an error, here or at
-            ``commit`` if another writer was faster.
+            uploaded whole. The rules in ``WDS_REWRITE`` and ``GOPEN_REWRITE`` apply.
+        overwrite: Whether a whole shard replaces one that exists. Otherwise that is an error, here or at ``commit`` if
+            another writer was faster.
         storage_options: Options by protocol: ``{"s3": {"endpoint_url": ...}}``.
 
     Returns:
-        The target. ``write`` puts all of the data, ``commit`` finishes the shard, ``abort`` drops it.
+        The target: ``write`` takes data, ``commit`` finishes the shard, ``abort`` drops it.
 
     Raises:
         ShardOpenError: if it cannot be written, as far as that can be seen before the first byte.
         UnsafeDataError: for a command under ``WDS_SECURE=1``.
-        TypeError: if the URL is no str or path, or the options are no mapping of mappings.
+        TypeError: if the URL is not a str or path, or the options are not a mapping of mappings.
 
     Example:
         >>> import pathlib, tempfile
@@ -112,14 +77,12 @@ def open_target(
         >>> path.stat().st_size
         1024
     """
-    text, options = url_text(url), StorageOptions(storage_options)
-    place = rewritten(text, options.rewrite)
-    scheme = scheme_of(place)
-    opener = open_ais_target if is_in_aistore(scheme) else TARGETS.get(scheme, open_remote_target)
-    if place == text:
-        return opener(text, overwrite, options)
-    with naming(text, _WHY):
-        return opener(place, overwrite, options)
+    place = resolve(url, storage_options)
+    opener = TARGETS.get(place.scheme, open_remote_target)
+    if not place.is_moved:
+        return opener(place, overwrite)
+    with naming(place.name, _WHY):
+        return opener(place, overwrite)
 
 
 def remove_target(
@@ -137,13 +100,15 @@ def remove_target(
     Example:
         >>> remove_target("no-such.tar")
     """
-    text, scheme, options = _place(url, storage_options)
-    if scheme in _LOCAL:
-        remove_local(text)
-    elif is_in_aistore(scheme):
-        remove_ais(text, options)
-    elif scheme not in _WITHOUT_NAMES:
-        remove_remote(text, options)
+    place = resolve(url, storage_options)
+    if place.is_local:
+        remove_local(place.url)
+    elif place.scheme == AIS:
+        remove_ais(place)
+    elif place.scheme in _WEB:
+        _refuse_web(place)
+    elif place.scheme not in _WITHOUT_NAMES:
+        remove_remote(place)
 
 
 def list_targets(
@@ -168,20 +133,11 @@ def list_targets(
         >>> list_targets(folder), list_targets(folder / "no")
         (['x.tar'], [])
     """
-    text, scheme, options = _place(folder_url, storage_options)
-    if scheme in _WITHOUT_NAMES:
-        return []
-    if is_in_aistore(scheme):
-        raise ShardOpenError(str(no_listing(text)), shard=mask_url(text))
-    return list_local(text) if scheme in _LOCAL else list_remote(text, options)
-
-
-def _place(
-    url: str | os.PathLike[str], storage_options: Mapping[str, Mapping[str, Any]] | None
-) -> tuple[str, str, StorageOptions]:
-    options = StorageOptions(storage_options)
-    text = rewritten(url_text(url), options.rewrite)
-    scheme = scheme_of(text)
-    if scheme in _WEB:
-        _refuse_web(text, False, options)
-    return text, scheme, options
+    place = resolve(folder_url, storage_options)
+    if place.is_local:
+        return list_local(place.url)
+    if place.scheme == AIS:
+        raise ShardOpenError(str(no_listing(place.url)), shard=place.shown)
+    if place.scheme in _WEB:
+        _refuse_web(place)
+    return [] if place.scheme in _WITHOUT_NAMES else list_remote(place)

@@ -1,0 +1,87 @@
+"""Values that stay out of pickles, and so out of checkpoints, except in pickles that start a process.
+
+A pickle holds a mark instead of the value. In the process that made it, and in its forked children, the mark is enough.
+Another process, such as one that resumes from a checkpoint, takes what its own program gave under the same names.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.context
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+from torchdata_wds.errors import ShardOpenError
+
+T = TypeVar("T")
+
+#: How many different values of the same names are remembered.
+_MOST = 8
+
+_by_mark: dict[str, Any] = {}
+_by_names: dict[Hashable, OrderedDict[str, Any]] = {}
+
+
+class Withheld(Generic[T]):
+    """A value, or the mark of one that this process may not know.
+
+    Args:
+        what: What it is, for messages.
+        names: The part that may be shown; another process finds its own value by it.
+        value: The value, not None.
+        is_secret: Whether the value stays out of pickles.
+    """
+
+    __slots__ = ("_mark", "_value", "_what", "names")
+
+    def __init__(self, what: str, names: Hashable, value: T, *, is_secret: bool) -> None:
+        self._what, self.names = what, names
+        self._value: T | None = value
+        self._mark = _mark_of((what, names), value) if is_secret else ""
+
+    @property
+    def value(self) -> T:
+        """The value.
+
+        Raises:
+            ShardOpenError: if it came in a pickle, and this process knows none of its names, or several.
+        """
+        if self._value is not None:
+            return self._value
+        known = _by_names.get((self._what, self.names), OrderedDict())
+        if len(known) == 1:
+            value: T = next(iter(known.values()))
+            return value
+        found = f"{len(known)} different ones of the same names are known" if known else "none of that name is known"
+        raise ShardOpenError(
+            f"{self._what} {self.names} came by a pickle, such as a checkpoint, without what is secret in it, and in "
+            f"this process {found}. Make one pipe with it in the program before reading begins"
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Withheld[T]], tuple[Any, ...]]:
+        # Only a process that multiprocessing is starting, by spawn or forkserver, is sent the secret itself.
+        is_sent = not self._mark or multiprocessing.context.get_spawning_popen() is not None
+        return _restored, (self._what, self.names, self.value if is_sent else None, self._mark)
+
+
+def _restored(what: str, names: Hashable, value: T | None, mark: str) -> Withheld[T]:
+    if value is not None:
+        return Withheld(what, names, value, is_secret=bool(mark))
+    made = Withheld[T].__new__(Withheld)
+    made._what, made.names, made._value, made._mark = what, names, _by_mark.get(mark), mark
+    return made
+
+
+def _mark_of(names: Hashable, value: object) -> str:
+    """Remembers a value and returns its mark: the same for an equal value of the same names."""
+    known = _by_names.setdefault(names, OrderedDict())
+    mark = next((mark for mark, other in known.items() if other == value), "")
+    if mark:
+        known.move_to_end(mark)
+        return mark
+    mark = uuid.uuid4().hex
+    known[mark] = _by_mark[mark] = value
+    if len(known) > _MOST:
+        del _by_mark[known.popitem(last=False)[0]]
+    return mark

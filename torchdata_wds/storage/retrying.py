@@ -231,7 +231,8 @@ class RetryingSource(Source):
             ShardOpenError: if there is no point in going on.
         """
         self._disconnect()
-        if not failure.lasting and self._patience.endures(failure.reason, failure.wait):
+        reason = f"failed at byte {self._position:,}: {failure.reason}" if self._has_begun else failure.reason
+        if not failure.lasting and self._patience.endures(reason, failure.wait):
             return
         more, attempts = "", self._patience.failures
         if self._patience.is_interrupted and not failure.lasting:

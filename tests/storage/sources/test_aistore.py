@@ -175,7 +175,7 @@ def test_open_shard_raises_when_there_is_no_address(url: str, said: str, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "said"), [("", "AIS_ENDPOINT is not set; set it"), ("me:hunter2@host", "no address")]
+    ("endpoint", "said"), [("", "AIS_ENDPOINT is not set; set it"), ("me:hunter2@host", "not an address")]
 )
 def test_open_shard_raises_when_there_is_no_endpoint(endpoint: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable to set is named, for reading and writing."""

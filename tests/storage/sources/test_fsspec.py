@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.registry import _registry
 
 from tests.kits.processes import in_child
@@ -29,7 +29,7 @@ from tests.kits.shards import write_tar
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import StorageOptions, open_shard
 from torchdata_wds.storage import retrying as patience
-from torchdata_wds.storage.sources.fsspec import RemoteShard, RemoteSource
+from torchdata_wds.storage.sources.fsspec import RemoteSource
 
 DATA = os.urandom(100_000)
 
@@ -179,17 +179,17 @@ def test_remote_source_raises_when_the_object_breaks_off_again_and_again(
     monkeypatch.setattr(picky, "open", lambda *args, **options: file)
     with open_shard("picky://x.tar") as stream:
         assert stream.read(700) == DATA[:700]
-        with pytest.raises(ShardOpenError, match="6 times in a row") as caught:
+        with pytest.raises(ShardOpenError, match="gave up at byte 700 after 6 attempts without progress") as caught:
             stream.read(1)
         assert ("700 of 1,000" if failure is None else str(failure)) in str(caught.value)
     assert file.closed
 
 
-def test_remote_source_closes_its_file_when_closed_early() -> None:
+def test_remote_source_closes_its_file_when_closed_early(picky: type[Picky], monkeypatch: pytest.MonkeyPatch) -> None:
     """An early close closes the store's file."""
     file = Shrinking(DATA)
-    source = RemoteSource(RemoteShard(None, "x", "x"), file, 0)
-    source.close()
+    monkeypatch.setattr(picky, "open", lambda *args, **options: file)
+    open_shard("picky://x.tar").close()
     assert file.closed
 
 
@@ -344,7 +344,8 @@ def test_remote_source_gives_up_at_once_when_it_is_hopeless(failure: Exception, 
     breaking.plan = [(10, failure)]
     with open_shard("breaking://x.tar") as stream:
         assert stream.read(10) == DATA[:10]
-        with pytest.raises(ShardOpenError, match=rf"breaking://x.tar broke off at byte 10: {type(failure).__name__}"):
+        said = rf"breaking://x.tar broke off after 10 of 100,000 bytes: {type(failure).__name__}"
+        with pytest.raises(ShardOpenError, match=said):
             stream.read(1)
     assert breaking.opened == breaking.closed == 1
 
@@ -352,7 +353,7 @@ def test_remote_source_gives_up_at_once_when_it_is_hopeless(failure: Exception, 
 def test_remote_source_counts_attempts_without_progress(breaking: type[Breaking]) -> None:
     """Each byte of progress gives as many attempts again; without any, six end it."""
     breaking.plan = [(1, OSError("x")), *[(0, OSError("x"))] * 4] * 3 + [(0, OSError("last"))] * 9
-    said = "broke off at byte 3, 6 times in a row: OSError: last"
+    said = "broke off after 3 of 100,000 bytes: OSError: last; gave up at byte 3 after 6 attempts"
     with open_shard("breaking://x.tar") as stream, pytest.raises(ShardOpenError, match=said):
         stream.read()
 
@@ -379,7 +380,7 @@ def test_remote_source_raises_when_the_object_was_changed(
         if said is None:
             assert stream.read() == DATA[10:]
         else:
-            with pytest.raises(ShardOpenError, match=f"x.tar was changed while it was read, before byte 10: {said}"):
+            with pytest.raises(ShardOpenError, match=f"x.tar was changed while it was read, after 10 bytes: {said}"):
                 stream.read()
     assert breaking.opened == breaking.closed == 2
 
@@ -401,13 +402,11 @@ def test_remote_source_compares_versions_without_quotes(breaking: type[Breaking]
 def test_remote_source_asks_the_store_when_its_files_know_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory file that is written anew is another one."""
     filesystem = fsspec.filesystem("memory")
-    shard = RemoteShard(filesystem, "/shards/a.tar", "x")
-    file = shard.open(0)
-    source = RemoteSource(shard, file, 0)
+    source = RemoteSource(filesystem, "/shards/a.tar", "x")
     assert source.take(10) == DATA[:10]
     filesystem.pipe("/shards/a.tar", DATA[::-1])
-    monkeypatch.setattr(type(file), "read", lambda *_: 1 / 0)
-    with pytest.raises(ShardOpenError, match=r"before byte 10: its (modified|created) was"):
+    monkeypatch.setattr(MemoryFile, "read", lambda *_: 1 / 0)
+    with pytest.raises(ShardOpenError, match=r"after 10 bytes: its (modified|created) was"):
         source.take(10)
 
 
@@ -431,12 +430,11 @@ def test_remote_source_does_not_wait_when_it_is_interrupted(
     """A thread that waits to try again ends at once when nobody wants the shard any more."""
     monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 300.0)
     breaking.plan = [(10, OSError("x"))]
-    shard = RemoteShard(fsspec.filesystem("breaking"), "/x.tar", "x")
-    source = RemoteSource(shard, shard.open(0), 0)
+    source = RemoteSource(fsspec.filesystem("breaking"), "/x.tar", "x")
     assert source.take(10) == DATA[:10]
     timer = threading.Timer(0.05, source.interrupt)
     timer.start()
-    with pytest.raises(ShardOpenError, match="broke off at byte 10: OSError: x"):
+    with pytest.raises(ShardOpenError, match="broke off after 10 of 100,000 bytes: .*; reading was interrupted"):
         source.take(10)
     timer.join()
     source.close()

@@ -32,10 +32,10 @@ def names(folder: Path) -> list[str]:
     ("name", "said"),
     [
         ("no/x.tar", r"its folder \S*/no does not exist; make it first"),
-        ("file/x.tar", r"\S*/file is no folder"),
+        ("file/x.tar", r"\S*/file is not a folder"),
         ("folder", "it is a folder"),
         ("folder/", "names no file"),
-        ("fifo", "no regular file"),
+        ("fifo", "not a regular file"),
         ("dangling", "already exists"),
         ("x\0y", "null"),
         ("x" * 300, "give it a shorter one"),
@@ -54,7 +54,7 @@ def test_open_target_raises_when_the_name_cannot_be_written(tmp_path: Path, name
 
 def test_open_target_replaces_no_device_when_told_to_overwrite() -> None:
     """Not even root loses its /dev/null."""
-    with pytest.raises(ShardOpenError, match="no regular file"):
+    with pytest.raises(ShardOpenError, match="not a regular file"):
         open_target("/dev/null", overwrite=True)
 
 

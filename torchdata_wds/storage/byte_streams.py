@@ -141,10 +141,9 @@ class ShardSource(Source):
             return self._fill(memoryview(buffer))
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream or client library raises
             failure = _shard_error(error, self._shard, self._position)
-            for name, why in self.names if isinstance(failure, WdsError) else ():
-                cause, shard = failure, mask_url(name)
-                failure = failure.extended(f" ({why} shard {shard})", shard=shard)
-                failure.__cause__ = cause
+            for name, why in self.names:
+                if isinstance(failure, WdsError):
+                    failure = _named(failure, name, why)
             self._failure = failure
             raise failure from failure.__cause__
 
@@ -297,7 +296,7 @@ def naming(url: str, why: str) -> Iterator[None]:
     try:
         yield
     except WdsError as error:
-        raise error.extended(f" ({why} shard {mask_url(url)})", shard=mask_url(url)) from error
+        raise _named(error, url, why) from error
 
 
 def named_stream(stream: ByteStream, url: str, why: str) -> ByteStream:
@@ -316,6 +315,13 @@ def ends_before(shard: str, size: int, offset: int) -> ShardFormatError:
         kind="index",
         shard=shard,
     )
+
+
+def _named(error: WdsError, url: str, why: str) -> WdsError:
+    shard = mask_url(url)
+    named = error.extended(f" ({why} shard {shard})", shard=shard)
+    named.__cause__ = error
+    return named
 
 
 def _shard_error(error: Exception, shard: str, position: int) -> Exception:

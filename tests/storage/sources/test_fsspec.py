@@ -434,7 +434,7 @@ def test_remote_source_does_not_wait_when_it_is_interrupted(
     assert source.take(10) == DATA[:10]
     timer = threading.Timer(0.05, source.interrupt)
     timer.start()
-    with pytest.raises(ShardOpenError, match="broke off after 10 of 100,000 bytes: .*; reading was interrupted"):
+    with pytest.raises(ShardOpenError, match=r"broke off after 10 of 100,000 bytes: .*; reading was interrupted"):
         source.take(10)
     timer.join()
     source.close()

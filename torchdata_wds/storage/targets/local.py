@@ -19,7 +19,14 @@ from typing import Any
 from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.locks import lock, unlock
 from torchdata_wds.storage.places import Place
-from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, Target, cannot_write, sync_file, sync_folder
+from torchdata_wds.storage.targets.base import (
+    REPLACE_OR_RENAME,
+    FileTarget,
+    Target,
+    cannot_write,
+    sync_file,
+    sync_folder,
+)
 from torchdata_wds.storage.urls import local_path, mask_url
 
 #: What the name of a shard ends with while it is not whole.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from torchdata_wds.cli.map.functions import load_function
 from torchdata_wds.cli.map.shard_tasks import (
     ShardFunction,
     error_text,
     existing_targets,
-    load_function,
     run_task,
     staged_tasks,
 )

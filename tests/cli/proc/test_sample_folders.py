@@ -95,7 +95,7 @@ def test_read_folder_takes_the_key_from_its_file(told: bytes | None, key: str, t
         (tmp_path / "sample.__key__").unlink()
     else:
         (tmp_path / "sample.__key__").write_bytes(told)
-    assert [found["__key__"] for found in read_folder(tmp_path, sample).samples] == [key]
+    assert [found["__key__"] for found in read_folder(tmp_path, sample)[0]] == [key]
 
 
 @pytest.mark.parametrize("keeps_key", [True, False])
@@ -140,8 +140,8 @@ def test_read_folder_makes_a_sample_of_each_number(tmp_path: Path) -> None:
         (tmp_path / f"sample-{name}").write_text(name)
     (tmp_path / "sub" / "sample-7.txt").touch()
     (tmp_path / "sub" / "sample.txt").touch()
-    content = read_folder(tmp_path, {"__key__": "d/k"})
-    assert [(made["__key__"], sorted(made)[1:]) for made in content.samples] == [
+    samples, others = read_folder(tmp_path, {"__key__": "d/k"})
+    assert [(made["__key__"], sorted(made)[1:]) for made in samples] == [
         ("d/k/000001", ["txt"]),
         ("d/k/2", ["seg.png", "txt"]),
         ("d/k/10", ["txt"]),
@@ -150,7 +150,7 @@ def test_read_folder_makes_a_sample_of_each_number(tmp_path: Path) -> None:
         ("d/k/sub", ["txt"]),
         ("d/k/sub/7", ["txt"]),
     ]
-    assert content.others == []
+    assert others == []
 
 
 def bind(path: Path) -> None:
@@ -167,7 +167,7 @@ def test_read_folder_lists_what_belongs_to_no_sample(place: str, tmp_path: Path)
     for name, make in {"a": Path.touch, "fifo": os.mkfifo, "socket": bind, "link": link, "z": dangle}.items():
         make(folder / name)  # type: ignore[operator]
     (folder / "folder").symlink_to("/etc")
-    assert sorted(read_folder(tmp_path, {"__key__": "k"}).others) == [
+    assert sorted(read_folder(tmp_path, {"__key__": "k"})[1]) == [
         f"{place}{name}" for name in ("a", "fifo", "folder", "link", "socket", "z")
     ]
 
@@ -178,9 +178,9 @@ def test_read_folder_lists_keys_without_fields_and_samples_that_lie_too_deep(tmp
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("sample-1.__key__", "a/sample.__key__", "a/b/sample.txt"):
         (tmp_path / name).touch()
-    content = read_folder(tmp_path, sample)
-    assert content.samples == [sample]
-    assert content.others == ["sample-1.__key__", "a/sample.__key__", "a/b/sample.txt"]
+    samples, others = read_folder(tmp_path, sample)
+    assert samples == [sample]
+    assert others == ["sample-1.__key__", "a/sample.__key__", "a/b/sample.txt"]
 
 
 def link(path: Path) -> None:
@@ -233,7 +233,7 @@ def test_read_folder_reads_a_file_to_its_size(tmp_path: Path, monkeypatch: pytes
         return status
 
     monkeypatch.setattr("torchdata_wds.cli.proc.sample_folders.os.fstat", grow)
-    assert read_folder(tmp_path, sample).samples[0]["jpg"] == b"image"
+    assert read_folder(tmp_path, sample)[0][0]["jpg"] == b"image"
     assert (tmp_path / "sample.jpg").read_bytes() == b"image and more"
 
 
@@ -244,11 +244,17 @@ def test_read_folder_reads_a_file_to_its_size(tmp_path: Path, monkeypatch: pytes
 def test_read_folder_is_not_fooled_when_a_file_is_swapped(
     make: Callable[[Path], object], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the look at it there is a link or a pipe: it is not followed, and nothing hangs."""
+    """After it was checked, a link or a pipe is there: it is not followed, and nothing hangs."""
     sample = written(tmp_path)
-    (tmp_path / "sample.jpg").unlink()
-    make(tmp_path / "sample.jpg")
-    monkeypatch.setattr("torchdata_wds.cli.proc.sample_folders._check_file", lambda *_: None)
+    path, opened = tmp_path / "sample.jpg", os.open
+
+    def swap(name: str, *flags: int) -> int:
+        if name == str(path):
+            path.unlink()
+            make(path)
+        return opened(name, *flags)
+
+    monkeypatch.setattr("torchdata_wds.cli.proc.sample_folders.os.open", swap)
     with pytest.raises(SampleError, match=error):
         read_folder(tmp_path, sample)
 

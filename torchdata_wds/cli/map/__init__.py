@@ -8,16 +8,14 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchdata_wds.cli.arguments.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.command import Command, UsageError, whole_number
 from torchdata_wds.cli.jobs import run_in_processes
 from torchdata_wds.cli.map.dask_tasks import run_on_dask
-from torchdata_wds.cli.map.sample_functions import load_sample_function
-from torchdata_wds.cli.map.shard_tasks import ShardFunction, ShardTask, load_function, run_task
-from torchdata_wds.cli.map.shard_work import Results, work_on_shards
+from torchdata_wds.cli.map.functions import load_function, load_sample_function
+from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.storage.urls import STDIN
 
 _EXAMPLE = """
@@ -56,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
         type=whole_number,
-        default=_cores(),
+        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         metavar="N",
         help="worker processes; 0 works in this one (default: one for each core, %(default)s)",
     )
@@ -66,11 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def function_name(text: str) -> str:
-    """Reads the name of a function.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is none.
-    """
+    """Checks the name of a function."""
     if _NAME.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(
             f"expected module:function, such as augment:main for the function main of augment.py, not {text!r}"
@@ -80,49 +74,28 @@ def function_name(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the function over the shards, and returns 1 if it failed for one."""
-    with modules_from(Path.cwd()):
-        load_of(arguments)()  # says at once that there is none
-        return run_from_here(arguments)
+    load = functools.partial(load_sample_function if arguments.per_sample else load_function, arguments.function)
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)  # also for processes that are started
+    try:
+        load()  # fails now, and not once for every shard
+        urls = list_all_inputs(arguments)
+        if STDIN in urls:
+            raise UsageError("a function is given the names of shards, and standard input ('-') has none")
 
+        def work(tasks: list[ShardTask]) -> Results:
+            workers = min(arguments.workers, len(tasks))
+            if arguments.dask is not None and tasks:
+                yield from run_on_dask(load(), tasks, arguments.dask, num_workers=max(workers, 1), folder=folder)
+            elif workers:
+                yield from run_in_processes(functools.partial(run_task, load), tasks, workers)
+            else:
+                yield from ((task, run_task(load, task)) for task in tasks)
 
-def load_of(arguments: argparse.Namespace) -> Callable[[], ShardFunction]:
-    """What imports the function, here and elsewhere."""
-    return functools.partial(load_sample_function if arguments.per_sample else load_function, arguments.function)
-
-
-def run_from_here(arguments: argparse.Namespace) -> int:
-    """Does the work, with modules of the current folder."""
-    urls = list_all_inputs(arguments)
-    if STDIN in urls:
-        raise UsageError("a function is given the names of shards, and standard input ('-') has none")
-    return work_on_shards(urls, arguments, functools.partial(results_of, arguments))
+        return work_on_shards(urls, arguments, work)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
 
 
 COMMAND = Command("run a Python function over shards, shard by shard", add_arguments, run, _EXAMPLE)
-
-
-def results_of(arguments: argparse.Namespace, tasks: list[ShardTask]) -> Results:
-    """Does the work where the arguments say."""
-    load = load_of(arguments)
-    workers = min(arguments.workers, len(tasks))
-    if arguments.dask is not None and tasks:
-        yield from run_on_dask(load(), tasks, arguments.dask, num_workers=max(workers, 1), folder=str(Path.cwd()))
-    elif workers:
-        yield from run_in_processes(functools.partial(run_task, load), tasks, workers)
-    else:
-        yield from ((task, run_task(load, task)) for task in tasks)
-
-
-@contextlib.contextmanager
-def modules_from(folder: Path) -> Iterator[None]:
-    """Lets modules of a folder be imported before others, here and in processes started meanwhile."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(folder))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

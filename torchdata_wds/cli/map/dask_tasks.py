@@ -15,7 +15,7 @@ from torchdata_wds.codecs.options import import_optional
 
 LOCAL = "local"
 
-# They are installed where the work is done, and too much to be sent there.
+# They are installed where the work is done, and too large to be sent there.
 _NEVER_SENT = {__name__.partition(".")[0], "__main__"}
 
 
@@ -31,11 +31,11 @@ def run_on_dask(
         function: What is run.
         tasks: The work.
         address: The scheduler's, such as ``tcp://host:8786``, or ``local`` for a cluster of processes on this machine.
-        num_workers: The processes of the ``local`` cluster.
+        num_workers: The number of processes of the ``local`` cluster.
         folder: The folder whose modules are sent.
 
     Yields:
-        Each task with "" or what has failed, as they are ready.
+        Each task with "" or what failed, as they are ready.
 
     Raises:
         ImportError: if the package distributed is not installed.
@@ -48,17 +48,13 @@ def run_on_dask(
         futures = {client.submit(_run_sent, data, absolute(task), pure=False): task for task in tasks}
         try:
             for future in distributed.as_completed(futures):
-                yield futures[future], _result(future)
+                try:
+                    problem: str = future.result()
+                except Exception as error:  # noqa: BLE001 - the cluster's own: a worker that is killed repeatedly, say
+                    problem = error_text(error)
+                yield futures[future], problem
         finally:
             client.cancel([future for future in futures if not future.done()])
-
-
-def _result(future: Any) -> str:
-    try:
-        text: str = future.result()
-    except Exception as error:  # noqa: BLE001 - the cluster's own: a worker that is killed again and again, say
-        return error_text(error)
-    return text
 
 
 def _run_sent(data: bytes, task: ShardTask) -> str:
@@ -75,18 +71,14 @@ def _connected(distributed: Any, address: str, num_workers: int) -> Iterator[Any
             )
             address = stack.enter_context(cluster).scheduler_address
         try:
-            _check_address(distributed, address)
+            # a client that cannot be made complains later, in words of its own
+            if not address:
+                raise ValueError("it is empty")
+            distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])
             client = distributed.Client(address)
         except (OSError, ValueError) as error:
             raise ConnectionError(f"no Dask scheduler answers at {address!r}: {error}") from error
         yield stack.enter_context(client)
-
-
-def _check_address(distributed: Any, address: str) -> None:
-    """Sees to it that a client can be made, of which half a one complains later, in words of its own."""
-    if not address:
-        raise ValueError("it is empty")
-    distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])
 
 
 def _by_value(function: ShardFunction, folder: Path) -> bytes:
@@ -94,7 +86,10 @@ def _by_value(function: ShardFunction, folder: Path) -> bytes:
     cloudpickle = import_optional("cloudpickle", extra="dask", fields="functions on a Dask cluster")
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if "." not in name and name not in _NEVER_SENT and _is_in(module, folder):
+            if "." in name or name in _NEVER_SENT:
+                continue
+            places = list(getattr(module, "__path__", [])) or [getattr(module, "__file__", None)]
+            if isinstance(places[0], str) and Path(places[0]).parent == folder:
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
         try:
@@ -102,9 +97,3 @@ def _by_value(function: ShardFunction, folder: Path) -> bytes:
         except Exception as error:
             raise RuntimeError(f"the function cannot be sent to the cluster: {error_text(error)}") from error
     return data
-
-
-def _is_in(module: object, folder: Path) -> bool:
-    """Whether a module is a file in a folder, or a package there."""
-    places = list(getattr(module, "__path__", [])) or [getattr(module, "__file__", None)]
-    return isinstance(places[0], str) and Path(places[0]).parent == folder

@@ -1,22 +1,25 @@
-"""A function over shards, shard by shard: each output appears whole, under its name, when its function has returned.
+"""Work on shards one by one, with one output for each, which appears whole under its name when the work is done.
 
-A local output is made in a temporary folder beside its place and then renamed, so that one that exists is finished, and
-work that was broken off goes on where it was.
+A local output is made in a temporary folder beside its place and then renamed. So one that exists is finished, and
+interrupted work resumes where it stopped.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
+import argparse
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchdata_wds.cli.arguments.inputs import part_of, tell_part
+from torchdata_wds.cli.command import counted, say
+from torchdata_wds.cli.map.target_names import name_targets
 from torchdata_wds.cli.printing import printable, shorten
+from torchdata_wds.cli.progress_bar import Progress
 from torchdata_wds.format.index import index_url
 from torchdata_wds.storage import list_targets, mask_url
 from torchdata_wds.storage.places import resolve
@@ -32,13 +35,13 @@ _NOTHING = "the function has returned without writing the file that its second a
 
 
 class ShardTask(NamedTuple):
-    """What is to be done for one shard.
+    """The work for one shard.
 
     Attributes:
         source: The input.
         target: The output: an absolute path, or a URL that the function writes itself.
-        staging: The folder for what is not finished; None for a URL.
-        overwrite: Whether an output that exists is replaced.
+        staging: The folder for unfinished output; None for a URL.
+        overwrite: Whether to replace an output that exists.
     """
 
     source: str
@@ -47,73 +50,71 @@ class ShardTask(NamedTuple):
     overwrite: bool
 
 
-def load_function(name: str) -> ShardFunction:
-    """Imports a function.
+#: Each task that is done, with "" or what failed.
+Results = Generator[tuple[ShardTask, str], None, None]
+
+
+def work_on_shards(
+    urls: Sequence[str], arguments: argparse.Namespace, work: Callable[[list[ShardTask]], Results]
+) -> int:
+    """Makes the outputs that are not there yet, shows progress, and says which shards failed.
 
     Args:
-        name: As ``module:function``; the module is looked for in ``sys.path``.
+        urls: All shards, of which ``arguments.part`` chooses some.
+        arguments: With ``output``, ``force`` and ``part``.
+        work: Does tasks.
+
+    Returns:
+        The exit status: 1 if a shard failed.
 
     Raises:
-        ImportError: if there is no such function, or its module fails.
-
-    Example:
-        >>> load_function("shutil:copyfile").__name__
-        'copyfile'
+        ShardListError: if the outputs cannot be named.
     """
-    module_name, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-            message = f"there is no module {error.name!r} in the current folder or where Python looks for modules"
-        else:
-            message = f"the module {module_name!r} fails when it is imported:\n{error_text(error)}"
-        raise ImportError(message, name=module_name) from error
-    try:
-        found = functools.reduce(getattr, path.split("."), found)
-    except AttributeError as error:
-        raise ImportError(f"the module {module_name!r} has no function {path!r}", name=module_name) from error
-    if not callable(found):
-        raise ImportError(f"{name} cannot be called: it is {found!r:.60}", name=module_name)  # noqa: TRY004
-    return found  # type: ignore[no-any-return]
+    # named before a part is taken: numbers count all shards, and two parts never write one file
+    tell_part(len(urls), arguments.part)
+    pairs = part_of(list(zip(urls, name_targets(urls, arguments.output), strict=True)), arguments.part)
+    skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
+    pairs = [pair for pair in pairs if pair[1] not in skipped]
+    if skipped:
+        say(f"skipped: {counted(len(skipped), 'output exists', 'outputs exist')} already (--force replaces them)")
+    failed = 0
+    with (
+        staged_tasks(pairs, overwrite=arguments.force) as tasks,
+        closing(work(tasks)) as results,
+        Progress("shards", len(tasks), only_on_terminal=True) as progress,
+    ):
+        for task, problem in results:
+            progress.advance()
+            if problem:
+                failed += 1
+                say(f"shard {printable(mask_url(task.source))} failed: {problem}")
+    say(f"{len(pairs) - failed:,} done, {failed:,} failed, {len(skipped):,} skipped")
+    return 1 if failed else 0
 
 
 def existing_targets(targets: Iterable[str]) -> set[str]:
-    """Finds out which outputs are there already.
-
-    Args:
-        targets: Paths and URLs of any store that can be listed.
+    """Returns which of some paths and URLs exist, listing each folder once.
 
     Raises:
-        ShardOpenError: if a store cannot be asked.
-
-    Example:
-        >>> existing_targets(["no/such.tar"])
-        set()
+        ShardOpenError: if a store cannot be listed.
     """
     folders: dict[str, list[tuple[str, str]]] = {}
     for target in targets:
         folder, slash, name = (local_path(target) if _is_local(target) else target).rpartition("/")
         folders.setdefault(folder + slash, []).append((name, target))
-    return {
-        target
-        for folder, found in folders.items()
-        for names in [set(list_targets(folder or "."))]
-        for name, target in found
-        if name in names
-    }
+    existing: set[str] = set()
+    for folder, found in folders.items():
+        names = set(list_targets(folder or "."))
+        existing.update(target for name, target in found if name in names)
+    return existing
 
 
 @contextmanager
 def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -> Iterator[list[ShardTask]]:
-    """Makes tasks, with temporary folders beside their outputs for as long as the context is entered.
-
-    Args:
-        pairs: Input and output of each. The folders of local outputs are made.
-        overwrite: Whether outputs that exist are replaced.
+    """Makes tasks of inputs and outputs, with temporary folders beside the outputs until the context is left.
 
     Raises:
-        OSError: if a folder cannot be made.
+        OSError: if the folder of a local output cannot be made.
     """
     tasks = []
     folders: dict[str, str] = {}
@@ -133,29 +134,27 @@ def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -
 
 
 def _is_local(url: str) -> bool:
-    """Whether a name is that of a local file, and no rewriting rule puts it elsewhere."""
+    """Whether a URL names a local file that no rewriting rule puts elsewhere."""
     place = resolve(url)
     return place.is_local and not place.is_moved
 
 
 def absolute(task: ShardTask) -> ShardTask:
-    """Gives a task that can be done from any working directory."""
+    """Returns a task that can be done from any working directory."""
     return task._replace(source=os.path.abspath(local_path(task.source))) if _is_local(task.source) else task  # noqa: PTH100 - a str
 
 
 def run_task(
     load: Callable[[], ShardFunction], task: ShardTask, explain: Callable[[BaseException], str] | None = None
 ) -> str:
-    """Does the work for one shard.
+    """Does the work for one shard, and returns "" or what failed.
 
     Args:
-        load: Gives the function. It is called with the input and the name of a file to write, whose base name is that
-            of the output; files beside it whose names begin with that and a dot, such as an index, go with it.
+        load: Returns the function, which is called with the input and the name of a file to write. The base name of
+            that file is that of the output; files beside it whose names begin with it and a dot, such as an index, go
+            with it.
         task: The work.
-        explain: Says what an exception means; None takes the last lines of its traceback.
-
-    Returns:
-        "", or what has failed.
+        explain: Returns the message of an exception; None takes the last lines of its traceback.
 
     Example:
         >>> import shutil
@@ -179,12 +178,12 @@ def run_task(
             return _published(made, task)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever the function raises, asyncio's CancelledError too
+    except BaseException as error:  # noqa: BLE001 - anything may be raised, asyncio's CancelledError too
         return (explain or error_text)(error)
 
 
 def _obstacle(task: ShardTask) -> str:
-    """Why an output cannot have its name."""
+    """Says why an output cannot have its name; "" if it can."""
     target = Path(task.target)
     if target.is_dir():
         return f"{task.target!r} is a folder"
@@ -196,7 +195,7 @@ def _obstacle(task: ShardTask) -> str:
 
 
 def _published(made: Path, task: ShardTask) -> str:
-    """Gives what was made its name, or says why not. The output comes last: where it is, all is."""
+    """Gives what was made its name, the output last: where it is, all is. Returns "" or why that failed."""
     if made.is_symlink() or not made.is_file():
         others = sorted(path.name for path in made.parent.iterdir())
         found = f"it wrote {', '.join(map(repr, others[:3]))} instead" if others else "it wrote nothing there"
@@ -223,9 +222,6 @@ def error_text(error: BaseException) -> str:
     """
     text = "".join(traceback.format_exception(error)).partition(_TRAILER)[0].rstrip()
     lines = [line for line in text.splitlines() if line.strip("^~ ")]
-    return "\n".join(map(_shown, lines[-_SHOWN_LINES:]))
-
-
-def _shown(line: str) -> str:
-    # cut before, or it would take long, and behind, lest the cut takes away what a secret is known by
-    return shorten(printable(mask_text(line[: 4 * _SHOWN_WIDTH])), _SHOWN_WIDTH)
+    # Cut before masking, which takes long for long lines, and after: a cut must not remove what marks a secret.
+    shown = [printable(mask_text(line[: 4 * _SHOWN_WIDTH])) for line in lines[-_SHOWN_LINES:]]
+    return "\n".join(shorten(line, _SHOWN_WIDTH) for line in shown)

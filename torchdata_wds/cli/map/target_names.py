@@ -33,7 +33,7 @@ def is_target_pattern(output: str) -> bool:
 
 
 def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -> list[str]:
-    """Names what is made of each shard.
+    """Returns the name of the output for each shard.
 
     Args:
         urls: The shards.
@@ -42,12 +42,9 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
             the inputs, as ``{shard:06d}`` with zeros).
         in_place: Whether an output may replace the input that it is made of.
 
-    Returns:
-        A name for each.
-
     Raises:
-        ShardListError: if the pattern has an unknown place or is no name, an input has no base name where one is
-            needed, two outputs would have one name, or an output would be one of the inputs.
+        ShardListError: if the pattern has an unknown place or is not a name, an input lacks a base name where one is
+            needed, two outputs would have one name, or an output would replace an input.
 
     Example:
         >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/{name}-{shard:02d}.tar")
@@ -55,22 +52,17 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
         >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/")
         ['out/x.tar', 'out/y.tar.gz']
     """
-    _check_pattern(pattern)
+    if pattern == STDIN or scheme_of(pattern) == "pipe" or not pattern:
+        shown = mask_url(pattern)
+        raise ShardListError(f"outputs are files or URLs of a store, not {shown!r}: name a folder or {PLACES}")
+    other = BRACES.search(_PLACE.sub("", pattern))
+    if other is not None and not _is_existing_folder(pattern):
+        raise ShardListError(f"output {mask_url(pattern)!r} has an unknown place {other[0]}: there are {PLACES}")
     targets = [_PLACE.sub(lambda place: _fill(place, number, url), pattern) for number, url in enumerate(urls)]  # noqa: B023 - called at once
     if _is_folder(pattern):
         targets = [target.rstrip("/") + "/" + _base_name(url) for target, url in zip(targets, urls, strict=True)]
     _check_apart(urls, targets, in_place)
     return targets
-
-
-def _check_pattern(pattern: str) -> None:
-    if pattern == STDIN or scheme_of(pattern) == "pipe" or not pattern:
-        raise ShardListError(
-            f"outputs are files or URLs of a store, not {mask_url(pattern)!r}: name a folder or {PLACES}"
-        )
-    other = BRACES.search(_PLACE.sub("", pattern))
-    if other is not None and not _is_existing_folder(pattern):
-        raise ShardListError(f"output {mask_url(pattern)!r} has an unknown place {other[0]}: there are {PLACES}")
 
 
 def _is_folder(pattern: str) -> bool:
@@ -117,5 +109,5 @@ def _check_apart(urls: Sequence[str], targets: Sequence[str], in_place: bool) ->
 
 
 def _identity(url: str) -> str:
-    """What is the same for two names of one file."""
+    """The same for all names of one file."""
     return os.path.realpath(local_path(url)) if scheme_of(url) in ("", "file") else url

@@ -23,8 +23,7 @@ from torchdata_wds.cli.command import (
     tell_left_out,
     tell_lost,
 )
-from torchdata_wds.cli.map.shard_tasks import ShardTask, run_task
-from torchdata_wds.cli.map.shard_work import Results, work_on_shards
+from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.cli.map.target_names import is_target_pattern
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.progress_bar import paused
@@ -78,11 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Reads a number of seconds.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is none, or not more than 0.
-    """
+    """Parses a number of seconds above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -94,19 +89,15 @@ def seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command on every sample, and returns 1 if anything was lost."""
-    if is_target_pattern(arguments.output):
-        return _run_shard_by_shard(arguments)
+    by_shard = is_target_pattern(arguments.output)
+    if by_shard:
+        if arguments.slice is not None:
+            raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")
+        check_rekey(arguments.rekey)
     made = MadeSamples(arguments)
-    made.write(SampleReader(arguments), arguments)
-    return made.tell()
-
-
-def _run_shard_by_shard(arguments: argparse.Namespace) -> int:
-    """Writes one archive for each shard, as ``map`` does."""
-    if arguments.slice is not None:
-        raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")
-    check_rekey(arguments.rekey)
-    made = MadeSamples(arguments)
+    if not by_shard:
+        made.write(SampleReader(arguments), arguments)
+        return made.tell()
 
     def write(url: str, output: str) -> None:
         # in a temporary folder, or a file that is to be replaced: the task has looked at its place
@@ -123,31 +114,23 @@ def _run_shard_by_shard(arguments: argparse.Namespace) -> int:
 COMMAND = Command("run a command on every sample, in a folder of its own", add_arguments, run, _EXAMPLE)
 
 
-def _command(arguments: argparse.Namespace) -> SampleCommand:
-    try:
-        return SampleCommand(
-            arguments.shell_command,
-            script=arguments.script,
-            parallel=arguments.parallel,
-            ordered=not arguments.unordered,
-            timeout=arguments.timeout,
-            folder=arguments.tmpdir,
-            log_field=arguments.log_field,
-            ignore_failures=arguments.errors == "ignore",
-        )
-    except (SampleError, ValueError) as error:
-        raise UsageError(message_of(error)) from error
-
-
 class MadeSamples:
-    """Writes what commands have made of samples, and keeps account of what there is to tell.
-
-    Args:
-        arguments: Those of the command.
-    """
+    """Writes what commands have made of samples, and counts what to report at the end."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._command = _command(arguments)
+        try:
+            self._command = SampleCommand(
+                arguments.shell_command,
+                script=arguments.script,
+                parallel=arguments.parallel,
+                ordered=not arguments.unordered,
+                timeout=arguments.timeout,
+                folder=arguments.tmpdir,
+                log_field=arguments.log_field,
+                ignore_failures=arguments.errors == "ignore",
+            )
+        except (SampleError, ValueError) as error:
+            raise UsageError(message_of(error)) from error
         self._is_strict = arguments.errors == "abort"
         self._ignored = 0
         self._emptied = 0
@@ -173,27 +156,23 @@ class MadeSamples:
             self._left_out += reader.left_out()
 
     def _taken(self, results: Iterable[CommandResult], reader: SampleReader) -> Iterator[dict[str, Any]]:
-        """Passes on what the commands have said, and gives the samples."""
+        """Passes on what the commands wrote, and yields the samples."""
         for result in results:
             pass_on(result.output)
             if result.samples is None:
                 assert result.error is not None
                 reader.refuse(result.error)
                 continue
-            if result.unused is not None:
-                self._refuse_unused(result.unused)
+            if result.unused is not None:  # files that no sample has: no policy makes that silent
+                if self._is_strict:
+                    raise result.unused
+                self._unused += 1
+                say(f"lost: {message_of(result.unused)}")
             if result.error is not None:
                 self._ignored += 1
                 say(f"ignored: {message_of(result.error)}")
             self._emptied += not result.samples
             yield from result.samples
-
-    def _refuse_unused(self, error: SampleError) -> None:
-        """Reports files that no sample has: no policy makes that silent."""
-        if self._is_strict:
-            raise error
-        self._unused += 1
-        say(f"lost: {message_of(error)}")
 
     def tell(self) -> int:
         """Says what was left out, ignored and lost, and returns the exit status."""
@@ -209,7 +188,7 @@ class MadeSamples:
 
 
 def pass_on(output: bytes) -> None:
-    """Writes a command's output to standard error; that nobody reads it there does not stop the work."""
+    """Writes a command's output to standard error; if nobody reads it there, the work goes on."""
     if output:
         with contextlib.suppress(BrokenPipeError), paused():
             sys.stderr.write(output.decode(errors="backslashreplace"))

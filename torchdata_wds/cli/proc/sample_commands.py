@@ -14,27 +14,26 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchdata_wds.cli.proc.sample_folders import read_folder, write_folder
+from torchdata_wds.cli.proc.sample_folders import failure, read_folder, write_folder
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import check_field
-from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.sources.command import ShellCommand, status_text
 from torchdata_wds.storage.sources.command_guard import CommandGuard
 
 logger = logging.getLogger(__name__)
 
-#: How much of a command's output is kept, in bytes: its end.
+#: How much of the end of a command's output is kept, in bytes.
 KEPT_OUTPUT = 1 << 20
 
-#: How many samples for each place may be ahead of the one whose result is awaited.
+#: How many samples for each place may be ahead of the one whose result is due.
 _AHEAD = 4
 _CHUNK = 1 << 16
 _MOST_IN_A_PIPE = 1 << 20  # the system's limit for what is read after a command's end
@@ -45,17 +44,17 @@ _LONG_SECONDS = 3600.0
 _REMOVALS = 3
 _NAMED = 5  # how many unused files are named
 
-# A pipeline's earlier part that was stopped because a later one had read enough, as in `pipe:` commands.
+# The latter is a pipeline whose earlier part was stopped because a later one had read enough, as in `pipe:` commands.
 _SUCCESS = (0, 128 + signal.SIGPIPE)
 
 
 class CommandResult(NamedTuple):
-    """What a command has made of one sample.
+    """What a command made of one sample.
 
     Attributes:
-        samples: What is to be written; None if the sample is lost.
+        samples: What to write; None if the sample is lost.
         output: What the command wrote to standard output and error.
-        error: What went wrong, if anything did: also where the samples are taken in spite of it.
+        error: What went wrong, if anything did, even if the samples are taken in spite of it.
         unused: Names the files that the command left and that belong to no sample, if there are any.
     """
 
@@ -68,9 +67,9 @@ class CommandResult(NamedTuple):
 class SampleCommand:
     """A shell command that makes new samples of samples.
 
-    It finds each in its working directory, as `write_folder` has it, and what is there when it ends is taken, as
-    `read_folder` has it. It runs in bash with ``pipefail``, or in sh where there is no bash, with nothing to read on
-    standard input; whatever it leaves in the background is killed, but for what has made a session of its own.
+    It finds each in its working directory, as `write_folder` writes it, and what is there when it ends is taken, as
+    `read_folder` reads it. It runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard
+    input; whatever it leaves in the background is killed, unless it has made a session of its own.
 
     Args:
         command: The command.
@@ -80,11 +79,11 @@ class SampleCommand:
         timeout: Seconds after which a command is killed with all that it has started, and has failed.
         folder: Where the samples' folders are made; None is the folder for temporary files.
         log_field: A field of each new sample for what the command wrote to standard output and error, the last MiB.
-        ignore_failures: Whether what a command that has failed leaves behind is taken all the same.
+        ignore_failures: Whether to take what a failed command leaves.
 
     Raises:
         UnsafeDataError: under ``WDS_SECURE=1``.
-        SampleError: if `log_field` can be no field.
+        SampleError: if `log_field` cannot be a field.
         ValueError: unless there is either a command or a script.
 
     Example:
@@ -110,8 +109,18 @@ class SampleCommand:
         if bool(command.strip()) == (script is not None):
             raise ValueError("there must be a command that is not empty, or a script, and not both")
         if log_field is not None:
-            _check_log_field(log_field)
-        self._arguments = _arguments(command, script)
+            check_field(log_field, None, lowercase=False)
+            if is_metadata(log_field):
+                what = f"field {log_field!r} for the command's output is metadata, which no shard holds"
+                raise SampleError(what, field=log_field)
+        bash = shutil.which("bash")
+        shell = [bash, "-o", "pipefail"] if bash else ["/bin/sh"]
+        if script is None:
+            self._arguments = [*shell, "-c", command]
+        else:
+            path = Path(script).absolute()
+            self._arguments = [*shell, str(path)]
+            path.open("rb").close()  # fails now, and not once for every sample
         self._parallel = parallel
         self._ordered = ordered
         self._timeout = timeout
@@ -120,13 +129,12 @@ class SampleCommand:
         self._ignore_failures = ignore_failures
 
     def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
-        """Runs the command on each sample.
+        """Runs the command on each sample, and yields a result for each.
+
+        Closing the generator early kills the commands that run.
 
         Args:
             samples: ``__key__``, perhaps ``__url__``, and bytes by field. Only a bounded number is read ahead.
-
-        Yields:
-            A result for each. When the generator is closed before its end, the commands that run are killed.
 
         Raises:
             OSError: if a file cannot be written, or no command can be started.
@@ -144,7 +152,7 @@ class SampleCommand:
         finally:
             running.stop()
             pool.shutdown(cancel_futures=True)
-            running.close()
+            running.guard.close()
 
     def _is_ready(self, pending: deque[Future[CommandResult]]) -> bool:
         return pending[0].done() if self._ordered else any(future.done() for future in pending)
@@ -165,18 +173,23 @@ class SampleCommand:
             except SampleError as error:
                 return CommandResult(None, error=error)
             with closing(running.start(self._arguments, name)) as command:
-                failure = self._await(command, sample)
+                failed = self._wait_for(command, sample)
                 output = command.output()
-            if failure is not None and not self._ignore_failures:
-                return CommandResult(None, output, failure)
+            if failed is not None and not self._ignore_failures:
+                return CommandResult(None, output, failed)
             try:
-                content = read_folder(folder, sample)
-                self._add_log(content.samples, sample, output)
+                made, others = read_folder(folder, sample)
+                for new in made if self._log_field is not None else ():
+                    if self._log_field in new:
+                        raise _failure(
+                            sample, f"has left a file for the field {self._log_field!r}, where its output goes"
+                        )
+                    new[str(self._log_field)] = output
             except SampleError as error:
                 return CommandResult(None, output, error)
-            return CommandResult(content.samples, output, failure, _unused(content.others, sample))
+            return CommandResult(made, output, failed, _unused(others, sample) if others else None)
 
-    def _await(self, command: _Started, sample: Mapping[str, Any]) -> SampleError | None:
+    def _wait_for(self, command: _Started, sample: Mapping[str, Any]) -> SampleError | None:
         in_time = command.ends_within(math.inf if self._timeout is None else self._timeout)
         if not in_time:
             command.shell.kill()
@@ -185,16 +198,24 @@ class SampleCommand:
             return _failure(sample, f"took longer than {self._timeout:g} s and was killed with all that it had started")
         return None if status in _SUCCESS else _failure(sample, f"failed with {status_text(status)}")
 
-    def _add_log(self, made: Iterable[dict[str, Any]], sample: Mapping[str, Any], output: bytes) -> None:
-        for new in made if self._log_field is not None else ():
-            if self._log_field in new:
-                raise _failure(sample, f"has left a file for the field {self._log_field!r}, where its output goes")
-            new[str(self._log_field)] = output
+
+def _unused(names: list[str], sample: Mapping[str, Any]) -> SampleError:
+    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+    files = "1 file that belongs" if len(names) == 1 else f"{len(names):,} files that belong"
+    return _failure(
+        sample,
+        f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
+        "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
+    )
+
+
+def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
+    return failure(sample, what, subject="the command for sample")
 
 
 @contextlib.contextmanager
 def _temporary_folder(parent: str | None) -> Iterator[str]:
-    """A folder that is removed, whatever processes that have got away still write there."""
+    """A folder that is removed even while processes that escaped still write there."""
     made = tempfile.TemporaryDirectory(prefix="wds-proc-", dir=parent, ignore_cleanup_errors=True)
     try:
         yield made.name
@@ -207,23 +228,77 @@ def _temporary_folder(parent: str | None) -> Iterator[str]:
             logger.warning("cannot remove the folder %s: perhaps a command has left a process that writes", made.name)
 
 
+class _Running:
+    """The commands that run, and the guard that kills them if this process dies."""
+
+    def __init__(self) -> None:
+        self.guard = CommandGuard()
+        self._lock = threading.Lock()
+        self._commands: set[_Started] = set()
+        self._is_over = False
+
+    def start(self, arguments: list[str], folder: str) -> _Started:
+        """Starts a command in a folder."""
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("the commands were told to stop")
+            started = _Started(arguments, folder, self)
+            self.guard.add(started.shell.group)
+            self._commands.add(started)
+            return started
+
+    def forget(self, command: _Started) -> None:
+        """Removes an ended command."""
+        with self._lock:
+            self._commands.discard(command)
+        self.guard.remove(command.shell.group)
+
+    def stop(self) -> None:
+        """Kills all commands, and lets no other start."""
+        with self._lock:
+            self._is_over = True
+            for command in self._commands:
+                command.shell.kill()
+
+
 class _Started:
     """A running command, and the end of what it writes."""
 
-    def __init__(self, shell: ShellCommand, running: _Running) -> None:
-        self.shell = shell
+    def __init__(self, arguments: list[str], folder: str, running: _Running) -> None:
+        try:
+            process = subprocess.Popen(
+                arguments,
+                cwd=folder,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
+        assert process.stdout is not None
+        self.shell = ShellCommand(process, process.stdout, "")
         self._running = running
         self._kept = bytearray()
         self._left_out = 0
-        # A process that has got away and holds the pipe open cannot hold us up.
-        os.set_blocking(shell.pipe.fileno(), False)
+        # A process that has escaped and holds the pipe open cannot hold us up.
+        os.set_blocking(self.shell.pipe.fileno(), False)
 
     def ends_within(self, seconds: float) -> bool:
-        """Reads on until the command has ended, and says whether that was in time; it is not yet reaped."""
+        """Reads until the command has ended, and returns whether that was in time; it is not yet reaped.
+
+        The command's end is known from its pidfd, where the system has one, and not from the end of its output, which a
+        process that it left in the background may hold open.
+        """
         last = time.monotonic() + seconds
-        with selectors.PollSelector() as selector, _end_of(self.shell.group) as end:
+        with contextlib.ExitStack() as stack:
+            selector = stack.enter_context(selectors.PollSelector())
             selector.register(self.shell.pipe, selectors.EVENT_READ)
-            if end is not None:
+            end = None
+            with contextlib.suppress(AttributeError, OSError):
+                end = os.pidfd_open(self.shell.group)
+                stack.callback(os.close, end)
                 selector.register(end, selectors.EVENT_READ)
             while (left := last - time.monotonic()) > 0:
                 found = selector.select(min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
@@ -235,7 +310,7 @@ class _Started:
         return False
 
     def _read(self) -> bool:
-        """Takes a piece of what is there; whether there was any."""
+        """Takes a piece of the output, and returns whether there was one."""
         data = self.shell.pipe.read(_CHUNK)
         self._kept += data or b""
         if len(self._kept) > 2 * KEPT_OUTPUT:
@@ -248,7 +323,7 @@ class _Started:
         del self._kept[:surplus]
 
     def output(self) -> bytes:
-        """The end of what it has written, once it has ended."""
+        """Returns the end of what the command has written, once it has ended."""
         for _ in range(_MOST_IN_A_PIPE // _CHUNK):
             if not self._read():
                 break
@@ -260,105 +335,3 @@ class _Started:
         """Kills the command if it still runs."""
         self.shell.close()
         self._running.forget(self)
-
-
-@contextlib.contextmanager
-def _end_of(process: int) -> Iterator[int | None]:
-    """A descriptor that can be read when a process has ended; None where the system has no such thing."""
-    descriptor = None
-    with contextlib.suppress(AttributeError, OSError):
-        descriptor = os.pidfd_open(process)
-    try:
-        yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-class _Running:
-    """The commands that run, until they are told to stop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._guard = CommandGuard()
-        self._commands: set[_Started] = set()
-        self._is_over = False
-
-    def start(self, arguments: list[str], folder: str) -> _Started:
-        """Starts a command."""
-        with self._lock:
-            if self._is_over:
-                raise RuntimeError("the commands were told to stop")
-            started = _Started(_start(arguments, folder), self)
-            self._guard.add(started.shell.group)
-            self._commands.add(started)
-            return started
-
-    def forget(self, command: _Started) -> None:
-        """Takes a command out."""
-        with self._lock:
-            self._commands.discard(command)
-        self._guard.remove(command.shell.group)
-
-    def stop(self) -> None:
-        """Kills all commands, and lets no other start."""
-        with self._lock:
-            self._is_over = True
-            for command in self._commands:
-                command.shell.kill()
-
-    def close(self) -> None:
-        """Ends the process that would kill the commands, all of which have ended."""
-        self._guard.close()
-
-
-def _start(arguments: list[str], folder: str) -> ShellCommand:
-    try:
-        process = subprocess.Popen(
-            arguments,
-            cwd=folder,
-            bufsize=0,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
-    assert process.stdout is not None
-    return ShellCommand(process, process.stdout, "")
-
-
-def _arguments(command: str, script: str | os.PathLike[str] | None) -> list[str]:
-    bash = shutil.which("bash")
-    shell = [bash, "-o", "pipefail"] if bash else ["/bin/sh"]
-    if script is None:
-        return [*shell, "-c", command]
-    path = Path(script).absolute()
-    with path.open("rb"):  # says now what every sample would say
-        return [*shell, str(path)]
-
-
-def _check_log_field(field: str) -> None:
-    check_field(field, None, lowercase=False)
-    if is_metadata(field):
-        raise SampleError(f"field {field!r} for the command's output is metadata, which no shard holds", field=field)
-
-
-def _unused(names: Sequence[str], sample: Mapping[str, Any]) -> SampleError | None:
-    if not names:
-        return None
-    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
-    files = "1 file that belongs" if len(names) == 1 else f"{len(names):,} files that belong"
-    return _failure(
-        sample,
-        f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
-        "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
-    )
-
-
-def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
-    key, url = sample["__key__"], sample.get("__url__")
-    shard = None if url is None else mask_url(url)
-    place = "" if shard is None else f" of shard {shard}"
-    return SampleError(f"the command for sample {key!r}{place} {what}", shard=shard, key=key)

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.names import is_metadata
@@ -30,12 +30,16 @@ _FILE = re.compile(r"sample(?:-([^.]+))?\.(.+)", re.DOTALL)
 _NO_NAME = {errno.ENAMETOOLONG, errno.EEXIST, errno.EILSEQ, errno.EINVAL}
 
 
-def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
-    """Writes a sample's fields and its key into files.
+def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, subject: str = "sample") -> SampleError:
+    """Makes an error about a sample, which is named with its shard."""
+    key, url = sample[_KEY], sample.get("__url__")
+    shard = None if url is None else mask_url(url)
+    place = "" if shard is None else f" of shard {shard}"
+    return SampleError(f"{subject} {key!r}{place} {what}", shard=shard, key=key, field=field)
 
-    Args:
-        sample: ``__key__`` and bytes by field; other names like ``__url__`` are not written.
-        folder: An empty folder.
+
+def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
+    """Writes a sample's key, and its fields but ``__url__`` and the like, into files of an empty folder.
 
     Raises:
         SampleError: if a field has a name that no file can have, or is not bytes.
@@ -66,31 +70,14 @@ def _write(folder: Path, field: str, data: bytes, sample: Mapping[str, Any]) -> 
         with open(folder / name, "xb") as file:  # noqa: PTH123 - a short path
             file.write(data)
     except OSError as error:
-        if error.errno in _NO_NAME:
-            raise _failure(
-                sample,
-                f"cannot have its field {field!r} in a file: {error.strerror} ({len(os.fsencode(name)):,} bytes). "
-                "Rename the field, or leave it out",
-                field,
-            ) from error
-        raise OSError(
-            error.errno, f"cannot write a sample's file of {len(data):,} bytes: {error.strerror}", str(folder / name)
-        ) from error
+        if error.errno not in _NO_NAME:
+            what = f"cannot write a sample's file of {len(data):,} bytes: {error.strerror}"
+            raise OSError(error.errno, what, str(folder / name)) from error
+        what = f"cannot have its field {field!r} in a file: {error.strerror} ({len(os.fsencode(name)):,} bytes)"
+        raise failure(sample, f"{what}. Rename the field, or leave it out", field) from error
 
 
-class FolderContent(NamedTuple):
-    """What is in a sample's folder.
-
-    Attributes:
-        samples: The samples.
-        others: Relative paths of the files that belong to no sample.
-    """
-
-    samples: list[dict[str, Any]]
-    others: list[str]
-
-
-def read_folder(folder: Path, sample: Mapping[str, Any]) -> FolderContent:
+def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Reads what has become of a sample in its folder.
 
     Args:
@@ -98,11 +85,12 @@ def read_folder(folder: Path, sample: Mapping[str, Any]) -> FolderContent:
         sample: The sample that was written there.
 
     Returns:
-        First the sample of ``sample.*``, then those of ``sample-NAME.*`` in the order of their numbers or names, then
-        the same of each subfolder by name. ``__key__`` is what ``sample.__key__`` or ``sample-NAME.__key__`` says,
-        without a line feed at its end, or else the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the
-        old one. Files that belong to no sample are listed: those with other names, in deeper folders, and a key without
-        fields, except that of the folder itself.
+        The samples, and the relative paths of the files that belong to none. First comes the sample of ``sample.*``,
+        then those of ``sample-NAME.*`` in the order of their numbers or names, then the same of each subfolder by name.
+        ``__key__`` is what ``sample.__key__`` or ``sample-NAME.__key__`` says, without a line feed at its end, or else
+        the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the old one. Files belong to no sample if
+        they have other names or are in deeper folders, and so does a key without fields, except that of the folder
+        itself.
 
     Raises:
         SampleError: if a file of a sample is not a regular file or cannot be read, its field is metadata, or a key is
@@ -116,35 +104,41 @@ def read_folder(folder: Path, sample: Mapping[str, Any]) -> FolderContent:
         >>> _ = (folder / "sample.txt").rename(folder / "sample-0.txt")
         >>> _ = (folder / "notes").write_text("")
         >>> read_folder(folder, sample)
-        FolderContent(samples=[{'__key__': 'a/0', 'txt': b'one'}], others=['notes'])
+        ([{'__key__': 'a/0', 'txt': b'one'}], ['notes'])
     """
-    content = FolderContent([], [])
-    for place in _read_place(folder, "", sample, content):
-        for deeper in _read_place(folder / place, f"{place}/", sample, content):
-            content.others.extend(_files_below(folder / place, f"{place}/{deeper}", deeper))
-    return content
+    samples: list[dict[str, Any]] = []
+    others: list[str] = []
+    for place in _read_place(folder, "", sample, samples, others):
+        for deeper in _read_place(folder / place, f"{place}/", sample, samples, others):
+            others.extend(_files_below(folder / place / deeper, f"{place}/{deeper}"))
+    return samples, others
 
 
-def _read_place(folder: Path, place: str, sample: Mapping[str, Any], content: FolderContent) -> list[str]:
+def _read_place(
+    folder: Path, place: str, sample: Mapping[str, Any], samples: list[dict[str, Any]], others: list[str]
+) -> list[str]:
     """Takes the samples of one folder, and returns the names of its subfolders."""
     subfolders = []
     found: dict[str, dict[str, bytes]] = {}
     for entry in _entries(folder, sample):
         parts = _FILE.fullmatch(entry.name)
         if parts is not None:
-            _check_file(entry, parts[2], sample)
             found.setdefault(parts[1] or "", {})[parts[2]] = _read_file(entry, parts[2], sample)
         elif entry.is_dir(follow_symlinks=False):
             subfolders.append(entry.name)
         else:
-            content.others.append(place + entry.name)
+            others.append(place + entry.name)
     for name in sorted(found, key=_order):
+        fields = found[name]
+        told = fields.pop(_KEY, None)
         key = "/".join(filter(None, (sample[_KEY], place.rstrip("/"), name)))
-        made = _new_sample(key, found[name], sample)
-        if not all(map(is_metadata, made)):
-            content.samples.append(made)
+        made: dict[str, Any] = {_KEY: key if told is None else _read_key(told, sample)}
+        if "__url__" in sample:
+            made["__url__"] = sample["__url__"]
+        if fields:
+            samples.append(made | fields)
         elif place or name:
-            content.others.append(f"{place}sample{name and '-'}{name}.{_KEY}")
+            others.append(f"{place}sample{name and '-'}{name}.{_KEY}")
     return subfolders
 
 
@@ -153,26 +147,24 @@ def _entries(folder: Path, sample: Mapping[str, Any]) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError as error:
-        raise _failure(sample, f"no longer has its folder: {error.strerror}") from error
+        raise failure(sample, f"no longer has its folder: {error.strerror}") from error
     except OSError as error:
-        raise _failure(sample, f"has a folder that cannot be read: {error.strerror}: {error.filename!r}") from error
+        raise failure(sample, f"has a folder that cannot be read: {error.strerror}: {error.filename!r}") from error
 
 
 def _order(name: str) -> tuple[bool, int, str]:
-    """Sorts "" first, then numbers by value, then other names: 2 comes before 10."""
+    """Sorts "" first, then numbers by value, then other names.
+
+    Numbers are compared as texts without leading zeros, the shorter first: they may be too long for an int. So "2" is
+    (False, 1, "2") and "010" is (False, 2, "10"); "x" is (True, 0, "x").
+    """
     is_number = name.isascii() and name.isdigit()
     return (bool(name) and not is_number, len(name.lstrip("0")) if is_number else 0, name.lstrip("0") or name)
 
 
-def _files_below(parent: Path, shown: str, name: str) -> Iterator[str]:
-    """Lists all files of a folder, without following links; a folder that cannot be read counts as one.
-
-    Args:
-        parent: Where the folder is.
-        shown: What it is called in the list.
-        name: Its name.
-    """
-    waiting = [(parent / name, shown)]
+def _files_below(parent: Path, shown: str) -> Iterator[str]:
+    """Lists all files of a folder, without following links; a folder that cannot be read counts as a file."""
+    waiting = [(parent, shown)]
     while waiting:
         folder, place = waiting.pop()
         try:
@@ -186,45 +178,27 @@ def _files_below(parent: Path, shown: str, name: str) -> Iterator[str]:
             yield f"{place}/"
 
 
-def _new_sample(key: str, fields: dict[str, bytes], sample: Mapping[str, Any]) -> dict[str, Any]:
-    told = fields.pop(_KEY, None)
-    made: dict[str, Any] = {_KEY: key if told is None else _read_key(told, sample)}
-    if "__url__" in sample:
-        made["__url__"] = sample["__url__"]
-    return made | fields
-
-
-def _check_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> None:
-    if field != _KEY and is_metadata(field):
-        raise _failure(sample, f"has a file {entry.name!r}, whose field is metadata that shards do not hold", field)
-    if entry.is_file(follow_symlinks=False):
-        return
-    kinds = {"a symbolic link": entry.is_symlink(), "a folder": entry.is_dir(follow_symlinks=False)}
-    kind = next((kind for kind, fits in kinds.items() if fits), "a device, a pipe or a socket")
-    raise _failure(
-        sample,
-        f"has a file {entry.name!r} that is {kind}: only a regular file becomes a field. Copy or delete it",
-        field,
-    )
-
-
 def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> bytes:
     """Reads a file up to its present size: a process that escaped may still write to it, or replace it by a link."""
+    has = f"has a file {entry.name!r}"
+    if field != _KEY and is_metadata(field):
+        raise failure(sample, f"{has}, whose field is metadata that shards do not hold", field)
+    if not entry.is_file(follow_symlinks=False):
+        kinds = {"a symbolic link": entry.is_symlink(), "a folder": entry.is_dir(follow_symlinks=False)}
+        kind = next((kind for kind, fits in kinds.items() if fits), "a device, a pipe or a socket")
+        raise failure(sample, f"{has} that is {kind}: only a regular file becomes a field. Copy or delete it", field)
     try:
-        file = os.fdopen(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-        with file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(entry.path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise _failure(sample, f"has a file {entry.name!r} that is no longer regular", field)
+                raise failure(sample, f"{has} that is no longer regular", field)
             return file.read(status.st_size)
     except OSError as error:
-        raise _failure(sample, f"has a file {entry.name!r} that cannot be read: {error.strerror}", field) from error
+        raise failure(sample, f"{has} that cannot be read: {error.strerror}", field) from error
     except MemoryError as error:
-        raise _failure(
-            sample,
-            f"has a file {entry.name!r} of {status.st_size:,} bytes, for which there is not enough memory",
-            field,
-        ) from error
+        size = status.st_size
+        raise failure(sample, f"{has} of {size:,} bytes, for which there is not enough memory", field) from error
 
 
 def _read_key(data: bytes, sample: Mapping[str, Any]) -> str:
@@ -234,11 +208,4 @@ def _read_key(data: bytes, sample: Mapping[str, Any]) -> str:
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise _failure(sample, f"has a key that is not UTF-8 text: {data[:60]!r}") from error
-
-
-def _failure(sample: Mapping[str, Any], what: str, field: str | None = None) -> SampleError:
-    key, url = sample[_KEY], sample.get("__url__")
-    shard = None if url is None else mask_url(url)
-    place = "" if shard is None else f" of shard {shard}"
-    return SampleError(f"sample {key!r}{place} {what}", shard=shard, key=key, field=field)
+        raise failure(sample, f"has a key that is not UTF-8 text: {data[:60]!r}") from error

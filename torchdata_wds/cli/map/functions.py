@@ -1,15 +1,16 @@
-"""A function of one sample at a time, as a function over shards."""
+"""Functions that a user names: of a shard, or of one sample at a time."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds.cli.map.shard_tasks import ShardFunction, load_function
+from torchdata_wds.cli.map.shard_tasks import ShardFunction, error_text
 from torchdata_wds.errors import SampleError
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
@@ -17,12 +18,36 @@ from torchdata_wds.storage import mask_url
 from torchdata_wds.writers.tar_writer import TarWriter
 
 
-def load_sample_function(name: str) -> ShardFunction:
-    """Imports a function of a sample as one over a shard: see `load_function` and `over_samples`.
+def load_function(name: str) -> ShardFunction:
+    """Imports a function named ``module:function``, whose module is looked for in ``sys.path``.
 
     Raises:
         ImportError: if there is no such function, or its module fails.
+
+    Example:
+        >>> load_function("shutil:copyfile").__name__
+        'copyfile'
     """
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            message = f"there is no module {error.name!r} in the current folder or where Python looks for modules"
+        else:
+            message = f"the module {module_name!r} fails when it is imported:\n{error_text(error)}"
+        raise ImportError(message, name=module_name) from error
+    try:
+        found = functools.reduce(getattr, path.split("."), found)
+    except AttributeError as error:
+        raise ImportError(f"the module {module_name!r} has no function {path!r}", name=module_name) from error
+    if not callable(found):
+        raise ImportError(f"{name} cannot be called: it is {found!r:.60}", name=module_name)  # noqa: TRY004
+    return found  # type: ignore[no-any-return]
+
+
+def load_sample_function(name: str) -> ShardFunction:
+    """Imports a function of a sample as one of a shard: see `load_function` and `over_samples`."""
     function: Callable[..., Any] = load_function(name)
     return functools.partial(over_samples, function)
 
@@ -31,8 +56,8 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
     """Writes a shard of what a function makes of each sample of another, in their order.
 
     Args:
-        function: It is given a sample, with ``__key__``, ``__url__`` and bytes by field. It returns a sample, None to
-            leave it out, or any number of samples; values that are not bytes are encoded by their field.
+        function: Called with a sample, which has ``__key__``, ``__url__`` and bytes by field. It returns a sample, None
+            to leave it out, or any number of samples; values that are not bytes are encoded by their field.
         source: The shard to read.
         target: The shard to write.
 
@@ -40,18 +65,6 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
         SampleError: if it returns something else, or a sample that cannot be written.
         ShardFormatError: if the shard is damaged.
         ShardOpenError: if one of them cannot be opened.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> with TarWriter(folder / "x.tar") as writer:
-        ...     _ = [writer.write({"__key__": str(number), "cls": number}) for number in range(3)]
-        >>> def even(sample):
-        ...     return sample if int(sample["cls"]) % 2 == 0 else None
-        >>> over_samples(even, str(folder / "x.tar"), str(folder / "y.tar"))
-        >>> import torchdata_wds
-        >>> [sample["__key__"] for sample in torchdata_wds.WebDataset(folder / "y.tar")]
-        ['0', '2']
     """
     samples = KeyGrouperIterDataPipe(ShardLoaderIterDataPipe(IterableWrapper([source], deepcopy=False)))
     with TarWriter(target) as writer, closing(iter(samples)) as given:  # type: ignore[type-var]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kits.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import read_samples
-from torchdata_wds.cli.map.sample_functions import load_sample_function, over_samples
+from torchdata_wds.cli.map.functions import load_sample_function, over_samples
 from torchdata_wds.errors import SampleError, ShardFormatError
 
 

@@ -729,12 +729,39 @@ def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part(
     with nothing_left(), caching.open(url) as first, caching.open(url) as second:
         assert first.read(10) == second.read(10) == SHARD[:10]
         (part,) = caching.folder.glob("*.part")
+        assert wait_until(lambda: part.stat().st_size == len(SHARD) // 2)
         os.truncate(part, 0)
         server.gate.set()
         for stream in (first, second):
             with contextlib.suppress(ShardOpenError):
                 assert stream.read() == SHARD[10:]
     assert caching.read(url) == SHARD
+
+
+@pytest.mark.parametrize("size", [0, 1_000_000])
+def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part_just_before_a_write(
+    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The write must neither leave zeros before it, nor move what it has to another place unnoticed."""
+    url = server.put("x.tar", SHARD)
+    write, cuts = os.write, []
+
+    def cut_and_write(file: int, data: memoryview) -> int:
+        if not cuts and os.fstat(file).st_size > 2_000_000:
+            cuts.append(os.fstat(file).st_size)
+            os.truncate(file, size)
+        return write(file, data)
+
+    server.gate.clear()
+    with nothing_left(), caching.open(url) as first, caching.open(url) as second:
+        assert first.read(10) == second.read(1_200_000)[:10] == SHARD[:10]
+        monkeypatch.setattr("torchdata_wds.storage.cache.download.os.write", cut_and_write)
+        server.gate.set()
+        for stream, start in ((first, 10), (second, 1_200_000)):
+            with contextlib.suppress(ShardOpenError):
+                assert stream.read() == SHARD[start:]
+    assert len(cuts) == 1
+    assert caching.read(url) == caching.path(url).read_bytes() == SHARD
 
 
 def test_cache_lock_does_not_remove_another_when_the_folder_was_cleared(tmp_path: Path) -> None:

@@ -267,9 +267,11 @@ class Download:
         reason = self._cache.too_large(self.position + len(piece))
         count = 0
         try:
-            self._check_size()
+            self._check_size(self.position)
             while reason is None and piece[count:]:
-                count += os.write(self._file.fileno(), piece[count:])
+                written = os.write(self._file.fileno(), piece[count:])
+                self._check_size(self.position + count + written)
+                count += written
         except OSError as error:
             reason = error.strerror or str(error)
         if reason is not None:
@@ -282,10 +284,11 @@ class Download:
             self._send_to_disk()
         return reason
 
-    def _check_size(self) -> None:
+    def _check_size(self, expected: int) -> None:
+        """Raises an OSError if somebody has cut the file, so that what was appended since is in the wrong place."""
         size = os.fstat(self._file.fileno()).st_size
-        if size != self.position:
-            raise OSError(f"somebody has changed {self.part}: it has {size:,} bytes, and not {self.position:,}")
+        if size != expected:
+            raise OSError(f"somebody has changed {self.part}: expected {expected:,} bytes, found {size:,}")
 
     def _send_to_disk(self) -> None:
         """Tells the disk to start writing, so that there is less to wait for at the end."""
@@ -301,7 +304,7 @@ class Download:
                 self._cache.check(self.part, self.url)
             mark_as_ours(self._file.fileno(), self._cache.mark_for(self.url), self.position)
             os.fsync(self._file.fileno())
-            self._check_size()
+            self._check_size(self.position)
         except WdsError as error:
             self._note(f"{error} (verify=False keeps what does not look whole)")
             return Outcome.WHOLE

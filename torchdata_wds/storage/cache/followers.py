@@ -156,14 +156,15 @@ class _FileOrigin(Origin):
     def __init__(self, file: LockedFile, path: str, *, is_copy: bool = False) -> None:
         self._file = file
         self._path = path
-        self._size = os.fstat(file.fileno()).st_size if is_copy else None
+        self._is_copy = is_copy
+        self._size = os.fstat(file.fileno()).st_size  # the largest that was seen
         self._is_filled = is_copy
         self._is_released = self._is_stopped = False
 
     def read(self, view: memoryview, position: int) -> int:
         waiting = Waiting()
         while True:
-            count = os.preadv(self._file.fileno(), [view], position)
+            count = self._read_file(view, position, position)
             if count:
                 return count
             if self._is_filled or self._is_stopped:
@@ -176,12 +177,23 @@ class _FileOrigin(Origin):
             raise _LostError
         return 0
 
+    def _read_file(self, view: memoryview, position: int, least: int) -> int:
+        """Reads bytes at a position; a `_LostError` if the file has fewer than `least` bytes, or than it had before.
+
+        A file that was cut in the moment before a write has other bytes at this position. Its download notices that by
+        the size after the write, and stops: what was cut is then still missing, unless that was less than one piece.
+        """
+        count = os.preadv(self._file.fileno(), [view], position)
+        size = os.fstat(self._file.fileno()).st_size
+        if size < max(least, self._size):
+            raise _LostError
+        self._size = size
+        return count
+
     def _is_lost(self) -> bool:
-        """Returns whether it ended early: its maker gave it up, or somebody cut it."""
+        """Returns whether its maker gave it up, or somebody cut it."""
         file = self._file.fileno()
-        if self._size is not None:
-            return os.fstat(file).st_size != self._size
-        return is_of_other_size(file) or not (self._file.is_at(self._path) or is_sealed(file))
+        return not self._is_copy and (is_of_other_size(file) or not (self._file.is_at(self._path) or is_sealed(file)))
 
     def check(self, cache: CacheSettings, url: str) -> None:
         """Raises a CacheError if the file is a copy of another shard."""
@@ -216,11 +228,10 @@ class _DownloadOrigin(_FileOrigin):
         if self._rest is not None:
             return self._rest.readinto(view) or 0
         download.wait_for(position)
-        if download.position > position:
-            count = os.preadv(self._file.fileno(), [view[: download.position - position]], position)
-            if not count:
-                raise _LostError  # somebody has cut the file
-            return count
+        if (end := download.position) > position:
+            if count := self._read_file(view[: end - position], position, end):
+                return count
+            raise _LostError
         if download.outcome is Outcome.FAILED:
             assert download.failure is not None
             raise download.failure.with_traceback(None)

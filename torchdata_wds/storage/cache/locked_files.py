@@ -132,7 +132,10 @@ class CopyLock:
                     os.unlink(path)  # noqa: PTH108
         name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
         part = os.path.join(folder, name)  # noqa: PTH118
-        file = LockedFile(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        # Appended to: if somebody cuts the file, its size shows that after the next write. A write at a position would
+        # leave a hole of zeros and the expected size.
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = LockedFile(os.open(part, flags, 0o666))
         try:
             lock(file.fileno())
             if self._file is not None:

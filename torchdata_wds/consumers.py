@@ -1,11 +1,7 @@
-"""Where a pipe stands among the consumers of its graph, and the seeds that follow from it.
+"""Which of how many consumers this process is: workers and ranks, as sharding filters and launchers were told.
 
-What a pipe can learn about torchdata's own worker processes, without importing torchdata.
-
-``MultiProcessingReadingService`` loses items, or breaks, when its workers' streams differ in length. A
-``.join_workers()`` downstream repairs that; these functions let the shard loader see whether there is one.
-
-Which worker of which rank runs a graph, as its sharding filters were told.
+It also recognises the workers of torchdata's ``MultiProcessingReadingService`` without importing torchdata. That
+service loses items, or breaks, when its workers' streams differ in length; a ``.join_workers()`` downstream repairs it.
 """
 
 from __future__ import annotations
@@ -24,46 +20,59 @@ from torch.utils.data.graph import DataPipeGraph, traverse_dps
 from torchdata_wds.environment import launched_place
 
 __all__ = [
-    "in_stock_worker",
-    "is_joined",
-    "note_join",
-    "stock_place",
+    "Grid",
     "Place",
     "find_sharder",
     "graph_of",
+    "grid_of",
+    "in_stock_worker",
+    "is_joined",
+    "note_join",
     "place_among_ranks",
     "place_of",
     "process_place",
     "rank_place",
-    "upstream",
-    "Grid",
-    "grid_of",
     "ranks_of_filter",
+    "stock_place",
+    "upstream",
 ]
-
 
 _WORKER_MAIN = ("torchdata.dataloader2.communication.eventloop", "DataPipeToQueuesLoop")
 
 _joined = False
 
 
-def in_stock_worker() -> bool:
-    """Tells whether this process is a worker of torchdata's ``MultiProcessingReadingService``.
+class Place(NamedTuple):
+    """Which of how many consumers this process is."""
 
-    ``torch.utils.data.get_worker_info()`` is None there, as it is in a rank started by ``torch.multiprocessing``; what
-    tells them apart, however the process was started, is the function that it was started to run.
-    """
+    consumers: int = 1
+    number: int = 0
+
+
+class Grid(NamedTuple):
+    """Ranks that have the same number of workers each, and one of the workers."""
+
+    ranks: int = 1
+    rank: int = 0
+    workers: int = 1
+    worker: int = 0
+
+
+def in_stock_worker() -> bool:
+    """Returns whether this process is a worker of torchdata's ``MultiProcessingReadingService``."""
+    # get_worker_info() is None there, as in a rank started by torch.multiprocessing: the function that the process was
+    # started to run tells them apart.
     target = getattr(multiprocessing.current_process(), "_target", None)
     return (getattr(target, "__module__", None), getattr(target, "__qualname__", None)) == _WORKER_MAIN
 
 
-def stock_place() -> tuple[int, int]:
-    """Returns the number of workers of the stock service that this process is one of, and its own; else (1, 0)."""
+def stock_place() -> Place:
+    """Returns which of how many workers of the stock service this process is; one of one elsewhere."""
     if in_stock_worker():
         for argument in getattr(multiprocessing.current_process(), "_args", ()):
             if isinstance(workers := getattr(argument, "num_workers", None), int):
-                return workers, argument.worker_id
-    return 1, 0
+                return Place(workers, argument.worker_id)
+    return Place()
 
 
 def note_join() -> None:
@@ -74,11 +83,11 @@ def note_join() -> None:
 
 
 def is_joined() -> bool:
-    """Tells whether a ``.join_workers()`` takes the stream of this stock worker."""
+    """Returns whether a ``.join_workers()`` takes the stream of this stock worker."""
     return _joined
 
 
-#: torch's traversal changes how all pipes are pickled while it lasts: one thread at a time may be at it.
+#: torch's traversal changes how all pipes are pickled while it lasts, so that only one thread at a time may traverse.
 _traversing = threading.RLock()
 
 
@@ -88,13 +97,6 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-class Place(NamedTuple):
-    """Which of how many consumers this process is."""
-
-    consumers: int = 1
-    number: int = 0
 
 
 def graph_of(pipe: IterDataPipe[Any]) -> DataPipeGraph | None:
@@ -110,7 +112,7 @@ def graph_of(pipe: IterDataPipe[Any]) -> DataPipeGraph | None:
 
 
 def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
-    """Gives the pipe and all above it, nearest first; nothing where the graph cannot be traversed."""
+    """Yields a pipe and all above it, nearest first; nothing where the graph cannot be traversed."""
     graphs = [graph_of(pipe) or {}]
     while graphs:
         for found, sources in graphs.pop(0).values():
@@ -119,10 +121,10 @@ def upstream(pipe: IterDataPipe[Any]) -> Iterator[Any]:
 
 
 def place_of(pipe: IterDataPipe[Any]) -> Place:
-    """Reads a pipe's place off the native ``sharding_filter`` above it; without one there is one consumer.
+    """Returns a pipe's place, as the native ``sharding_filter`` above it was told; without one it is the only consumer.
 
-    A pipe above the filter must behave alike in all workers, which is why the worker's own number does not count here.
-    What stands in the main process for workers knows the rank that they work for: its attribute ``place``.
+    The worker's own number does not count: a pipe above the filter must behave alike in all workers. What stands for
+    the workers in the main process has the rank that they work for in its attribute ``place``.
     """
     for found in upstream(pipe):
         if isinstance(found, ShardingFilterIterDataPipe):
@@ -133,7 +135,7 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
 
 
 def process_place() -> Place:
-    """Tells which of how many consumers this process is, over all ranks and workers, whatever graph it runs."""
+    """Returns which of how many consumers this process is, over all ranks and workers, whatever graph it runs."""
     ranks, rank = rank_place()
     worker = get_worker_info()
     if worker is None:
@@ -142,7 +144,7 @@ def process_place() -> Place:
 
 
 def rank_place() -> Place:
-    """Tells how many ranks there are, and to which of them this process belongs."""
+    """Returns which of how many ranks this process belongs to."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_world_size(), distributed.get_rank())
@@ -150,7 +152,7 @@ def rank_place() -> Place:
 
 
 def place_among_ranks(place: Place) -> Place:
-    """Completes the place that a graph was divided by: where that was among the workers of each rank, by the rank."""
+    """Returns the place among all consumers, for a graph that may have been divided among one rank's workers only."""
     ranks, rank = rank_place()
     if ranks == 1 or (place.consumers == process_place().consumers and not in_stock_worker()):
         return place
@@ -158,24 +160,12 @@ def place_among_ranks(place: Place) -> Place:
 
 
 def find_sharder(pipe: IterDataPipe[Any]) -> str | None:
-    """Names a pipe, from this one up, that divides the work among consumers."""
+    """Returns the class name of the nearest pipe, from this one up, that divides the work among consumers."""
     return next((type(found).__name__ for found in upstream(pipe) if hasattr(type(found), "apply_sharding")), None)
 
 
-class Grid(NamedTuple):
-    """Ranks that have the same number of workers each, and one of the workers."""
-
-    ranks: int = 1
-    rank: int = 0
-    workers: int = 1
-    worker: int = 0
-
-
 def grid_of(pipe: IterDataPipe[Any]) -> Grid:
-    """Reads the grid off the native sharding filters above a pipe; without one there is one worker of one rank.
-
-    What stands in the main process for workers knows the rank that they work for: its attribute ``place``.
-    """
+    """Returns the grid that the native sharding filters above a pipe were told; without one, one worker of one rank."""
     groups: dict[Any, tuple[int, int]] = {}
     for found in upstream(pipe):
         if isinstance(found, ShardingFilterIterDataPipe):
@@ -199,8 +189,8 @@ def _grid_of_groups(groups: dict[Any, tuple[int, int]]) -> Grid:
     if SHARDING_PRIORITIES.DEFAULT not in groups:
         ranks = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
         return Grid(*ranks, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
-    # torch's DataLoader has one number for both: worker * ranks + rank. A spawned worker does not know of the ranks,
-    # so they are reckoned from the number of workers: of 6 consumers, in a worker that is one of 3, there are 2 ranks.
+    # torch's DataLoader has one number for both: worker * ranks + rank. A spawned worker does not know the ranks, so
+    # they follow from the number of workers: 6 consumers in a worker that is one of 3 are 2 ranks.
     consumers, number = groups[SHARDING_PRIORITIES.DEFAULT]
     worker, distributed = get_worker_info(), torch.distributed
     ranks_known = 1

@@ -1,7 +1,4 @@
-"""A chain of pipes as text, much as it was written: ``IterableWrapper(['x.tar']).load_wds_shards().group_by_key()``.
-
-The names of stages: for people, and for states, which must tell classes of the same name apart.
-"""
+"""The stages of a chain of pipes: what is above each, their names, and the chain as text, much as it was written."""
 
 from __future__ import annotations
 
@@ -15,11 +12,19 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import DataPipe
 
-from torchdata_wds.pipes.form_names import sources_of
 from torchdata_wds.storage.secrets.masking import mask_text
 
-__all__ = ["chain_text", "form_name", "stage_text", "value_text", "full_name", "short_name"]
-
+__all__ = [
+    "chain_text",
+    "form_name",
+    "full_name",
+    "known_name",
+    "short_name",
+    "sources_of",
+    "stage_text",
+    "stages_of",
+    "value_text",
+]
 
 _LONGEST = 60
 
@@ -32,8 +37,25 @@ _MISSING = object()
 _NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
 
 
+def sources_of(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
+    """Returns the pipes that a pipe holds as attributes, alone or in lists; torch's traversal would pickle them."""
+    values = [value if isinstance(value, (list, tuple)) else (value,) for value in vars(pipe).values()]
+    return [source for items in values for source in items if isinstance(source, IterDataPipe)]
+
+
+def stages_of(end: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
+    """Yields a pipe and all above it, each once, by `sources_of`."""
+    waiting, seen = [end], set()
+    while waiting:
+        stage = waiting.pop(0)
+        if id(stage) not in seen:
+            seen.add(id(stage))
+            yield stage
+            waiting += sources_of(stage)
+
+
 class _Values(reprlib.Repr):
-    """Shows values on one line: long ones cut, functions by their names, without secrets."""
+    """Shows values on one line: cut where they are long, functions by their names, without secrets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,18 +82,18 @@ class _Values(reprlib.Repr):
         return _cut(mask_text(repr(x)[:_LOOKED_AT]))
 
 
-_values = _Values()
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 3 :]}"
 
 
-def chain_text(pipe: IterDataPipe[Any]) -> str:
-    """Writes a pipe and all above it as one line.
+#: Writes an argument on one line.
+value_text = _Values().repr
 
-    A stage of the package has the arguments by position, and others that differ from their defaults; a native one has
-    few. Values are cut and without secrets. It never raises, not even for a pipe that is half made.
+
+def chain_text(pipe: IterDataPipe[Any]) -> str:
+    """Writes a pipe and all above it as one line, without secrets; it never raises.
+
+    Stages of the package show their positional arguments and those that differ from their defaults, native ones a few.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -100,16 +122,11 @@ def stage_text(pipe: IterDataPipe[Any], *, without: Collection[str] = ()) -> str
         >>> stage_text(IterableWrapper(["1"]).wds_map(int))
         'wds_map(int)'
     """
-    return f"{form_name(pipe)}({', '.join(_arguments(pipe, sources_of(pipe)[:1], without))})"
-
-
-def value_text(value: Any) -> str:
-    """Writes an argument on one line: cut where it is long, a function by its name, without secrets."""
-    return _values.repr(value)
+    return f"{form_name(pipe)}({', '.join(_arguments(pipe, without))})"
 
 
 def form_name(pipe: IterDataPipe[Any]) -> str:
-    """The functional name, or for a source and where there is none the short name of the class."""
+    """Returns the functional name; for a source, and where there is none, the short name of the class."""
     if sources_of(pipe):
         for name, form in IterDataPipe.functions.items():
             if type(pipe) in getattr(form, "args", ()):
@@ -117,7 +134,8 @@ def form_name(pipe: IterDataPipe[Any]) -> str:
     return type(pipe).__name__.removesuffix("IterDataPipe")
 
 
-def _arguments(pipe: IterDataPipe[Any], above: list[IterDataPipe[Any]], without: Collection[str]) -> Iterator[str]:
+def _arguments(pipe: IterDataPipe[Any], without: Collection[str]) -> Iterator[str]:
+    above = sources_of(pipe)[:1]
     is_ours = type(pipe).__module__.startswith("torchdata_wds.")
     for name, parameter in inspect.signature(type(pipe)).parameters.items():
         value = vars(pipe).get(name, _MISSING)
@@ -126,30 +144,20 @@ def _arguments(pipe: IterDataPipe[Any], above: list[IterDataPipe[Any]], without:
         if not is_ours and name not in _NATIVE_ARGUMENTS and not isinstance(value, IterDataPipe):
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
-            yield from _several(value)
+            yield from map(_spec_text, getattr(value, "value", value))  # some are in a `Held`
         elif parameter.kind is parameter.VAR_KEYWORD:
-            yield from _named(value)
+            for key, item in getattr(value, "value", value).items():
+                yield f"{key}=***" if _is_secret(key) else f"{key}={_spec_text(item)}"
         elif parameter.kind is not parameter.KEYWORD_ONLY and value is not None:
-            yield _values.repr(value)
+            yield value_text(value)
         elif not _is_default(value, parameter.default):
-            yield f"{name}={_values.repr(value)}"
+            yield f"{name}={value_text(value)}"
 
 
-def _several(value: Any) -> Iterator[str]:
-    """The arguments of ``*args``; alternatives such as ('jpg', 'png') as they were written."""
-    for item in _opened(value):
-        is_spec = type(item) is tuple and item and all(isinstance(name, str) for name in item)
-        yield _values.repr(";".join(item) if is_spec else item)
-
-
-def _named(value: Any) -> Iterator[str]:
-    for name, item in _opened(value).items():
-        yield f"{name}=***" if _is_secret(name) else f"{name}={next(_several([item]))}"
-
-
-def _opened(value: Any) -> Any:
-    """What `Held` holds."""
-    return getattr(value, "value", value)
+def _spec_text(item: Any) -> str:
+    """Writes an argument; alternatives such as ('jpg', 'png') as "jpg;png"."""
+    is_spec = type(item) is tuple and item and all(isinstance(name, str) for name in item)
+    return value_text(";".join(item) if is_spec else item)
 
 
 def _is_secret(name: object) -> bool:
@@ -165,16 +173,16 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def short_name(pipe: DataPipe) -> str:
-    """The name of a pipe's class as people know it.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> short_name(IterableWrapper([1]).shuffle())
-        'Shuffler'
-    """
+    """Returns the name of a pipe's class as people know it, such as ``Shuffler``."""
     return type(pipe).__name__.removeprefix("_").removesuffix("IterDataPipe")
 
 
+def known_name(pipe: DataPipe) -> str:
+    """Returns the short name of a stage of torch, torchdata or this package; "" for others, which may do anything."""
+    package = type(pipe).__module__.partition(".")[0]
+    return short_name(pipe) if package in ("torch", "torchdata", "torchdata_wds") else ""
+
+
 def full_name(pipe: DataPipe) -> str:
-    """The name of a pipe's class with its module; it is the same in a spawned worker."""
+    """Returns the name of a pipe's class with its module; it is the same in a spawned worker."""
     return f"{type(pipe).__module__.replace('__mp_main__', '__main__')}.{type(pipe).__qualname__}"

@@ -1,4 +1,4 @@
-"""Whether the work of a running graph is divided among its consumers, and what to write where it is not.
+"""Warnings about running graphs whose work is not divided among their consumers, with what to write instead.
 
 A pipe does not know what follows it. But while it makes an item, everything that waits for that item is on the stack,
 and torch wraps each pipe's iterator in a frame of its own. So the graph that runs is found from inside, whoever runs
@@ -22,11 +22,18 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds import consumers as stock_workers
-from torchdata_wds.consumers import Place, find_sharder, graph_of, upstream
+from torchdata_wds.consumers import (
+    Place,
+    find_sharder,
+    graph_of,
+    in_stock_worker,
+    is_joined,
+    stock_place,
+    upstream,
+)
 from torchdata_wds.handlers import warn_once
-from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.shares import is_known, reads_shards, share_of
+from torchdata_wds.pipes.chain_text import known_name, short_name
+from torchdata_wds.pipes.shares import reads_shards, share_of
 
 __all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
 
@@ -38,62 +45,54 @@ _PLACE_NAMES = {"get_worker_info", "pytorch_worker_info"}
 
 
 class _Checked:
-    """The graph that was looked at last.
-
-    Attributes:
-        pipes: The ids of its pipes.
-        is_entered: Whether a reader that one of its stages made has been seen.
-    """
+    """The graph that was checked last: its last pipe, the ids of all, and whether one has made a reader of its own."""
 
     def __init__(self, root: Any, pipes: set[int]) -> None:
-        self._root = weakref.ref(root)
+        self.root = weakref.ref(root)
         self.pipes = pipes
         self.is_entered = False
-
-    @property
-    def root(self) -> Any:
-        """The graph's last pipe, if it is there still."""
-        return self._root()
 
 
 _checked: _Checked | None = None
 
 
 def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process, where consumers do not divide the work, or where a stock worker may lose items.
+    """Warns, once a process, if consumers do not divide the work, or if a stock worker may lose items.
 
-    Of the workers of a loader only the first speaks.
+    Only the first worker of a loader warns.
 
     Args:
         pipe: A pipe that is about to read shards, in the process that runs it.
     """
-    if stock_workers.in_stock_worker() and not stock_workers.is_joined() and not stock_workers.stock_place()[1]:
+    if in_stock_worker() and not is_joined() and not stock_place().number:
         warn_once(
             "join",
             "shards are read in a worker of torchdata's MultiProcessingReadingService, which fails when its workers' "
             "streams differ in length: end the workers' part with .join_workers(), or use "
             "torchdata_wds.WorkersReadingService",
         )
-    if not _speaks():
+    if not _warns():
         return
     running = running_pipes() or [pipe]
     root = running[-1]
-    checked = _checked if _checked is not None and _checked.root is root else check_division(root, for_reader=True)
+    checked = _checked
+    if checked is None or checked.root() is not root:
+        checked = check_division(root, for_reader=True)
     if checked is not None and id(pipe) not in checked.pipes and not checked.is_entered:
         checked.is_entered = True
         _check_reader(pipe, next((outer for outer in running if id(outer) in checked.pipes), root), root)
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
-    """Warns, once a process, where the consumers of a graph do not divide its work.
+    """Warns, once a process, if the consumers of a graph do not divide its work.
 
     Args:
         root: The graph's last pipe, in the process that is about to run it.
-        workers: How many workers are going to run it, where this is the main process, which tells them their places.
-        for_reader: Whether a reader asks, which says by itself where it is not divided.
+        workers: In a main process that will tell its workers their places: the number of them.
+        for_reader: Whether a reader of shards calls; those warn by themselves.
     """
     global _checked
-    if not (_speaks() if workers is None else workers * _rank_count() > 1):
+    if not (_warns() if workers is None else workers * _rank_count() > 1):
         return None
     graph = graph_of(root)
     if graph is None:
@@ -107,7 +106,7 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
         warn_once(warning, warning)  # each branch once
     if share == "all" and any(map(reads_shards, pipes)):
         _warn_of_none()
-    elif share == "all" and not for_reader and all(map(is_known, pipes)):
+    elif share == "all" and not for_reader and all(map(known_name, pipes)):
         warn_once(
             "unfiltered",
             "this graph has no .sharding_filter(): each worker or rank gives all of its items, so they come several "
@@ -119,13 +118,7 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
 
 
 def _check_reader(pipe: Any, stage: Any, root: Any) -> None:
-    """Warns where a reader that a stage has made, which is not part of the graph, reads the same in all consumers.
-
-    Args:
-        pipe: The reader.
-        stage: The stage.
-        root: The graph's last pipe.
-    """
+    """Warns if a reader that a stage made, outside the graph that ends in `root`, reads the same in all consumers."""
     graph = graph_of(stage)
     share = "part" if graph is None else share_of(stage, graph[id(stage)][1])[0]
     if share == "part" or _divides_itself():
@@ -156,14 +149,12 @@ def _warn_of_late() -> None:
 
 
 def running_pipes() -> list[Any]:
-    """Returns the pipes that wait for an item of this thread, from the nearest to the last of the graph.
-
-    A thread (of ``prefetch``, or of a stage that calls a function in threads) does not know what waits for it: there
-    the last pipe of the graph that this process runs stands for all of them, where that is known.
-    """
+    """Returns the pipes that wait for an item of this thread, from the nearest to the last of the graph."""
     pipes = _pipes_on(sys._getframe(1))
     if threading.current_thread() is threading.main_thread():
         return pipes
+    # A thread of prefetch, or of a stage that calls functions in threads, does not have on its stack what waits for it.
+    # The last pipe of the graph that this process runs stands for that, where it is known.
     outer = [*_known_graphs(), *_pipes_on(sys._current_frames().get(threading.main_thread().ident or 0))[-1:]]
     within = [root for root in outer if any(pipe is pipes[-1] for pipe in upstream(root))] if pipes else []
     return pipes + [root for root in (within or outer)[:1] if not pipes or root is not pipes[-1]]
@@ -174,7 +165,6 @@ def _pipes_on(frame: FrameType | None) -> list[Any]:
     pipes: list[Any] = []
     for found in (outer.f_locals for outer in _frames(frame) if outer.f_globals.get("__name__") == _HOOK):
         pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
-        # torch's wrapper around the graph is not part of it.
         is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
         if is_stage and not any(pipe is other for other in pipes):
             pipes.append(pipe)
@@ -182,10 +172,9 @@ def _pipes_on(frame: FrameType | None) -> list[Any]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields the frames of a stack, from this one out, that this process entered by itself.
+    """Yields the frames of a stack, from this one out, that this process itself entered.
 
-    The stack of a forked worker begins with that of its parent, down to where it started the worker: pipes that wait
-    there wait for nothing here.
+    A forked worker's stack has its parent's at its base; pipes that wait there are not waiting for this process.
     """
     while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
         yield frame
@@ -193,19 +182,18 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _known_graphs() -> list[Any]:
-    """Returns the last pipe of the graph that this process runs, as far as that is known without the stack."""
+    """Returns the last pipe of the graph that this process runs, where that is known without the stack."""
     dataset = getattr(get_worker_info(), "dataset", None)
     if isinstance(dataset, IterDataPipe):
         return [vars(dataset).get("_datapipe", dataset)]
-    return [] if _checked is None or _checked.root is None else [_checked.root]
+    root = None if _checked is None else _checked.root()
+    return [] if root is None else [root]
 
 
 def _workers() -> Place:
     """Which of how many workers of one loader this process is."""
     worker = get_worker_info()
-    if worker is not None:
-        return Place(worker.num_workers, worker.id)
-    return Place(*stock_workers.stock_place())
+    return stock_place() if worker is None else Place(worker.num_workers, worker.id)
 
 
 def _rank_count() -> int:
@@ -213,16 +201,16 @@ def _rank_count() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def _speaks() -> bool:
-    """Returns whether there are several consumers, and this process is the one of them that warns."""
+def _warns() -> bool:
+    """Returns whether there are several consumers, and this process is the one that warns."""
     workers = _workers()
     return not workers.number and workers.consumers * _rank_count() > 1
 
 
 def _divides_itself() -> bool:
-    """Returns whether code of the user asks for the worker's number, to choose its shards by it.
+    """Returns whether code of the user calls for the worker's number, to choose its shards by it.
 
-    Code that runs now, or that torch's worker has run before: a dataset may return the iterator of a pipe that it has
+    That code may be running, or have run in torch's worker: a dataset may return the iterator of a pipe that it has
     made, and ``worker_init_fn`` may change the dataset.
     """
     if _asks(getattr(type(getattr(get_worker_info(), "dataset", None)), "__iter__", None)):
@@ -240,14 +228,14 @@ def _divides_itself() -> bool:
 
 def _asks(function: Any) -> bool:
     if isinstance(function, functools.partial):
-        # torch asks, in order to tell a pipe its place; it holds the function of the user, if there is one.
+        # torch's own function calls for it to tell a pipe its place, and holds the user's function, if there is one.
         function = function.args[0] if function.func is _sharding_worker_init_fn else function.func
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return code is not None and not _PLACE_NAMES.isdisjoint(code.co_names)
 
 
 def _is_held(root: Any, holder: Any) -> bool:
-    """Returns whether a graph is that of a dataset, or of one that it holds: made before the workers were."""
+    """Returns whether a dataset holds a graph, at any depth, so that it was made before the workers were."""
     held, seen = [holder], set[int]()
     while held:
         value = held.pop()
@@ -264,10 +252,10 @@ def _is_filter(pipe: Any) -> bool:
 
 
 def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
-    """Warns where the filters of a graph do not know its consumers; returns whether that is so."""
+    """Warns if the filters of a graph do not know its consumers; returns whether that is so."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
-    # A resampler divides nothing: what it needs to know it finds out by itself. Counting epochs needs the filter.
-    resamplers = [pipe for pipe in pipes if short_name(pipe) == "ShardResampler" and is_known(pipe)]
+    # A resampler divides nothing, and finds out its place by itself. Counting epochs needs the filter.
+    resamplers = [pipe for pipe in pipes if known_name(pipe) == "ShardResampler"]
     own = set() if counts else {id(pipe.source_datapipe) for pipe in resamplers}
     filters = [pipe for pipe in pipes if _is_filter(pipe) and id(pipe) not in own]
     workers, ranks = _workers().consumers, _rank_count()
@@ -295,11 +283,9 @@ def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
 
 
 def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str | None:
-    """Returns which consumers a filter does not know of, by the groups that it was told.
-
-    torch's DataLoader tells workers and ranks in one number, services each by itself. A number of ranks that is told by
-    hand may be less than that of torch.distributed: those of one model replica read the same.
-    """
+    """Returns which consumers a filter does not know, by the groups that it was told."""
+    # torch's DataLoader tells workers and ranks as one number (2 workers on 2 ranks are a DEFAULT of 4), services each
+    # by itself. Ranks told by hand may be fewer than those of torch.distributed: ranks of one replica read the same.
     default = groups.get(SHARDING_PRIORITIES.DEFAULT)
     if default is not None:
         count = default[0]
@@ -312,10 +298,7 @@ def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str
 
 
 def warn_when_idle(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process, where a pipe that has got no shard shares too few of them with other consumers.
-
-    The last consumer speaks: where some have nothing, it is one of them.
-    """
+    """Warns, once a process and in the last consumer, that there are fewer shards than consumers; this got none."""
     sharder = next((found for found in upstream(pipe) if _is_filter(found)), None)
     if sharder is None or sharder.instance_id < sharder.num_of_instances - 1:
         return

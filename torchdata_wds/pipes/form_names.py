@@ -1,10 +1,8 @@
 """Names of forms that are not registered: WebDataset's, which are others here, and torchdata's before its import.
 
-Attributes that no pipe has are looked up in ``IterDataPipe.__getattr__``, for native pipes too. `install` puts a lookup
-before torch's own. A name of WebDataset stays an AttributeError (``hasattr`` is False), with the form to write here. A
-name of torchdata is there as soon as it is asked for: that imports torchdata, which registers its forms.
-
-WebDataset's names, and what to write for them here: methods, arguments and what its package exports.
+Attributes that no pipe has are looked up in ``IterDataPipe.__getattr__``, for native pipes too; `install` puts a lookup
+before torch's own. A name of WebDataset stays an AttributeError (``hasattr`` is False) that says what to write here.
+The first use of a name of torchdata imports torchdata, which registers its forms.
 """
 
 from __future__ import annotations
@@ -17,19 +15,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.handlers import warn_once
+from torchdata_wds.pipes.chain_text import stages_of
 
-__all__ = [
-    "ARGUMENTS",
-    "EXPORTS",
-    "METHODS",
-    "SHORTER",
-    "TORCHDATA_FORMS",
-    "argument_hint",
-    "export_hint",
-    "install",
-    "sources_of",
-]
-
+__all__ = ["ARGUMENTS", "EXPORTS", "METHODS", "SHORTER", "TORCHDATA_FORMS", "argument_hint", "export_hint", "install"]
 
 #: Names of WebDataset that are those of forms here without ``wds_``.
 SHORTER = ("compose", "decode", "extract_keys", "map_dict", "map_tuple", "rename", "rename_keys", "to_tuple")
@@ -118,10 +106,7 @@ ARGUMENTS = {
     },
     "filter": {"handler": "the form with a handler is .wds_map(f, handler=...), where f returns None to drop an item"},
     "map": {"handler": "the form with a handler is .wds_map(f, handler=...)"},
-    "repeat": {
-        "nbatches": "write .wds_epoch(n)",
-        "nepochs": "write .cycle(n)",
-    },
+    "repeat": {"nbatches": "write .wds_epoch(n)", "nepochs": "write .cycle(n)"},
     "wds_decode": {
         "partial": 'fields without a decoder stay bytes in any case; only="jpg cls" decodes some fields',
         "pre": "decoders are tried in order, and a function that returns None passes: put yours first",
@@ -186,14 +171,12 @@ _OTHER_MEANING = {
     ),
 }
 
-Form = Callable[..., Any]
-
 
 def install(import_torchdata: Callable[[], object]) -> None:
-    """Puts the lookup of names before torch's own, once however often it is called.
+    """Puts the lookup of names before torch's own; idempotent.
 
     Args:
-        import_torchdata: Imports torchdata, so that its forms are registered; or raises ImportError.
+        import_torchdata: Imports torchdata, which registers its forms, or raises ImportError.
     """
     found = IterDataPipe.__getattr__
     torchs = getattr(found, "torchs", found)  # the package may be imported, or its modules reloaded, several times
@@ -206,7 +189,7 @@ def install(import_torchdata: Callable[[], object]) -> None:
                 if hint := _hint(name):
                     raise AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}: {hint}")
             elif name in _CHECKED:
-                return _CHECKED[name](pipe, torchs(pipe, name))
+                return _checked(name, pipe, torchs(pipe, name))
         return torchs(pipe, name)
 
     # Torch looks this up at every item of every pipe, in vain for most: an exception each time, 850 ns against 190.
@@ -225,6 +208,15 @@ def _import(name: str, import_torchdata: Callable[[], object]) -> None:
         ) from error
 
 
+def _checked(name: str, pipe: IterDataPipe[Any], form: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(form)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _CHECKED[name](name, pipe, args, kwargs)
+        return form(*args, **kwargs)
+
+    return checked
+
+
 def _hint(name: str) -> str:
     if name in METHODS:
         return f".{name} is WebDataset's; here {METHODS[name]}"
@@ -237,95 +229,46 @@ def _hint(name: str) -> str:
 
 
 def export_hint(name: str) -> str:
-    """Says what to write for a name that WebDataset's package exports; "" where it does not.
-
-    Example:
-        >>> export_hint("MultiShardSample")
-        "it is WebDataset's; here write load_dataset(file)"
-    """
+    """Says what to write for a name that WebDataset's package exports; "" where it does not."""
     if name in EXPORTS:
         return f"it is WebDataset's; here {EXPORTS[name]}"
     return _hint(name) or (f"{name} is a form: write .{name}(...)" if name in IterDataPipe.functions else "")
 
 
 def argument_hint(form: str, names: Iterable[str]) -> str | None:
-    """Says what to write for an argument of WebDataset that a form does not take; None if there is none.
-
-    Example:
-        >>> argument_hint("map", ["handler"])
-        'the form with a handler is .wds_map(f, handler=...)'
-    """
+    """Says what to write for an argument of WebDataset that a form does not take; None if there is none."""
     known = ARGUMENTS.get(form, {})
     return next((known[name] for name in names if name in known), None)
 
 
-def _checked_arguments(name: str, _pipe: IterDataPipe[Any], form: Form) -> Form:
-    @functools.wraps(form)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        # WebDataset's second argument is a function: torch would take it for a flag or a column.
-        names = (
-            [*kwargs, "collation_fn" if name == "batch" else "handler"] if callable(args[1:2] and args[1]) else kwargs
+def _check_arguments(name: str, _pipe: IterDataPipe[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    names = list(kwargs)
+    if callable(args[1:2] and args[1]):  # WebDataset's second argument; torch would take it for a flag or a column
+        names.append("collation_fn" if name == "batch" else "handler")
+    if hint := argument_hint(name, names):
+        raise TypeError(f"torch's .{name}() has no such argument: {hint}")
+
+
+def _check_shuffle(_name: str, _pipe: IterDataPipe[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if args or not kwargs.keys() <= {"buffer_size", "unbatch_level"}:
+        size = args[0] if args else kwargs.get("bufsize", kwargs.get("size", 1000))
+        raise TypeError(
+            "torch's .shuffle() takes its size by name, and nothing else. Samples are shuffled with "
+            f".wds_shuffle({size!r}), shards with .shuffle() or .shuffle(buffer_size={size!r})"
         )
-        if hint := argument_hint(name, names):
-            raise TypeError(f"torch's .{name}() has no such argument: {hint}")
-        return form(*args, **kwargs)
-
-    return checked
 
 
-def _checked_shuffle(_pipe: IterDataPipe[Any], form: Form) -> Form:
-    @functools.wraps(form)
-    def shuffle(*args: Any, **kwargs: Any) -> Any:
-        if args or not kwargs.keys() <= {"buffer_size", "unbatch_level"}:
-            size = args[0] if args else kwargs.get("bufsize", kwargs.get("size", 1000))
-            raise TypeError(
-                "torch's .shuffle() takes its size by name, and nothing else. Samples are shuffled with "
-                f".wds_shuffle({size!r}), shards with .shuffle() or .shuffle(buffer_size={size!r})"
-            )
-        return form(**kwargs)
-
-    return shuffle
+def _check_meaning(name: str, pipe: IterDataPipe[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not (args or kwargs) or argument_hint(name, kwargs):
+        raise TypeError(_OTHER_MEANING[name])  # torch would only say that an argument is wrong
+    grouper = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
+    if any(isinstance(stage, grouper) for stage in stages_of(pipe)):  # over URLs, torchdata's form is surely meant
+        warn_once(name, _OTHER_MEANING[name])
 
 
-def _warned(name: str, pipe: IterDataPipe[Any], form: Form) -> Form:
-    @functools.wraps(form)
-    def warned(*args: Any, **kwargs: Any) -> Any:
-        if not (args or kwargs) or argument_hint(name, kwargs):
-            raise TypeError(_OTHER_MEANING[name])  # of itself it would only say that an argument is wrong
-        if _follows_samples(pipe):
-            warn_once(name, _OTHER_MEANING[name])
-        return form(*args, **kwargs)
-
-    return warned
-
-
-def _follows_samples(pipe: IterDataPipe[Any]) -> bool:
-    """Whether samples come here: the same names over URLs are surely torchdata's."""
-    grouped = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
-    seen: set[int] = set()
-    left = [pipe]
-    while left:
-        found = left.pop()
-        if isinstance(found, grouped):
-            return True
-        if id(found) not in seen:
-            seen.add(id(found))
-            left.extend(sources_of(found))
-    return False
-
-
-def sources_of(pipe: IterDataPipe[Any]) -> list[IterDataPipe[Any]]:
-    """The pipes that a pipe holds as attributes, alone or in lists, without pickling as torch's traversal does."""
-    values = [value for value in vars(pipe).values() if isinstance(value, (IterDataPipe, list, tuple))]
-    inside = [value if isinstance(value, (list, tuple)) else (value,) for value in values]
-    return [source for items in inside for source in items if isinstance(source, IterDataPipe)]
-
-
-_CHECKED: dict[str, Callable[[IterDataPipe[Any], Form], Form]] = {
-    "batch": functools.partial(_checked_arguments, "batch"),
-    "filter": functools.partial(_checked_arguments, "filter"),
-    "map": functools.partial(_checked_arguments, "map"),
-    "repeat": functools.partial(_warned, "repeat"),
-    "shuffle": _checked_shuffle,
-    "slice": functools.partial(_warned, "slice"),
+#: Checks of calls of torch's and torchdata's forms that WebDataset's users write in its way.
+_CHECKED = {
+    **dict.fromkeys(("batch", "filter", "map"), _check_arguments),
+    **dict.fromkeys(("repeat", "slice"), _check_meaning),
+    "shuffle": _check_shuffle,
 }

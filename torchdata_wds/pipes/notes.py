@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import traceback
 from contextlib import suppress
-from types import FrameType, TracebackType
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.errors import WdsError
 from torchdata_wds.format.tar.members import ShardMember
-from torchdata_wds.pipes.chain_text import form_name, stage_text
-from torchdata_wds.pipes.form_names import sources_of
+from torchdata_wds.pipes.chain_text import form_name, sources_of, stage_text
 from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.storage import mask_url
 
@@ -24,7 +22,7 @@ _NEAR = 4
 
 
 class Latest:
-    """Remembers the sample that a stage has made its last item of, where the item itself does not name it."""
+    """Remembers the sample that a stage made its last item from, where the item itself does not name it."""
 
     __slots__ = ("sample",)
 
@@ -39,17 +37,17 @@ class Latest:
 
 
 def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None, part: str | None = None) -> None:
-    """Notes on an exception in which stage and at which sample it came, unless it says so already.
+    """Adds a note to an exception, with the stage and the sample, unless it has one.
 
     Args:
         error: What a function of the stage raised; the package's own exceptions name their sample themselves.
         pipe: The stage.
-        item: What the stage was at.
-        part: Those of the stage's arguments that had to do with it; None shows all.
+        item: The item that the stage was processing.
+        part: The arguments of the stage that caused it; None shows all.
     """
     if isinstance(error, WdsError) and (error.key is not None or error.shard is not None):
         return
-    with suppress(Exception):  # whatever the repr of somebody's object raises
+    with suppress(Exception):  # the repr of a user's object may raise anything
         form = form_name(pipe)
         if any(note.startswith(form + "(") for note in getattr(error, "__notes__", [])):
             return
@@ -59,39 +57,28 @@ def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None
 
 
 def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = None) -> None:
-    """Notes where an exception came from that a native stage, or one of the user's, has let through.
+    """Adds a note to an exception that a native stage, or one of the user's, did not handle.
 
-    The stages of this package have noted theirs. Others are found in the traceback: the innermost pipe that ran, and
-    the sample that it was at.
+    The traceback has the innermost pipe that ran, and the sample that it was processing.
 
     Args:
         error: The exception.
         pipe: The stage that caught it, where no other ran.
     """
-    frames = list(_frames(error.__traceback__))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     first = 0
     for number, frame in enumerate(frames):
         if isinstance(frame.f_locals.get("self"), IterDataPipe):
             pipe, first = frame.f_locals["self"], number
     if pipe is not None:
         # A generator function of the user's, run by wds_compose, has the sample in its own frame.
-        note_failure(error, pipe, _named_value(frames[first : first + _NEAR]))
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
-def _named_value(frames: Iterable[FrameType]) -> Any:
-    """The value that names a sample in the first of some frames that has one."""
-    values = [value for frame in frames for value in reversed(frame.f_locals.values())]
-    return next((value for value in values if _place(value)), None)
+        near = frames[first : first + _NEAR]
+        values = (value for frame in near for value in reversed(frame.f_locals.values()))
+        note_failure(error, pipe, next((value for value in values if _place(value)), None))
 
 
 def _latest(pipe: IterDataPipe[Any]) -> Any:
-    """The sample that an item was made of by a stage above, where all between give one item for one."""
+    """Returns the sample that a stage above made an item from, if all between yield one item for one."""
     while len(sources := sources_of(pipe)) == 1:
         (pipe,) = sources
         latest = vars(pipe).get("_latest")
@@ -103,7 +90,7 @@ def _latest(pipe: IterDataPipe[Any]) -> Any:
 
 
 def _place(item: Any) -> str | None:
-    """Names what an item is; None where it does not say."""
+    """Returns which sample, member or batch an item is; None if it does not say."""
     if isinstance(item, dict) and "__key__" in item:
         return name_sample(item)[0]
     if isinstance(item, ShardMember):

@@ -1,4 +1,4 @@
-"""Functions that cannot be sent to other processes: an error that names the stage that holds one, and the cure."""
+"""Functions that cannot be sent to other processes: an error names the stage that holds one, and the cure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import io
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import FrameType, FunctionType
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from torchdata_wds.pipes.chain_text import form_name
-from torchdata_wds.pipes.form_names import sources_of
+from torchdata_wds.pipes.chain_text import form_name, stages_of
 
 __all__ = ["check_functions", "check_main_functions"]
 
@@ -32,70 +32,50 @@ _MOST_PARTS = 100
 
 
 def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
-    """Looks for lambdas and inner functions in a graph that is about to be pickled.
+    """Raises a PicklingError that names the stage with a lambda or inner function, where plain pickle copies a graph.
 
     Args:
         pipe: A pipe of the graph.
-        caller: What pickles it.
-
-    Raises:
-        pickle.PicklingError: names the stage that holds one.
+        caller: The frame that pickles it.
     """
     variable = _COPIERS.get((caller.f_globals.get("__name__", ""), caller.f_code.co_name))
     if variable is None:
         return
     graph = caller.f_locals.get(variable)
     graph = getattr(graph, "_datapipe", graph)
-    for stage in _stages(graph if isinstance(graph, IterDataPipe) else pipe):
+    for stage in stages_of(graph if isinstance(graph, IterDataPipe) else pipe):
         for function in _functions(vars(stage).values()):
-            name = function.__qualname__
-            if "<lambda>" in name or "<locals>" in name:
+            if "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__:
+                is_lambda = function.__name__ == "<lambda>"
+                kind = "a lambda" if is_lambda else f"the inner function {function.__name__}"
+                place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
                 raise pickle.PicklingError(
-                    f"{form_name(stage)} holds {_described(function)}, which cannot be sent to another process: "
+                    f"{form_name(stage)} holds {kind} ({place}), which cannot be sent to another process: "
                     "DataLoader2, and workers that are started by spawn or forkserver, copy the graph by pickle. Use a "
                     "function of a module (functools.partial(f, x=1) keeps arguments), or install dill"
                 )
 
 
-def _stages(end: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
-    waiting, seen = [end], set()
-    while waiting:
-        stage = waiting.pop(0)
-        if id(stage) not in seen:
-            seen.add(id(stage))
-            yield stage
-            waiting += sources_of(stage)
-
-
-def _described(function: FunctionType) -> str:
-    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-    if function.__name__ == "<lambda>":
-        return f"a lambda ({place})"
-    return f"the inner function {function.__name__} ({place})"
-
-
 def _functions(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[FunctionType]:
-    """Finds the functions among arguments, in partials and small collections too."""
+    """Yields the functions among arguments, in partials and small collections too."""
     for value in values:
+        parts: Iterable[Any] = ()
         if isinstance(value, FunctionType):
             yield value
-        elif depth:
-            yield from _functions(_parts(value), depth - 1)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """What an argument of a stage is made of, where that may be functions."""
-    if isinstance(value, functools.partial):
-        return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, dict):
-        return list(value.values())[:_MOST_PARTS]
-    if isinstance(value, (list, tuple)):
-        return value[:_MOST_PARTS]
-    return (value.value,) if type(value).__name__ == "Held" else ()
+        elif isinstance(value, functools.partial):
+            parts = (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, dict):
+            parts = islice(value.values(), _MOST_PARTS)
+        elif isinstance(value, (list, tuple)):
+            parts = value[:_MOST_PARTS]
+        elif type(value).__name__ == "Held":
+            parts = (value.value,)
+        if depth:
+            yield from _functions(parts, depth - 1)
 
 
 class _MainFinder(pickle.Pickler):
-    """Pickles the arguments of a stage, and notes what it finds that is defined in ``__main__``."""
+    """Pickles the arguments of a stage, and notes the first thing in them that is defined in ``__main__``."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
@@ -111,23 +91,20 @@ class _MainFinder(pickle.Pickler):
 
 
 def check_main_functions(end: IterDataPipe[Any], others: Iterable[Any] = ()) -> None:
-    """Looks for functions that new processes cannot find, because the main module is not a file that they can import.
+    """Raises a RuntimeError that names the stage with a function of a main module that workers cannot import.
 
     Args:
-        end: The last pipe of the graph that they are to run.
-        others: What else they get.
-
-    Raises:
-        RuntimeError: names the stage that holds one.
+        end: The last pipe of the graph that the workers are to run.
+        others: What else is sent to them.
     """
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) or getattr(main, "__file__", None):
         return
-    for holder, values in [*((form_name(stage), vars(stage)) for stage in _stages(end)), ("the service", others)]:
+    for holder, values in [*((form_name(stage), vars(stage)) for stage in stages_of(end)), ("the service", others)]:
         finder = _MainFinder()
         try:
             finder.dump(values)
-        except Exception:  # noqa: BLE001  (whatever cannot be pickled is said when it is sent)
+        except Exception:  # noqa: BLE001  (what cannot be pickled is reported when it is sent)
             continue
         if finder.found is not None:
             raise RuntimeError(

@@ -1,11 +1,11 @@
-"""Endless sources of which nothing comes: found from inside the running graph, and an error there.
+"""Endless sources from which nothing comes: found from inside the running graph, and an error there.
 
 An endless source cannot see what becomes of its items, and a stage that waits for one cannot see that none will come.
 But while the source makes an item, every stage that waits for it is on the stack, and torch counts what each has
-yielded. So where every shard has been drawn, ten times on average, the nearest stage that has yielded nothing in all
+yielded. So once every shard has been drawn, ten times on average, the nearest stage that has yielded nothing in all
 that time is the one that drops everything. Stages that may hold many items before the first (a shuffle, a batch) are
-never blamed: those before them are looked at, and those after them once they give something. Stages and generator
-functions of the user may do either: they are blamed late.
+never blamed: those before them are examined, and those after them once they yield something. Stages and generator
+functions of the user may do either, and are blamed late.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from torchdata_wds.consumers import place_of, upstream
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.pipes.chain_text import known_name, short_name, sources_of
 from torchdata_wds.pipes.division import running_pipes
-from torchdata_wds.pipes.form_names import sources_of
 from torchdata_wds.pipes.samples.map import ItemMapper
 
 __all__ = ["CycledPasses", "CycledShards", "DrawnShards", "most_empty_passes"]
 
 
-#: A source that gives nothing in so many passes will give nothing. One of several consumers may have a pass without
-#: anything, and none in the next: it is given more of them.
+#: A source that yields nothing in this many passes never will. One of several consumers may have empty passes by
+#: chance, so it is allowed more of them.
 _EMPTY_PASSES = 10
 
 _MOST_EMPTY_PASSES = 100
@@ -30,21 +30,21 @@ _MOST_EMPTY_PASSES = 100
 #: A stage that drops items by what is in them may do so to many in a row.
 _DROPPED_ITEMS = 10_000
 
-#: A stage of which nothing is known may collect items before its first, but not so many in so many passes.
+#: An unknown stage may collect items before its first, but not this many in that many passes.
 _HELD_ITEMS = 50_000
 
-#: Stages that make items of shards, and hold none of them back, by the names that torch and torchdata give them.
+#: Stages that make items of shards and hold none back, by their short names.
 _READERS = {
     *("ShardLoader", "KeyGrouper", "ShardCacher", "CborShardLoader", "MsgpackShardLoader"),
     *("FileOpener", "FSSpecFileOpener", "HttpReader", "OnlineReader", "TarArchiveLoader", "WebDataset"),
 }
 
-#: Stages that give some or none for each item.
+#: Stages that yield any number of items, or none, for each.
 _DROPPERS = {"Filter", "FlatMapper", "Mapper", "UnBatcher", "SampleUnbatcher", "DocumentInterleaver"}
 
 
 class _Yields:
-    """What the stages that wait for an item had yielded when this was made."""
+    """What the stages that wait for an item had yielded, and taken, when this was made."""
 
     def __init__(self) -> None:
         self._counts = {id(pipe): _count_of(pipe) for pipe in running_pipes()}
@@ -60,27 +60,21 @@ class _Yields:
         """Finds the nearest stage that has yielded nothing since.
 
         Args:
-            shards: How many shards it must have taken in that time to be blamed.
+            shards: How many shards a reader must have taken in that time to be blamed.
 
         Returns:
-            The stage; True where all stages have yielded something; None where it cannot be known yet.
+            The stage; True if all stages have yielded something; None if it cannot be known yet.
         """
         for pipe in running_pipes():
-            if self._counts.get(id(pipe)) != _count_of(pipe):
-                continue
-            most = _most_taken(pipe, shards)
-            return pipe if most is not None and _taken_by(pipe) - self._taken[id(pipe)] >= most else None
+            if self._counts.get(id(pipe)) == _count_of(pipe):
+                most = _most_taken(pipe, shards)
+                return pipe if most is not None and _taken_by(pipe) - self._taken[id(pipe)] >= most else None
         return True
 
 
 def _most_taken(pipe: Any, shards: int) -> int | None:
-    """How many items a stage may take before it yields one; None where that is not limited.
-
-    Args:
-        pipe: The stage.
-        shards: How many shards a reader may.
-    """
-    name = _known_name(pipe)
+    """Returns how many items a stage may take before it yields one (a reader: `shards`); None if any number."""
+    name = known_name(pipe)
     if name in _READERS:
         return shards
     if name in _DROPPERS or (isinstance(pipe, ItemMapper) and name):
@@ -89,16 +83,12 @@ def _most_taken(pipe: Any, shards: int) -> int | None:
 
 
 def most_empty_passes(consumers: int) -> int:
-    """How many passes in a row may give nothing to one of so many consumers."""
+    """Returns how many passes in a row may yield nothing to one of n consumers."""
     return min(_EMPTY_PASSES * consumers, _MOST_EMPTY_PASSES)
 
 
 class DrawnShards:
-    """Watches an endless source of shards: once all of them have come, something must have come of them.
-
-    Args:
-        count: How many shards it draws from.
-    """
+    """Watches an endless source of `count` shards: once all have been drawn, they must have yielded something."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -115,11 +105,7 @@ class DrawnShards:
         self._needed = _EMPTY_PASSES * self._count
 
     def note(self, number: int) -> None:
-        """Notes that a shard has been drawn, and that the next is wanted.
-
-        Raises:
-            ShardListError: if nothing has come of all shards.
-        """
+        """Notes that a shard has been drawn and the next is wanted; raises if all of them have yielded nothing."""
         self._drawn += 1
         if not self._seen[number]:
             self._seen[number] = 1
@@ -130,35 +116,31 @@ class DrawnShards:
         found = self._yields.starving(self._needed)
         if found is True:
             self._begin()
-        elif found is not None:
+        elif found is None:
+            # What a stage holds back may have come long ago: since then, those before it may have yielded nothing.
+            self._yields.renew()
+            self._begin_round()
+        else:
             shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"
             raise ShardListError(
                 f"resample_shards has drawn {shards}, {self._drawn:,} draws in all, and nothing came of them: "
                 f"{_describe(found)}"
             )
-        else:
-            # What a stage holds back may have come long ago: since then, those before it may have yielded nothing.
-            self._yields.renew()
-            self._begin_round()
 
 
 class CycledPasses:
-    """Counts passes in a row of which nothing came, where a native ``cycle`` that follows begins them."""
+    """Counts passes in a row that yielded nothing, where a native ``cycle`` downstream begins them."""
 
     def __init__(self) -> None:
         self._key: Any = None
         self._passes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CycledPasses, ()  # a copy of a pipe has made no pass
+        return CycledPasses, ()  # a copy of a pipe has made no pass yet
 
     def begin(self, pipe: Any) -> None:
-        """Notes that a pass begins.
-
-        Raises:
-            ShardListError: if too many passes before it gave nothing.
-        """
-        cycler = next(filter(_is_cycler, running_pipes()), None)
+        """Notes that a pass begins; raises if too many before it yielded nothing."""
+        cycler = next((found for found in running_pipes() if known_name(found) == "Cycler"), None)
         key = None if cycler is None else (id(cycler), _count_of(cycler))
         self._passes = self._passes + 1 if key is not None and key == self._key else 0
         self._key = key
@@ -171,11 +153,7 @@ class CycledPasses:
 
 
 class CycledShards:
-    """Watches shards that a native ``cycle`` gives again and again, as seen from the loader that follows it.
-
-    Args:
-        loader: What reads the shards.
-    """
+    """Watches shards that a native ``cycle`` yields again and again, for the loader that follows it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -185,17 +163,13 @@ class CycledShards:
         self._since: tuple[int, int, _Yields] | None = None  # shards read, passes begun, what had been yielded
 
     def note(self) -> None:
-        """Notes that a shard has been read.
-
-        Raises:
-            ShardListError: if nothing has come of several passes.
-        """
+        """Notes that a shard has been read; raises if several passes have yielded nothing."""
         self._read += 1
         if self._read < self._next:
             return
         self._next *= 2
         if self._since is None:
-            self._cyclers = list(filter(_is_cycler, upstream(self._loader)))
+            self._cyclers = [found for found in upstream(self._loader) if known_name(found) == "Cycler"]
             self._since = (self._read, self._passes(), _Yields())
             return
         read, passes, yields = self._since
@@ -204,23 +178,23 @@ class CycledShards:
         found = yields.starving(self._read - read)
         if found is True:
             self._since = (self._read, self._passes(), _Yields())
-        elif found is not None:
-            raise ShardListError(f"nothing came of {self._read:,} shards that cycle gave: {_describe(found)}")
-        else:
+        elif found is None:
             yields.renew()
             self._since = (self._read, self._passes(), yields)
+        else:
+            raise ShardListError(f"nothing came of {self._read:,} shards that cycle gave: {_describe(found)}")
 
     def _passes(self) -> int:
         return sum(cycler.source_datapipe._valid_iterator_id or 0 for cycler in self._cyclers)
 
 
 def _count_of(pipe: Any) -> tuple[Any, int]:
-    # What a grouping passes over, on its way to where a stream goes on, it has made all the same.
+    # Items that a grouping passed over, to get to where a resumed stream goes on, count as yielded.
     return pipe._valid_iterator_id, pipe._number_of_samples_yielded + getattr(pipe, "_passed_over", 0)
 
 
 def _taken_by(pipe: Any) -> int:
-    """How many items a stage has taken; for one that reads shards, as far as that is known, how many it has read."""
+    """Returns how many items a stage has taken; for a reader, if it says so, how many shards it has read."""
     if (read := getattr(pipe, "_shards_read", None)) is not None:
         return int(read)
     source = getattr(pipe, "source_datapipe", getattr(pipe, "datapipe", None))
@@ -228,25 +202,13 @@ def _taken_by(pipe: Any) -> int:
     return max((getattr(source, "_number_of_samples_yielded", 0) for source in sources), default=0)
 
 
-def _is_cycler(pipe: Any) -> bool:
-    return _known_name(pipe) == "Cycler"
-
-
-def _known_name(pipe: Any) -> str:
-    """The short name of a stage of torch, torchdata or this package; "" for others."""
-    if type(pipe).__module__.partition(".")[0] not in ("torch", "torchdata", "torchdata_wds"):
-        return ""
-    return type(pipe).__name__.removesuffix("IterDataPipe")
-
-
 def _describe(pipe: Any) -> str:
-    name = type(pipe).__name__.removesuffix("IterDataPipe")
-    return f"{name} has yielded nothing for the {_taken_by(pipe):,} items it took. {_advice(pipe)}"
+    return f"{short_name(pipe)} has yielded nothing for the {_taken_by(pipe):,} items it took. {_advice(pipe)}"
 
 
 def _advice(pipe: Any) -> str:
     skipped = [
-        f"{type(found).__name__.removesuffix('IterDataPipe')} {count:,} x {reason}"
+        f"{short_name(found)} {count:,} x {reason}"
         for found in upstream(pipe)
         for reason, count in getattr(found, "skipped", {}).items()
     ]

@@ -131,6 +131,18 @@ def test_main_turns_exceptions_into_messages(
     assert run_wds("try") == (status, b"", message)
 
 
+def test_main_fails_when_the_output_cannot_be_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that has succeeded so far has not, where the disk is full at its end."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    with_command(monkeypatch, lambda _: 0)
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main.main(["try"]) == 1
+
+
 def test_main_says_the_library_s_warnings_and_lets_go_of_its_logger(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go to stderr, with the program's name."""
     logger = logging.getLogger("torchdata_wds")

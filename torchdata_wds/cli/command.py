@@ -26,6 +26,15 @@ class UsageError(Exception):
     """Arguments that are each valid, but not together."""
 
 
+@contextlib.contextmanager
+def usage_checked() -> Iterator[None]:
+    """Turns a ValueError about arguments into a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 class Command(NamedTuple):
     """One command; `torchdata_wds.cli.main.COMMANDS` has a row for each."""
 

@@ -14,7 +14,7 @@ from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.fields import FieldChoices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.arguments.outputs import check_one_output, write_whole
-from torchdata_wds.cli.command import Command, UsageError, counted, say
+from torchdata_wds.cli.command import Command, UsageError, counted, say, usage_checked
 from torchdata_wds.cli.printing import guess_text, printable
 from torchdata_wds.cli.tables import unfold
 from torchdata_wds.codecs.decoder import Decoder
@@ -59,10 +59,8 @@ def _condition(text: str) -> Condition:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_one_output(arguments.output)
-    try:
+    with usage_checked():
         choices = FieldChoices(arguments.fields, missing="skip")
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if len(choices.columns) > 1 or is_metadata(choices.columns[0]):
         raise UsageError(
             f"--fields {arguments.fields!r} is not one field of a sample; of several the first that is there, as in "

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.arguments.outputs import write_whole
-from torchdata_wds.cli.command import Command, UsageError, counted, message_of, say
+from torchdata_wds.cli.command import Command, UsageError, counted, message_of, say, usage_checked
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress
@@ -97,14 +97,12 @@ def _place(url: str, arguments: argparse.Namespace) -> str | None:
     """Returns where the index of a shard goes; None if only a list is written."""
     if arguments.wids is not None and scheme_of(url) in (STDIN, "pipe"):
         raise UsageError(f"a list cannot refer to {mask_url(url)}: name the shard itself")
-    try:
+    with usage_checked():
         if arguments.output is not None:
             return index_in_folder(url, arguments.output, dali=arguments.dali)
         if arguments.dali:
             return dali_index_url(url)
         return index_url(url) if arguments.wids is None else None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def dali_index_url(shard: str) -> str:

@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
         say("error: standard output is closed; send what is not wanted to /dev/null")
         return 1
     chosen = _chosen(arguments)
-    message, status = "", 1
+    message = ""
     try:
         disarm()
         with logged(), _ending_tidily():
@@ -100,9 +100,9 @@ def _run(arguments: Sequence[str]) -> int:
     except UsageError as error:
         message, status = str(error), WRONG_USE
     except (WdsError, OSError, ImportError, RuntimeError) as error:
-        message = message_of(error)
+        message, status = message_of(error), 1
     except MemoryError:
-        message = "not enough memory for these arguments, or for one sample"
+        message, status = "not enough memory for these arguments, or for one sample", 1
     if message:
         say(f"error: {message}", chosen.command)
     return status

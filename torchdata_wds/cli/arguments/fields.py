@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from torchdata_wds.cli.arguments.table import choice, option
-from torchdata_wds.cli.command import UsageError, counted, say
+from torchdata_wds.cli.command import UsageError, counted, say, usage_checked
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
@@ -119,10 +119,8 @@ def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:
         if arguments.missing != "error":
             raise UsageError("--missing needs --fields, which says what may be missing")
         return None
-    try:
+    with usage_checked():
         return FieldChoices(arguments.fields, missing=arguments.missing)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def tell_choices(choices: FieldChoices | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import SampleReader
-from torchdata_wds.cli.command import UsageError, say
+from torchdata_wds.cli.command import UsageError, say, usage_checked
 from torchdata_wds.cli.map.target_names import BRACES
 from torchdata_wds.errors import ReappearingKeyError, SampleError, ShardOpenError
 from torchdata_wds.storage import mask_url, open_target, remove_target
@@ -63,7 +63,7 @@ class SampleOutput:
             )
         self.count = 0
         self._rekey = None if arguments.rekey is None else Rekeying(arguments.rekey)
-        try:
+        with usage_checked():
             self._writer = TarWriter(
                 arguments.output,
                 encoder=False,
@@ -72,8 +72,6 @@ class SampleOutput:
                 index=arguments.index,
                 overwrite=arguments.force,
             )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds a sample, whole or not at all; SampleError says that it could not be read back."""

@@ -15,7 +15,7 @@ from torchdata_wds.cli.arguments.outputs import (
     chosen_seed,
     copy_samples,
 )
-from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say
+from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say, usage_checked
 from torchdata_wds.cli.sort.keys import MissingValue, SortKey, SortType
 from torchdata_wds.cli.sort.runs import sort_samples
 
@@ -41,10 +41,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and not is_shuffle:
         raise UsageError("--seed needs --type shuffle, whose order it chooses")
     seed = chosen_seed(arguments.seed) if is_shuffle else 0
-    try:
+    with usage_checked():
         key = SortKey(arguments.key, arguments.type, seed=seed, missing=arguments.missing, reverse=arguments.reverse)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     reader = SampleReader(arguments)
 
     def entry_of(sample: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

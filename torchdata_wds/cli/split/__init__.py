@@ -23,6 +23,7 @@ from torchdata_wds.cli.command import (
     let_go_of_output,
     positive_number,
     say,
+    usage_checked,
     whole_number,
 )
 from torchdata_wds.cli.progress_bar import stdout_is_apart
@@ -100,13 +101,11 @@ class Finished:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.shards = self.samples = self.bytes = 0
         compress = None if arguments.compress == "none" else arguments.compress
-        try:
+        with usage_checked():
             self.names = ShardNames(numbered_pattern(arguments.output, compress))
             self._hook = None if arguments.post is None else HookCommand(arguments.post, _PLACES)
             if arguments.start == "next":
                 self.names.check_listable()
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         self.next_number = self.names.next_number() if arguments.start == "next" else arguments.start
         self._deletes = arguments.delete
         self._has_index = arguments.index
@@ -142,7 +141,7 @@ def _check_apart(urls: list[str], finished: Finished, most: int | None) -> None:
 
 
 def _open_writer(arguments: argparse.Namespace, finished: Finished) -> ShardWriter:
-    try:
+    with usage_checked():
         return ShardWriter(
             finished.names,
             max_count=arguments.count,
@@ -156,8 +155,6 @@ def _open_writer(arguments: argparse.Namespace, finished: Finished) -> ShardWrit
             lowercase=not arguments.keep_case,
             index=arguments.index,
         )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _write(

@@ -14,10 +14,7 @@ from tests.kits.tool_kit import run_wds
 from torchdata_wds.cli.tables import unescape_cell
 
 EVIL = "tab\t, line\n, \\ and \r größe".encode()
-MEMBERS = [
-    *sample_members("a", cls=b"3", txt=EVIL, png=b"\x89PNG"),
-    *sample_members("b", cls=b"4", txt=b"plain"),
-]
+MEMBERS = [*sample_members("a", cls=b"3", txt=EVIL, png=b"\x89PNG"), *sample_members("b", cls=b"4", txt=b"plain")]
 
 
 @pytest.fixture

@@ -5,74 +5,51 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 
-_LIST = "name the list as a shard, '@list.txt'"
-_EOF = "nothing: an archive ends by itself"
+_COPY = {"--shardslice": "--shard-slice", "-R": "--rekey", "--maxerr": "--errors skip", "--verbose -v": "nothing"}
 
-_COPY = {
-    "--shardslice": "--shard-slice",
-    "-R": "--rekey",
-    "--maxerr": "--errors skip",
-    "--verbose": "nothing",
-    "-v": "nothing",
-}
-
-#: What to write for an option, by command.
+#: What to write for options, separated by blanks, by command.
 _WORDS: dict[str, dict[str, str]] = {
     "cat": {
         **_COPY,
         "-s": "--shuffle N (tarp), or --skip N (tarscat)",
         "-m": "--mix",
-        "-l": _LIST,
-        "--load": _LIST,
-        "-T": _LIST,
+        "-l --load -T": "name the list as a shard, '@list.txt'",
         "-b": "nothing: braces are expanded",
-        "-E": _EOF,
-        "--noeof": _EOF,
-        "--eof": _EOF,
+        "-E --noeof --eof": "nothing: an archive ends by itself",
         "--workers": "-p",
         "--dummy": "wds ls",
     },
-    "create": {"--delim": "--delimiter", "-f": "--delimiter", "-k": "--key-format", "--key": "--key-format"},
-    "first": {"-S": "--where FIELD=VALUE", "--select": "--where FIELD=VALUE"},
+    "create": {"--delim -f": "--delimiter", "-k --key": "--key-format"},
+    "first": {"-S --select": "--where FIELD=VALUE"},
     "proc": {
         **_COPY,
         "-m": "-c, and end the command with: rm -f sample.*",
-        "-e": "--errors",
-        "--error-handling": "--errors",
-        "-S": "nothing: subfolders are samples",
-        "--subdirs": "nothing: subfolders are samples",
+        "-e --error-handling": "--errors",
+        "-S --subdirs": "nothing: subfolders are samples",
         "--count": "--slice :N",
         "--add-log": "--log-field",
-        "-w": "--tmpdir",
-        "--working_dir": "--tmpdir",
-        "--interpreter": "its name in the command",
-        "--shell": "its name in the command",
+        "-w --working_dir": "--tmpdir",
+        "--interpreter --shell": "its name in the command",
         "-f": "wds cat -f before it",
-        "-O": "a redirection in the command",
-        "--command-output": "a redirection in the command",
+        "-O --command-output": "a redirection in the command",
     },
-    "show": {"-N": "nothing", "-d": "nothing", "--delay": "nothing"},
+    "show": {"-N -d --delay": "nothing"},
     "sort": {
         **_COPY,
-        "-s": "-k",
-        "--sortkey": "-k",
-        "-S": "--type",
-        "--sorttype": "--type",
-        "-t": "--tmpdir FOLDER",
-        "--tempfile": "--tmpdir FOLDER",
+        "-s --sortkey": "-k",
+        "-S --sorttype": "--type",
+        "-t --tempfile": "--tmpdir FOLDER",
         "--update": "nothing: samples with equal values are kept",
         "-f": "wds cat -f before it",
     },
     "split": {
         **_COPY,
         "--maxshards": "--max-shards",
-        "--num-samples": "-n",
-        "-c": "-n",
+        "--num-samples -c": "-n",
         "--max-size": "-s",
         "-z": "--compress gz",
         "-p": "--post",
-        "-C": "--post COMMAND --delete",
-        "--command": "--post COMMAND --delete",
+        "-C --command": "--post COMMAND --delete",
         "--nodelete": "nothing: shards stay without --delete",
     },
     "tsv": {"--nokey": "--no-key", "--noheader": "--no-header"},
@@ -81,7 +58,7 @@ _WORDS: dict[str, dict[str, str]] = {
 
 
 def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Yields what to write instead of those options among `words` that a command does not have, where that is known.
+    """Yields what to write for those of a command's arguments that are options it does not have, where that is known.
 
     Example:
         >>> list(hints("split", ["--maxshards=2", "-n", "5", "x.tar"], ["-n", "--count", "--max-shards"]))
@@ -89,7 +66,7 @@ def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterato
         >>> list(hints("ls", ["--jsno"], ["--json", "--slice"]))
         ['did you mean --json?']
     """
-    told = _WORDS.get(command, {})
+    told = {option: text for options, text in _WORDS.get(command, {}).items() for option in options.split()}
     for word in words:
         option = word.partition("=")[0] if word.startswith("--") else word[:2]
         if not option.startswith("-") or option in known:

@@ -168,11 +168,7 @@ def test_shuffle_tells_the_same_key_apart_by_its_number() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"field": "cls label"}, "'cls label'"),
-        ({"field": ""}, "not ''"),
-        ({"field": "cls;"}, "not 'cls;'"),
-    ],
+    [({"field": "cls label"}, "'cls label'"), ({"field": ""}, "not ''"), ({"field": "cls;"}, "not 'cls;'")],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     """Before the first sample."""

@@ -272,8 +272,7 @@ def test_split_deletes_a_shard_and_its_index_when_its_command_has_succeeded(
 
 
 @pytest.mark.parametrize(
-    "post",
-    ["echo '{path}'", 'echo "{path}"', "echo {pth}", "echo 'it", "echo '\\' \"'{path}\"", 'echo "\\"{path}"'],
+    "post", ["echo '{path}'", 'echo "{path}"', "echo {pth}", "echo 'it", "echo '\\' \"'{path}\"", 'echo "\\"{path}"']
 )
 def test_split_refuses_commands_that_would_not_do_what_they_look_like(
     post: str, shards: list[str], folder: Path

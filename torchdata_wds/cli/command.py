@@ -147,7 +147,7 @@ def message_of(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def let_go_of_output() -> None:
+def discard_output() -> None:
     """Discards what is left in the buffer of standard output, so that the interpreter's end does not complain."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

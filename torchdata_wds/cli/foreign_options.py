@@ -58,14 +58,7 @@ _WORDS: dict[str, dict[str, str]] = {
 
 
 def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """Yields what to write for those of a command's arguments that are options it does not have, where that is known.
-
-    Example:
-        >>> list(hints("split", ["--maxshards=2", "-n", "5", "x.tar"], ["-n", "--count", "--max-shards"]))
-        ["in 'wds split', for --maxshards write --max-shards"]
-        >>> list(hints("ls", ["--jsno"], ["--json", "--slice"]))
-        ['did you mean --json?']
-    """
+    """Yields what to write for each of a command's arguments that is an option it does not have, if known."""
     told = {option: text for options, text in _WORDS.get(command, {}).items() for option in options.split()}
     for word in words:
         option = word.partition("=")[0] if word.startswith("--") else word[:2]

@@ -30,7 +30,7 @@ from torchdata_wds.cli import (
     tables,
     validate,
 )
-from torchdata_wds.cli.command import PROGRAM, Command, UsageError, let_go_of_output, logged, message_of, say
+from torchdata_wds.cli.command import PROGRAM, Command, UsageError, discard_output, logged, message_of, say
 from torchdata_wds.cli.foreign_options import hints
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
@@ -95,7 +95,7 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        let_go_of_output()
+        discard_output()
         return 0
     except UsageError as error:
         message, status = str(error), WRONG_USE
@@ -118,7 +118,7 @@ class _Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _ending_tidily() -> Iterator[None]:
-    """Lets signals end this process by an exception; forked children still end at once."""
+    """Turns signals into an exception that ends this process tidily; forked children still end at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -40,12 +40,7 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def guess_text(data: bytes, length: int) -> str | None:
-    r"""Decodes the first `length` bytes if they look like text: UTF-8 without control characters.
-
-    Example:
-        >>> guess_text("größe".encode(), 3), guess_text(b"\x00\x01", 9)
-        ('gr', None)
-    """
+    r"""Decodes the first `length` bytes if they look like text: UTF-8 without control characters."""
     try:
         text = data[:length].decode()
     except UnicodeDecodeError as error:

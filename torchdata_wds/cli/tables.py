@@ -142,10 +142,6 @@ def write_cell(data: bytes, binary: Binary = "error") -> str:
 
     Raises:
         ValueError: for ``"error"``, if they are not UTF-8, naming the byte.
-
-    Example:
-        >>> write_cell("größe\n".encode()), write_cell(b"\xff", "base64"), write_cell(b"caf\xe9", "escape")
-        ('größe\\n', 'base64:/w==', 'caf\\xe9')
     """
     text: str | None
     try:
@@ -220,7 +216,7 @@ class JsonLines:
 
     Fields are decoded by their names: text becomes a string, integers numbers, ``json``, ``msgpack`` and ``cbor`` what
     they hold, arrays and tensors lists. A field of no known type is a string if it looks like text. Everything else
-    (images and other binary files, pickles, and values that JSON has no form for: NaN, dates, keys that are no strings,
+    (images and other binary files, pickles, and values without a form in JSON: NaN, dates, keys that are not strings,
     tensors of more than 16 million numbers) becomes ``{"base64": ...}`` with the field's bytes as they are stored, or
     is left out and counted as ``skipped``.
 
@@ -283,11 +279,6 @@ def unfold(value: Any) -> Any:
         ValueError: if the result takes more than 1 GiB, which even a small file can cause.
         RecursionError: if it contains itself.
         RuntimeError: if a tensor has no numbers.
-
-    Example:
-        >>> import torch
-        >>> unfold({"a": (torch.tensor([1, 2]), "b")})
-        {'a': [[1, 2], 'b']}
     """
     room = DEFAULT_MAX_BYTES
 

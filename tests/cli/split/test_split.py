@@ -257,42 +257,6 @@ def test_split_stops_when_a_command_fails(shards: list[str], folder: Path) -> No
     assert "2 shards with 4 samples" in done.err
 
 
-def test_split_deletes_a_shard_and_its_index_when_its_command_has_succeeded(
-    shards: list[str], folder: Path, tmp_path: Path
-) -> None:
-    """Not before."""
-    copies = tmp_path / "copies"
-    copies.mkdir()
-    post = f"cp {{path}} {{path}}.index {copies}"
-    done = run_wds("split", *shards, "-n", 5, "-o", folder / "x", "--index", "--post", post, "--delete")
-    assert done.status == 0, done.err
-    assert names(folder) == []
-    assert keys(*(copies / Path(path).name for path in lines(done))) == text_keys(SIZES)
-    assert len(names(copies)) == 6
-
-
-@pytest.mark.parametrize(
-    "post", ["echo '{path}'", 'echo "{path}"', "echo {pth}", "echo 'it", "echo '\\' \"'{path}\"", 'echo "\\"{path}"']
-)
-def test_split_refuses_commands_that_would_not_do_what_they_look_like(
-    post: str, shards: list[str], folder: Path
-) -> None:
-    """A place inside quotes would be quoted twice, and an unknown one is nothing."""
-    done = run_wds("split", *shards, "-o", folder / "x", "--post", post)
-    assert (done.status, done.out) == (2, b"")
-    assert names(folder) == []
-    assert "quote" in done.err or "{pth}: there are {path}, {name}" in done.err
-
-
-def test_commands_keep_what_belongs_to_the_shell(shards: list[str], folder: Path) -> None:
-    """Variables, braces with commas, other programs' braces in quotes, escaped quotes."""
-    log = folder / "log"
-    post = f"name=1; echo ${{name}} ${{count:-2}} \\' '{{print}}' \"{{x}}\" {{a,b}} {{}} >> {log}"
-    done = run_wds("split", *shards, "-o", folder / "x", "--post", post)
-    assert done.status == 0, done.err
-    assert log.read_text() == "1 2 ' {print} {x} {a,b} {}\n"
-
-
 def test_split_runs_no_command_where_that_is_forbidden(
     shards: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +329,7 @@ def test_split_goes_on_when_nobody_reads_the_names(
         ["-o", "%d/x.tar", "--start", "next"],
         ["-o", "x", "--rekey", "same"],
         ["-o", "pipe:cat"],
+        ["-o", "x", "--post", "echo '{path}'"],
     ],
 )
 def test_split_refuses_wrong_arguments(

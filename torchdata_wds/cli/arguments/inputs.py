@@ -109,12 +109,7 @@ def list_inputs(arguments: argparse.Namespace) -> list[str]:
 
 
 def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
-    """Takes one part of a list: consecutive items, so that the parts in order are the whole list.
-
-    Example:
-        >>> [part_of(["a", "b", "c"], Part(number, 2)) for number in (0, 1)]
-        [['a'], ['b', 'c']]
-    """
+    """Takes one part of a list: consecutive items, so that the parts in order are the whole list."""
     if part is None:
         return items
     start, stop = (len(items) * number // part.total for number in (part.number, part.number + 1))

@@ -80,7 +80,7 @@ class SampleOutput:
         try:
             self._writer.write(sample)
         except SampleError as error:
-            # of a key that came before, or that is no name: new keys are the remedy
+            # of a key that came before, or is not a name: new keys are the remedy
             if type(error) is not ReappearingKeyError and (type(error) is not SampleError or error.field is not None):
                 raise
             stop = "" if str(error).endswith(".") else "."
@@ -125,7 +125,7 @@ class Rekeying:
         except (ValueError, LookupError, AttributeError, OverflowError, MemoryError) as error:
             raise UsageError(f"--rekey {pattern!r} is not a pattern for keys: {error}") from error
         if not set(places) <= {"number", "key", "shard"} or {"number", "key"}.isdisjoint(places):
-            raise UsageError(f"--rekey {pattern!r} needs {{number}} or {{key}}, and takes {{shard}} besides")
+            raise UsageError(f"--rekey {pattern!r} needs {{number}} or {{key}}, and takes {{shard}} in addition")
 
     def __call__(self, sample: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Returns a copy of a sample with its new key."""

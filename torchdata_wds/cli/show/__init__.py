@@ -86,7 +86,7 @@ class Showing:
         self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
         self._count: int | None = arguments.count
         self._default = _PICTURES if kind else _TEXTS
-        # one sample more is read, unless the user chose the end, or would be told of damage after it
+        # one sample more is read, unless the user chose the end, or damage after it would be reported
         self._looks_on = arguments.count is None and arguments.errors == "stop"
         self._is_more = False
         width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width

@@ -74,14 +74,10 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
 
 
 def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0) -> tuple[int, int]:
-    """Returns width and height of a sheet of `count` images with so many lines of labels.
+    """Returns width and height of a sheet of `count` images with `lines` lines of labels each.
 
     Raises:
         ValueError: if that is more than 250 million pixels, or a side is too long for JPEG.
-
-    Example:
-        >>> sheet_size(3, size=100)
-        (368, 158)
     """
     columns = min(columns, count)
     width, height = _room(size, lines)

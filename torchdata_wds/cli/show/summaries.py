@@ -177,14 +177,7 @@ def _describe(image: ImageFile) -> str:
 
 
 def summarize(value: Any, width: int = 80) -> str:
-    r"""Describes a decoded value in at most `width` printable characters, however large it is.
-
-    Example:
-        >>> summarize({"label": 3, "boxes": np.zeros((2, 4), np.float32)})
-        '{"label": 3, "boxes": array float32 (2, 4), 0 .. 0}'
-        >>> summarize("two\nlines"), summarize(b"\x89PNG", 8)
-        ('two\\nlines', '4 byt...')
-    """
+    r"""Describes a decoded value in at most `width` printable characters, however large it is."""
     if isinstance(value, str):
         return shorten(printable(value[: width + 1]), width)
     if isinstance(value, bytes) and (text := guess_text(value, width + 1)) is not None:

@@ -46,11 +46,6 @@ def sort_samples(
 
     Raises:
         OSError: if there is no room for the temporary files, or no such folder.
-
-    Example:
-        >>> samples = [{"__key__": "a", "cls": b"2"}, {"__key__": "b", "cls": b"10"}, {"__key__": "c", "cls": b"2"}]
-        >>> [sample["__key__"] for sample in sort_samples((int(sample["cls"]), sample) for sample in samples)]
-        ['a', 'c', 'b']
     """
     with contextlib.closing(_Runs(folder, memory, reverse)) as runs:
         held: list[Entry] = []

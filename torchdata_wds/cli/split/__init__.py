@@ -20,7 +20,7 @@ from torchdata_wds.cli.command import (
     UsageError,
     byte_size,
     counted,
-    let_go_of_output,
+    discard_output,
     positive_number,
     say,
     usage_checked,
@@ -120,7 +120,7 @@ class Finished:
             write_line(os.fsencode(shard.path))
             sys.stdout.flush()
         except BrokenPipeError:  # samples are written even if nobody reads the paths
-            let_go_of_output()
+            discard_output()
         if self._hook is not None:
             folder, name = posixpath.split(shard.path)
             values = (shard.path, name, folder or ".", number, shard.count)

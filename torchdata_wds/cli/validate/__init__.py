@@ -10,7 +10,7 @@ from functools import partial
 
 from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
-from torchdata_wds.cli.command import Command, UsageError, let_go_of_output, positive_number, whole_number
+from torchdata_wds.cli.command import Command, UsageError, discard_output, positive_number, whole_number
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.printing import printable
 from torchdata_wds.cli.progress_bar import Progress, paused, stdout_is_apart
@@ -192,4 +192,4 @@ class Printer:
         except BrokenPipeError:
             if not self._goes_on:
                 raise
-            let_go_of_output()
+            discard_output()

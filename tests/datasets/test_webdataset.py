@@ -228,10 +228,16 @@ def test_webdataset_maps_tuples_when_transforms_are_given(
         ({"shardshuffle": "yes"}, ValueError),
         ({"shardshuffle": 10.5}, ValueError),
         ({"handler": "warn_and_continue", "decoder": "pil"}, TypeError),
+        ({"cache_name": "basename"}, ValueError),
+        ({"cache_size": 100}, ValueError),
+        ({"cache_dir": ""}, ValueError),
+        ({"cache_dir": "c", "cache_size": 0}, ValueError),
+        ({"cache_dir": "c", "cache_size": "1GB"}, TypeError),
+        ({"cache_dir": "c", "cache_name": "url"}, ValueError),
     ],
 )
 def test_webdataset_raises_when_an_argument_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
-    """All before the first shard is read."""
+    """All before the first shard is read; options of a cache are so without one."""
     with pytest.raises(error):
         WebDataset("x.tar", **options)
 
@@ -342,23 +348,6 @@ def test_webdataset_caches_the_shards_of_each_worker_when_it_has_a_cache_dir(sha
     assert WebDataset(shards, cache_dir="cache", cache_size=-1).source_datapipe.source_datapipe.max_bytes is None
     assert types(WebDataset(shards, resampled=True, cache_dir="cache"))[3:5] == ["ShardResampler", "ShardCacher"]
     assert sorted(keys(pipe)) == sorted(text_keys(SIZES))  # local files are read where they are
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"cache_name": "basename"}, ValueError),
-        ({"cache_size": 100}, ValueError),
-        ({"cache_dir": ""}, ValueError),
-        ({"cache_dir": "c", "cache_size": 0}, ValueError),
-        ({"cache_dir": "c", "cache_size": "1GB"}, TypeError),
-        ({"cache_dir": "c", "cache_name": "url"}, ValueError),
-    ],
-)
-def test_webdataset_raises_when_options_of_the_cache_are_wrong(options: Any, error: type[Exception]) -> None:
-    """Options without a cache, and those that cache_shards refuses."""
-    with pytest.raises(error):
-        WebDataset("x.tar", **options)
 
 
 # ------------------------------------------------------------------------------- what the stages take, in the one call

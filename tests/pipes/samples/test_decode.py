@@ -19,13 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
 from tests.kits.shards import jpeg_bytes, write_tar
-from torchdata_wds import (
-    DecodingError,
-    UnsafeDataError,
-    handle_extension,
-    handlers,
-    image_decoder,
-)
+from torchdata_wds import DecodingError, UnsafeDataError, handle_extension, handlers, image_decoder
 
 
 def sample(key: str, **fields: bytes) -> dict[str, Any]:

@@ -11,11 +11,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import without_meta
-from torchdata_wds import (
-    DuplicateFieldError,
-    MissingFieldError,
-    ignore_and_continue,
-)
+from torchdata_wds import DuplicateFieldError, MissingFieldError, ignore_and_continue
 
 SAMPLES = [
     {"__key__": "a", "__url__": "x.tar", "jpg": b"A", "json": b"{}", "cls": b"1"},

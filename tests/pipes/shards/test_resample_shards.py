@@ -81,21 +81,13 @@ def test_resample_shards_passes_over_the_list_when_it_does_not_replace() -> None
     assert len(set(passes[-1])) == 5
 
 
-def test_resample_shards_has_no_length_when_it_is_endless() -> None:
-    """len() is a TypeError that says so."""
+def test_resample_shards_raises_when_an_argument_is_wrong() -> None:
+    """N is a whole number from 1, or None for a stream without length; replacement a flag, by its name only."""
+    for n in (0, -1, 1.5, "3", True, math.inf):
+        with pytest.raises(ValueError, match="whole number of shards"):
+            IterableWrapper(URLS).resample_shards(n)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="endless"):
         len(resampled())
-
-
-@pytest.mark.parametrize("n", [0, -1, 1.5, "3", True, math.inf])
-def test_resample_shards_raises_when_n_is_no_number_of_shards(n: Any) -> None:
-    """A whole number from 1, or None."""
-    with pytest.raises(ValueError, match="whole number of shards"):
-        IterableWrapper(URLS).resample_shards(n)
-
-
-def test_resample_shards_raises_when_replacement_is_no_flag() -> None:
-    """What is merely true is refused, as is a second place."""
     with pytest.raises(TypeError, match="replacement must be True or False"):
         IterableWrapper(URLS).resample_shards(replacement=1)
     with pytest.raises(TypeError, match="positional"):

@@ -14,13 +14,7 @@ from torchdata_wds.option_types import Spec
 from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.chain_text import value_text
 from torchdata_wds.pipes.notes import note_failure
-from torchdata_wds.pipes.samples.field_specs import (
-    alternatives,
-    expect_sample,
-    find_field,
-    missing_field,
-    name_sample,
-)
+from torchdata_wds.pipes.samples.field_specs import alternatives, expect_sample, find_field, missing_field, name_sample
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 
 
@@ -154,8 +148,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
 
     Raises:
         ValueError: if a rename is not a pair of str, or there is none.
-        MissingFieldError: through the handler.
-        DuplicateFieldError: through the handler.
+        MissingFieldError, DuplicateFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

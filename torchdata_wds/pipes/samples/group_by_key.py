@@ -69,8 +69,7 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
 
     Raises:
-        DuplicateFieldError: through the handler.
-        ReappearingKeyError: through the handler.
+        DuplicateFieldError, ReappearingKeyError: through the handler.
         SampleError: through the handler, for a member that would become a reserved field.
 
     Example:

@@ -165,8 +165,7 @@ class KeyExtractorIterDataPipe(ItemMapper):
 
     Raises:
         ValueError: if there is no pattern, or one is not a str.
-        MissingFieldError: through the handler.
-        DuplicateFieldError: through the handler.
+        MissingFieldError, DuplicateFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

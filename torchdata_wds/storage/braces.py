@@ -15,7 +15,7 @@ _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
 _MARKS = frozenset("{*[")
 
-# Inside braces that mean something to a shell or a program rather than to us.
+# Inside braces, these mean something to a shell or a program rather than to us.
 _FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
 
 
@@ -63,7 +63,7 @@ def expand_clear_braces(pattern: str) -> Iterator[str]:
 
 
 def unexpanded(url: str) -> str:
-    """What to say of a URL that is not there: that it looks like a pattern, if it does; else ""."""
+    """Returns words for a URL that does not exist: that it looks like a pattern, if it does; else ""."""
     scheme = scheme_of(url)
     if scheme in ("http", "https"):
         is_pattern = any(_clear_groups(unquote(url)))
@@ -73,17 +73,20 @@ def unexpanded(url: str) -> str:
 
 
 def _clear_groups(pattern: str) -> Iterator[tuple[int, int]]:
+    """Yields where the lists and ranges of a command begin and end: in ``a{1..3}b ${X} {a,b}``, (1, 7) and (13, 18)."""
     position = 0
     while (start := pattern.find("{", position)) >= 0:
         stop = _closing(pattern, start)
+        group = pattern[start:stop]
         position = start + 1
-        if pattern[max(0, start - 1) : start] != "$" and _is_list_or_range(pattern[start:stop]):
+        is_foreign = pattern[max(0, start - 1) : start] == "$" or _FOREIGN.search(group)
+        if group and not is_foreign and ("," in group or _RANGE.fullmatch(group)):
             yield start, stop
             position = stop
 
 
 def _closing(pattern: str, start: int) -> int:
-    """The position behind the brace that closes the one at `start`; `start` if there is none."""
+    """The position after the brace that closes the one at `start`; `start` if there is none."""
     depth = 0
     for position in range(start, len(pattern)):
         depth += {"{": 1, "}": -1}.get(pattern[position], 0)
@@ -92,23 +95,16 @@ def _closing(pattern: str, start: int) -> int:
     return start
 
 
-def _is_list_or_range(group: str) -> bool:
-    return bool(group) and not _FOREIGN.search(group) and ("," in group or _RANGE.fullmatch(group) is not None)
-
-
 def _check(pattern: str, whole: str) -> None:
     if "{}" in pattern:
         raise _complaint(whole, "its braces {} are empty")
     for found in _ALMOST_RANGE.finditer(pattern):
         complete = _RANGE.fullmatch(found[0])
         if complete is None or complete[1].isalpha() != complete[2].isalpha():
-            raise _complaint(whole, f"{found[0]} is no complete range")
-        if not complete[3] and _value(complete[1]) > _value(complete[2]):
+            raise _complaint(whole, f"{found[0]} is not a complete range")
+        first, last = (ord(end) if end.isalpha() else int(end) for end in complete.group(1, 2))
+        if not complete[3] and first > last:
             raise _complaint(whole, f"the range {found[0]} runs backwards")
-
-
-def _value(end: str) -> int:
-    return ord(end) if end.isalpha() else int(end)
 
 
 def _complaint(pattern: str, what: str) -> ShardListError:

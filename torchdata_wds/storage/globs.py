@@ -1,7 +1,7 @@
 """Globs of local files, where ``**`` stands for folders at any depth and does not follow links to folders.
 
-That is how bash's ``globstar``, ripgrep and fd have it: each file is found once, and links in a circle do no harm. A
-folder that the pattern names, or that ``*`` matches, may be a link; so may files.
+bash's ``globstar``, ripgrep and fd do the same: each file is found once, and links in a circle do no harm. A folder
+that the pattern names, or that ``*`` matches, may be a link; so may files.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ _warned: set[str] = set()
 
 
 def find_matches(pattern: str) -> list[str]:
-    """Finds what a glob matches: files and folders, sorted, each once; hidden ones only where a dot is in the pattern.
+    """Finds what a glob matches: files and folders, sorted, each once; hidden ones only if the pattern has the dot.
 
     Links to folders and unreadable folders that ``**`` leaves out are warned about, once in a process.
-
-    Args:
-        pattern: The glob.
 
     Example:
         >>> import pathlib, tempfile
@@ -43,9 +40,7 @@ def find_matches(pattern: str) -> list[str]:
         logger.warning(
             "%s leaves out folders that are links or cannot be read, %d of them, such as %s: ** does not follow links. "
             "Give a linked folder a pattern of its own if it has other files",
-            pattern,
-            len(left_out),
-            min(left_out),
+            *(pattern, len(left_out), min(left_out)),
         )
     return found
 

@@ -1,8 +1,8 @@
-"""Locks on open files, by ``flock``, and what stands in for them where there are none.
+"""Locks on open files, by ``flock``.
 
 Locks end with the process that holds them, however it ends. Not every file system has them (Lustre without the mount
-option ``flock``, some network and FUSE mounts), nor every Python (some lack ``fcntl``). Then all goes on as if no other
-process were there: files get unique names and are renamed when whole, so that nothing wrong is ever read.
+option ``flock``, some network and FUSE mounts), nor every Python (some lack ``fcntl``). Without them, all goes on as if
+no other process were there: files get unique names and are renamed when whole, so that nothing wrong is ever read.
 """
 
 from __future__ import annotations
@@ -23,18 +23,10 @@ _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.
 
 
 def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
-    """Locks an open file.
-
-    Args:
-        file: Its descriptor.
-        shared: Whether others may have a shared lock at the same time.
-        wait: Whether to wait until nobody else has it.
+    """Locks an open file, exclusively or shared with others, now or after waiting for them.
 
     Returns:
-        True if it is locked, False if somebody else has it, None if there are no locks here.
-
-    Raises:
-        OSError: if it fails otherwise.
+        True if it is locked, False if another process has the lock, None if there are no locks here.
     """
     if fcntl is None:
         return None
@@ -50,7 +42,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
 
 
 def unlock(file: int) -> None:
-    """Gives up a lock, which a copy of the descriptor in a forked child would keep otherwise."""
+    """Releases a lock, which a copy of the descriptor in a forked child would keep otherwise."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -85,11 +77,7 @@ class LockedFile(io.FileIO):
         _open.add(self)
 
     def lock(self, *, shared: bool = False) -> bool:
-        """Takes or changes the lock without waiting; returns whether nobody else is known to have it.
-
-        Args:
-            shared: Whether others may have a shared lock at the same time.
-        """
+        """Takes or changes the lock without waiting; returns whether no other process is known to have it."""
         try:
             taken = lock(self.fileno(), shared=shared)
         except OSError:

@@ -49,24 +49,20 @@ class CompressedInput:
         return data
 
     def rest(self) -> bytes:
-        """Takes all bytes that were fetched, or some if there are none; what follows is read from the source."""
+        """Takes all bytes fetched, or some if there are none; the rest is read from the source."""
         data = self._held[self._taken :]
         self._held, self._taken = b"", 0
         return data or self._fetch()
 
     def chunk_or_cut(self) -> bytes:
-        """Takes some bytes, where the stream is not complete without them.
-
-        Raises:
-            ShardFormatError: at the end.
-        """
+        """Takes some bytes of an incomplete stream; a ShardFormatError at the end."""
         data = self.chunk()
         if not data:
             raise self.cut(f"more {self.format} data")
         return data
 
     def give_back(self, data: bytes) -> None:
-        """Puts bytes back, the last ones that were taken, which belong to what follows."""
+        """Puts back the last bytes taken, which belong to what follows."""
         if len(data) <= self._taken:
             self._taken -= len(data)
         else:
@@ -74,19 +70,15 @@ class CompressedInput:
         self._size = _FIRST_CHUNK
 
     def peek(self, size: int) -> bytes:
-        """Shows the next bytes, fewer only at the end."""
-        end = self._taken + size
-        if end > len(self._held):
-            self._hold(size)
-            end = size
-        return self._held[self._taken : end]
+        """Returns the next bytes without taking them, fewer only at the end."""
+        if self._taken + size > len(self._held):
+            self._held, self._taken = self._held[self._taken :], 0
+            while len(self._held) < size and (data := self._fetch()):
+                self._held += data
+        return self._held[self._taken : self._taken + size]
 
     def exactly(self, size: int) -> bytes:
-        """Takes exactly `size` bytes.
-
-        Raises:
-            ShardFormatError: if the input ends before.
-        """
+        """Takes exactly `size` bytes; a ShardFormatError if the input ends before."""
         data = self.peek(size)
         self._taken += len(data)
         if len(data) < size:
@@ -94,10 +86,10 @@ class CompressedInput:
         return data
 
     def has_another(self, begins: Callable[[bytes], bool]) -> bool:
-        """Goes past zero padding behind a complete stream and tells whether another one follows.
+        """Skips zero padding after a complete stream and returns whether another one follows.
 
         Args:
-            begins: Tells whether (up to 4) bytes can be the beginning of another stream.
+            begins: Whether (up to 4) bytes can be the beginning of another stream.
 
         Raises:
             ShardFormatError: if something else follows.
@@ -110,7 +102,7 @@ class CompressedInput:
         if not head or begins(head):
             return bool(head)
         raise ShardFormatError(
-            f"shard {self.shard} has {head!r} at byte {self.position:,}, behind the end of its {self.format} data: "
+            f"shard {self.shard} has {head!r} at byte {self.position:,}, after the end of its {self.format} data: "
             f"expected the end of the file, zero bytes or more {self.format} data. Was something appended to it?",
             shard=self.shard,
             kind="compression",
@@ -135,11 +127,6 @@ class CompressedInput:
             advice=DOWNLOAD_AGAIN,
             kind="compression",
         )
-
-    def _hold(self, size: int) -> None:
-        self._held, self._taken = self._held[self._taken :], 0
-        while len(self._held) < size and (data := self._fetch()):
-            self._held += data
 
     def _fetch(self) -> bytes:
         data = self._source.read(_CHUNK) or b""

@@ -30,16 +30,25 @@ def decode_zstd(data: CompressedInput) -> Iterator[bytes]:
         ShardOpenError: if `zstandard` is not installed.
     """
     data.format = "zstd"
-    zstandard = _zstandard(data)
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ShardOpenError(
+            f"shard {data.shard} is compressed with zstd, and the package zstandard is not installed: "
+            "pip install 'torchdata_wds[zstd]'",
+            shard=data.shard,
+        ) from error
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     another = True
     while another:
         if data.peek(4) in _SKIPPABLE:
             data.exactly(4)
-            _skip(data, int.from_bytes(data.exactly(4), "little"))
+            size = int.from_bytes(data.exactly(4), "little")
+            while size:
+                size -= len(data.exactly(min(size, 4096)))
         else:
             yield from _decode_frame(data, decompressor, zstandard.ZstdError)
-        another = data.has_another(_may_be_frame)
+        another = data.has_another(lambda head: any(magic.startswith(head) for magic in ZSTD_MAGICS))
 
 
 def _decode_frame(data: CompressedInput, decompressor: Any, errors: Any) -> Iterator[bytes]:
@@ -60,7 +69,7 @@ def _decode_frame(data: CompressedInput, decompressor: Any, errors: Any) -> Iter
 
 
 def _next_block(data: CompressedInput) -> tuple[bytes, bool]:
-    """Takes a block with its header, and tells whether it is the frame's last."""
+    """Takes a block with its header; returns it, and whether it is the frame's last."""
     head = data.peek(3)
     if len(head) < 3:
         data.exactly(3)
@@ -81,24 +90,3 @@ def _read_header(data: CompressedInput) -> bytes:
     dictionary = (0, 1, 2, 4)[descriptor & 3]
     content = (single_segment, 2, 4, 8)[descriptor >> 6]
     return header + data.exactly(window + dictionary + content)
-
-
-def _may_be_frame(head: bytes) -> bool:
-    return any(magic.startswith(head) for magic in ZSTD_MAGICS)
-
-
-def _skip(data: CompressedInput, size: int) -> None:
-    while size:
-        size -= len(data.exactly(min(size, 4096)))
-
-
-def _zstandard(data: CompressedInput) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ShardOpenError(
-            f"shard {data.shard} is compressed with zstd, and the package zstandard is not installed: "
-            "pip install 'torchdata_wds[zstd]'",
-            shard=data.shard,
-        ) from error
-    return zstandard

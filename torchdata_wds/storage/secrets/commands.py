@@ -73,19 +73,12 @@ def _proxy(value: str) -> str:
 
 
 class _Program(NamedTuple):
-    """Which options of a program take a secret.
+    """Which options of a program take a secret: how to mask their values."""
 
-    Attributes:
-        letters: By letter, how to mask the value of a short option, which may follow at once or as the next word.
-        words: The same by name, with its dashes.
-        others: Letters of other options with a value: what follows them is not a letter.
-        before: A pattern of the word after which the secret may stand without an option.
-    """
-
-    letters: dict[str, Callable[[str], str]]
-    words: Mapping[str, Callable[[str], str]] = MappingProxyType({})
-    others: str = ""
-    before: str = ""
+    letters: dict[str, Callable[[str], str]]  # of short options; the value follows at once or as the next word
+    words: Mapping[str, Callable[[str], str]] = MappingProxyType({})  # of long options, by name with dashes
+    others: str = ""  # short options with another value: what follows is not a letter
+    before: str = ""  # a pattern of the word after which the secret may stand without an option
 
 
 _CURL = _Program(

@@ -37,7 +37,7 @@ from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
 from torchdata_wds.program_interrupts import armed
-from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import is_local, local_path, mask_url
 
 _BATCH = 64
 _BUFFER, _BUFFER_BYTES = 1000, 256 << 20  # users' samples may be large
@@ -253,7 +253,7 @@ def keep_shards(name: str, *, overwrite: bool = False) -> str:
         UsageError: if the name is not that of a local file, or would be taken for a pattern.
         FileExistsError: if one of them exists.
     """
-    if scheme_of(name) not in ("", "file") or not name or not _SIGNS.isdisjoint(name):
+    if not is_local(name) or not name or not _SIGNS.isdisjoint(name):
         raise UsageError(
             f"--keep takes a local folder, or what the names begin with, without {' '.join(sorted(_SIGNS))}; "
             f"not {mask_url(name)!r}"

@@ -18,7 +18,7 @@ from torchdata_wds.cli.map.target_names import BRACES
 from torchdata_wds.errors import ReappearingKeyError, SampleError, ShardOpenError
 from torchdata_wds.storage import mask_url, open_target, remove_target
 from torchdata_wds.storage.targets.local import PARTIAL
-from torchdata_wds.storage.urls import STDIN, scheme_of
+from torchdata_wds.storage.urls import STDIN, is_local, scheme_of
 from torchdata_wds.writers.tar_writer import TarWriter
 
 
@@ -166,7 +166,7 @@ def write_whole(pieces: Iterable[bytes], url: str, *, overwrite: bool) -> None:
             is_writing = False
     except BaseException as error:
         target.abort()
-        if scheme_of(url) in ("", "file") and not (is_writing and isinstance(error, ShardOpenError)):
+        if is_local(url) and not (is_writing and isinstance(error, ShardOpenError)):
             with suppress(ShardOpenError):  # half a picture, page or index is useless
                 remove_target(url + PARTIAL)
         raise

@@ -17,7 +17,7 @@ from torchdata_wds.cli.progress_bar import Progress
 from torchdata_wds.errors import SampleError, SpecError, WdsError
 from torchdata_wds.format.dataset_files.trust import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
+from torchdata_wds.storage.urls import STDIN, is_local, local_path
 
 SourceKind = Literal["folder", "recipe", "plan"]
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
@@ -233,7 +233,7 @@ def open_part_list(
 
 
 def _is_local(source: str) -> bool:
-    return scheme_of(source) in ("", "file")
+    return is_local(source)
 
 
 def _suffix(source: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index import shard_name
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
-from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import STDIN, is_local, local_path, mask_url, scheme_of
 
 _PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")
 
@@ -70,7 +70,7 @@ def _is_folder(pattern: str) -> bool:
 
 
 def _is_existing_folder(pattern: str) -> bool:
-    return scheme_of(pattern) in ("", "file") and os.path.isdir(local_path(pattern))  # noqa: PTH112 - a str
+    return is_local(pattern) and os.path.isdir(local_path(pattern))  # noqa: PTH112 - a str
 
 
 def _base_name(url: str) -> str:
@@ -110,4 +110,4 @@ def _check_apart(urls: Sequence[str], targets: Sequence[str], in_place: bool) ->
 
 def _identity(url: str) -> str:
     """The same for all names of one file."""
-    return os.path.realpath(local_path(url)) if scheme_of(url) in ("", "file") else url
+    return os.path.realpath(local_path(url)) if is_local(url) else url

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
+from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
 _PLACE = "{shard:06d}"
@@ -66,7 +66,7 @@ def number_of(names: ShardNames, url: str) -> int | None:
 
 
 def _is_local(url: str) -> bool:
-    return scheme_of(url) in ("", "file")
+    return is_local(url)
 
 
 def _place(url: str) -> str:

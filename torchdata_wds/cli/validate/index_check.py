@@ -9,7 +9,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError, UnsafeDataErr
 from torchdata_wds.format.index import ShardIndex, index_url
 from torchdata_wds.option_types import KeyRule
 from torchdata_wds.storage import StorageOptions
-from torchdata_wds.storage.urls import local_path, scheme_of
+from torchdata_wds.storage.urls import is_local, local_path
 
 _CURE = "It is of another version of the shard, and loaders that divide the shard by it fail: make it again"
 
@@ -39,7 +39,7 @@ class IndexCheck:
             return
         self._index = index
         expected = index.header.bytes
-        if expected is not None and scheme_of(url) in ("", "file"):
+        if expected is not None and is_local(url):
             with suppress(OSError):  # opening the shard says better what is wrong
                 found = os.stat(local_path(url)).st_size  # noqa: PTH116 - a str
                 if found != expected:

@@ -17,7 +17,7 @@ from torchdata_wds.cli.validate.findings import Finding, RepairPlan
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message
 from torchdata_wds.storage import can_reopen, mask_url, open_target
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
+from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 _LOST = "other members of sample {!r} are bad or cut off, so these are left out as well"
 
@@ -118,7 +118,7 @@ class Repair:
 
 
 def _local_folder(target: str) -> Path | None:
-    return Path(local_path(target)).parent if scheme_of(target) in ("", "file") else None
+    return Path(local_path(target)).parent if is_local(target) else None
 
 
 def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> Iterator[dict[str, Any] | Finding]:

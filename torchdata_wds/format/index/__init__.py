@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, overload
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.storage import mask_url, open_shard, open_target
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
+from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of, url_text
 
 INDEX_SUFFIX = ".index"
 _FORMAT = "torchdata_wds index"
@@ -210,7 +210,7 @@ def shard_name(url: str) -> str:
         >>> shard_name("a/x?1.tar"), shard_name("file:///a/x%20y.tar"), shard_name("https://host/x.tar?token=1")
         ('x?1.tar', 'x y.tar', 'x.tar')
     """
-    if scheme_of(url) in ("", "file"):
+    if is_local(url):
         return os.path.basename(local_path(url))  # noqa: PTH119 - a str
     return mask_url(url).partition("?")[0].rpartition("/")[2]
 

@@ -19,7 +19,7 @@ from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.format.tar.skipped_entries import SkippedEntries
 from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
-from torchdata_wds.storage.urls import local_path, scheme_of, url_text
+from torchdata_wds.storage.urls import is_local, local_path, url_text
 
 _LARGE = 64 << 10  # what is smaller has been read before one could seek over it
 _LOOKED_AT = 24
@@ -142,7 +142,7 @@ def _extent_of(entry: TarEntry, content: int, entries: TarEntries, extents: Mapp
 
 
 def _stored_size(url: str) -> int | None:
-    if scheme_of(url) not in ("", "file"):
+    if not is_local(url):
         return None
     return os.stat(local_path(url)).st_size  # noqa: PTH116 - a str, not a Path
 
@@ -193,7 +193,7 @@ def read_sizes(
 
 def _has_large_members(url: str) -> bool:
     """Looks at the first headers of a local file."""
-    if scheme_of(url) not in ("", "file") or not can_reopen(url):
+    if not is_local(url) or not can_reopen(url):
         return False
     with open_shard(url) as stream:
         entries = HeaderScan(stream, mask_url(url))

@@ -16,7 +16,7 @@ from torchdata_wds.format.tar.members import Mark, MemberRun, Single, Unit
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.option_types import KeyRule, SplitName
 from torchdata_wds.storage import StorageOptions
-from torchdata_wds.storage.urls import local_path, scheme_of
+from torchdata_wds.storage.urls import is_local, local_path
 
 
 class ShardSlice(NamedTuple):
@@ -247,7 +247,7 @@ def find_index(url: str, keys: KeyRule, storage_options: StorageOptions) -> Shar
 def check_size(index: ShardIndex, url: str) -> None:
     """Compares the size that an index says with that of a local shard."""
     expected = index.header.bytes
-    if expected is None or scheme_of(url) not in ("", "file"):
+    if expected is None or not is_local(url):
         return
     path = Path(local_path(url))
     found = path.stat().st_size if path.exists() else expected  # opening it says better that it is missing

@@ -15,7 +15,7 @@ from torchdata_wds.format.index import IndexHeader, _parse_header, index_url, sh
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
-from torchdata_wds.storage.urls import scheme_of
+from torchdata_wds.storage.urls import is_local, scheme_of
 
 _THREADS = 16
 _PIECE = 4096
@@ -178,7 +178,7 @@ def header_facts(header: IndexHeader) -> ShardFacts | None:
 
 
 def _is_local(url: str) -> bool:
-    return scheme_of(url) in ("", "file")
+    return is_local(url)
 
 
 def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:

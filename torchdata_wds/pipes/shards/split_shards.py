@@ -24,7 +24,7 @@ from torchdata_wds.option_types import Even, Index
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Seed
 from torchdata_wds.pipes.shards.shard_counts import shard_counts
-from torchdata_wds.storage.urls import check_letter, local_path, scheme_of
+from torchdata_wds.storage.urls import check_letter, is_local, local_path
 
 
 @register("split_shards")
@@ -280,7 +280,7 @@ def _as_url(item: Any) -> str:
 def _warn_about_strides(urls: Sequence[str], consumers: int) -> None:
     sizes = []
     with suppress(OSError):
-        sizes = [Path(local_path(url)).stat().st_size for url in urls if scheme_of(url) in ("", "file")]
+        sizes = [Path(local_path(url)).stat().st_size for url in urls if is_local(url)]
     others = consumers - 1
     amount = f"{others * sum(sizes):,} bytes" if len(sizes) == len(urls) else f"{others * len(urls):,} of them"
     warn_once(

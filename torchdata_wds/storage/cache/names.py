@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from torchdata_wds.errors import CacheError
 from torchdata_wds.option_types import Naming
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
-from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import is_local, local_path, mask_url, scheme_of
 
 __all__ = ["LOCK", "PART", "check_naming", "copy_name", "digest_of", "is_own_name", "names_a_tar", "unsigned"]
 
@@ -91,7 +91,7 @@ def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
 
 def digest_of(url: str) -> str:
     """A digest of a URL or an origin: 128 bits in hexadecimal digits; a local path counts as that of today's folder."""
-    text = url if scheme_of(url) not in ("", "file") else os.path.abspath(local_path(url))  # noqa: PTH100 - a str
+    text = url if not is_local(url) else os.path.abspath(local_path(url))  # noqa: PTH100 - a str
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -153,7 +153,7 @@ def _own_name(url: str) -> str:
 
 def _path_of(url: str) -> str:
     """The path in a URL, without host and query; of a chained URL that of the last part."""
-    if scheme_of(url) in ("", "file"):
+    if is_local(url):
         return local_path(url)
     return urlsplit(url.rpartition("::")[2]).path
 

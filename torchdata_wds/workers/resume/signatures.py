@@ -28,7 +28,7 @@ from torchdata_wds.format.index import INDEX_SUFFIX, _parse_header
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
 from torchdata_wds.pipes.resuming import said_by
-from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import is_local, local_path, mask_url
 
 __all__ = [
     "ShardContent",
@@ -93,7 +93,7 @@ def describe_changes(
 
 
 def _content_of(number: int, shard: Any) -> ShardContent | None:
-    if not isinstance(shard, (str, os.PathLike)) or scheme_of(os.fspath(shard)) not in ("", "file"):
+    if not isinstance(shard, (str, os.PathLike)) or not is_local(os.fspath(shard)):
         return None
     path = Path(local_path(os.fspath(shard)))
     try:

@@ -88,9 +88,8 @@ def plan_decoding(
         def read(data: bytes, options: DecodeOptions) -> bytes:
             return decompress(suffix, data, options.max_bytes)
 
-        last = unpack = _guard(f"compressed data (.{suffix})", read, options)
-        if rest is not None:
-            last = lambda data: rest(unpack(data))  # noqa: E731
+        unpack = _guard(f"compressed data (.{suffix})", read, options)
+        last = unpack if rest is None else lambda data: rest(unpack(data))
     elif codec is not None and codec.decode is not None:
         last = _guard(codec.name, codec.decode, options)
     elif codec is not None and image is not None:

@@ -446,7 +446,18 @@ def test_transparent_colour_is_checked_when_given() -> None:
         image = Image.new(mode, (2, 2))
         image.info["transparency"] = key
         assert not decode("rgba8", "png", encode("png", image)).any()
-    for mode, key in [("L", "x"), ("L", 300), ("L", -1), ("RGB", 3), ("RGB", (1, 2)), ("P", 256), ("L", ())]:
+    for mode, key in [
+        ("L", "x"),
+        ("L", 300),
+        ("L", -1),
+        ("RGB", 3),
+        ("RGB", (1, 2)),
+        ("RGB", (0, -1, 0)),
+        ("RGB", (0, 0, 256)),
+        ("P", bytes(257)),
+        ("P", 256),
+        ("L", ()),
+    ]:
         image = Image.new(mode, (2, 2))
         image.info["transparency"] = key
         assert "transparency" in refuse("png", image)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchdata_wds.codecs.images.files import parse_orientation, read_orientation
+from torchdata_wds.codecs.images.files import read_orientation
 from torchdata_wds.codecs.images.pixels import Pixels, to_pixels
 from torchdata_wds.codecs.images.sixteen_bit import EXIF_PREFIX, write_bitmap, write_deep_png, write_pnm
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
@@ -70,7 +70,7 @@ def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat)
         value.load()
         _check_size(value.size, file_format)
         exif = _exif(value)
-        orientation = 1 if file_format.keeps_exif else parse_orientation(exif)
+        orientation = 1 if file_format.keeps_exif else read_orientation(exif)
         is_deep = value.mode.startswith("I")
         image = _without_state(value, file_format, is_deep)
         if image.mode == "P":
@@ -199,7 +199,7 @@ def _exif(image: Image) -> bytes:
     stored = image.info.get("exif")
     stored = stored if isinstance(stored, bytes) else b""
     # damaged data says nothing, and is kept as it is
-    return stored if read_orientation(parsed) == parse_orientation(stored) else parsed.getexif().tobytes()
+    return stored if read_orientation(parsed) == read_orientation(stored) else parsed.getexif().tobytes()
 
 
 def _check_mode(mode: str, file_format: FileFormat) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["open_image", "parse_orientation", "read_orientation"]
+__all__ = ["open_image", "read_orientation"]
 
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
@@ -50,25 +49,15 @@ def _pillow() -> tuple[Any, tuple[str, ...]]:
     return PIL.Image, tuple(name for name in _FORMATS if name in PIL.Image.OPEN)
 
 
-def read_orientation(image: Image) -> int:
-    """Reads the EXIF orientation, 1 to 8; damaged EXIF data says nothing and counts as 1."""
-    return _find_orientation(image.getexif)
-
-
-def parse_orientation(exif: bytes) -> int:
-    """Reads the orientation of EXIF data, as ``read_orientation`` does of a file."""
-
-    def parse() -> Any:
-        parsed = _pillow()[0].Exif()
-        parsed.load(exif)
-        return parsed
-
-    return _find_orientation(parse)
-
-
-def _find_orientation(read: Callable[[], Any]) -> int:
+def read_orientation(source: Image | bytes) -> int:
+    """Reads the EXIF orientation of an image or of EXIF data, 1 to 8; damaged data says nothing and counts as 1."""
     try:
-        value = read().get(_ORIENTATION, 1)
+        if isinstance(source, bytes):
+            exif = _pillow()[0].Exif()
+            exif.load(source)
+        else:
+            exif = source.getexif()
+        value = exif.get(_ORIENTATION, 1)
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
         return 1
     return value if value in range(1, 9) else 1

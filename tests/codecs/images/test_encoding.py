@@ -395,8 +395,9 @@ def test_palette_image_keeps_its_indices_or_is_refused_when_its_palette_is_short
     """A pixel beyond the palette has no colour, and formats cut it."""
     for field in ["png", "webp", "bmp", "tif"]:
         image = Image.fromarray(np.array([[0, 1, 2], [7, 9, 40]], np.uint8))
-        image.putpalette(list(range(30)))
-        assert "putpalette" in refuse(field, image)
+        for colours in (10, 40):  # far too few, and one too few
+            image.putpalette(list(range(3 * colours)))
+            assert "putpalette" in refuse(field, image)
         image.putpalette(list(range(123)))
         data = encode(field, image)
         assert np.array_equal(decode("rgb8", field, data), np.asarray(image.convert("RGB")))

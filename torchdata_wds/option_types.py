@@ -1,4 +1,4 @@
-"""The types of options that several floors take."""
+"""The types of options that several floors take, and that type checkers see of the functional forms."""
 
 from __future__ import annotations
 

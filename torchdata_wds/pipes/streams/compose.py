@@ -29,7 +29,7 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
         What the function yields.
 
     Raises:
-        TypeError: if `fn` is not callable or returns no iterable.
+        TypeError: if `fn` is not callable, or does not return an iterable.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -47,7 +47,7 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
             raise TypeError(f"wds_compose takes a function of an iterator, not {fn!r}")
         self.source_datapipe = source_datapipe
         self.fn = fn
-        # Pipes among the arguments belong to the graph and must be seen by its traversal.
+        # Traversal of the graph must see the pipes among the arguments.
         visible = _holds_pipe((args, kwargs))
         self.args = args if visible else Held(args)
         self.kwargs = kwargs if visible else Held(kwargs)

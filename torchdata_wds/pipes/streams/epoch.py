@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -25,39 +26,39 @@ __all__ = ["EpochCounterIterDataPipe"]
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class _Stream:
     """The passes over a source one after the other, from epoch to epoch.
 
     Attributes:
-        number: The pass that runs.
+        number: The current pass.
         taken: How many of its items have been taken.
         first: The item of the epoch that the next iteration begins with.
-        skipped: How many items of the pass it takes before, and drops.
+        skipped: How many items of the pass the next iteration takes first, and drops.
         early: How many items come first that were taken long ago, when the generators were in other states.
-        empty: How many passes in a row have given nothing.
+        empty: How many passes in a row have yielded nothing.
         passes: Seeds the pipes upstream; None before the first iteration.
         items: The pass's items; None before a pass.
         is_told: Whether the watch knows that the pass has begun.
         epochs: How many epochs have begun.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
-        self.taken = 0
-        self.first = 0
-        self.skipped = 0
-        self.early = 0
-        self.empty = 0
-        self.passes: Passes | None = None
-        self.items: Iterator[Any] | None = None
-        self.is_told = False
-        self.epochs = 0
+    number: int = 0
+    taken: int = 0
+    first: int = 0
+    skipped: int = 0
+    early: int = 0
+    empty: int = 0
+    passes: Passes | None = None
+    items: Iterator[Any] | None = None
+    is_told: bool = False
+    epochs: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Stream, ()  # a copy of a pipe begins a stream of its own
 
     def take(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Any:
-        """Takes the next item, which is the epoch's number `item`, of this pass or the one that follows."""
+        """Takes the next item, number `item` of the epoch, from this pass or the next."""
         while True:
             items = self.items or self._begin(source, item, watch)
             if watch is not None and watch.reseed is not None and self.early <= 0:
@@ -65,10 +66,12 @@ class _Stream:
             try:
                 taken = next(items)
             except StopIteration:
-                # A consumer that has one shard of a pass may get an empty one, and others in the next passes.
                 self.empty = 0 if self.taken else self.empty + 1
                 self._end()
-                self._check_empty(source)
+                # A consumer's only shard of a pass may be empty, so a single empty pass says nothing.
+                if not self.empty % 10 and self.empty >= most_empty_passes(place_of(source).consumers):
+                    passes, self.empty = self.empty, 0
+                    raise ValueError(_describe_empty(source, passes)) from None
             except BaseException:
                 self._end()
                 raise
@@ -77,14 +80,9 @@ class _Stream:
                 self.early -= 1
                 return taken
 
-    def _check_empty(self, source: IterDataPipe[Any]) -> None:
-        if not self.empty % 10 and self.empty >= most_empty_passes(place_of(source).consumers):
-            passes, self.empty = self.empty, 0
-            raise ValueError(_describe_empty(source, passes)) from None
-
     def _begin(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Iterator[Any]:
         assert self.passes is not None
-        self.passes.begin_pass(self.number)  # also where it was begun: an epoch may have seeded the pipes since
+        self.passes.begin_pass(self.number)  # again, if it had begun: a new epoch may have seeded the pipes since
         if watch is not None:
             watch.passing = self.number
             if not self.is_told:
@@ -103,16 +101,16 @@ class _Stream:
 class EpochCounterIterDataPipe(WdsPipe[T], Step):
     """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
 
-    An item is whatever stands before it: a sample, or a batch. Each rank yields n // ranks items an epoch, so n should
-    be a multiple of the ranks; its workers share these, and their shares differ by one at most. Which workers yield
-    one more changes from epoch to epoch: of 5 items for 3 workers the shares are 2, 2, 1, then 2, 1, 2, then 1, 2, 2.
+    An item is whatever the source yields: a sample, or a batch. Each rank yields n // ranks items an epoch, so n should
+    be a multiple of the ranks. Its workers share these, and take turns at yielding one more: of 5 items for 3 workers
+    the shares are 2, 2, 1, then 2, 1, 2, then 1, 2, 2.
     The next epoch continues where the last one stopped. When the source ends, a new pass starts in a new order that
-    all consumers agree on, so that each pass gives every item once, whatever n is. Endless sources, as of
-    ``resample_shards()``, are cut the same way.
+    all consumers agree on, so that each pass yields every item once, whatever n is. Endless sources such as
+    ``resample_shards()`` are cut the same way.
 
-    Workers must live on between epochs (``WorkersReadingService`` has such; torch's DataLoader with
-    ``persistent_workers=True``). An epoch that is left early drops the items that are on their way from the workers.
-    The shard that an epoch ends in stays open.
+    Workers must survive the epoch, as those of ``WorkersReadingService`` do, and of torch's DataLoader with
+    ``persistent_workers=True``. Leaving an epoch early drops the items that are on their way from the workers. The
+    shard that an epoch ends in stays open.
 
     Args:
         source_datapipe: Yields anything.
@@ -122,7 +120,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         The items of the source.
 
     Raises:
-        ValueError: if n is less than 1 or than the number of ranks, or if the source gives nothing, in several passes.
+        ValueError: if n is less than 1 or than the number of ranks, or if the source yields nothing in several passes.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -150,7 +148,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         if stream.passes is None:
             self.begin_stream()
         if watch is not None and not stream.first:
-            # Also where this epoch takes no item: whoever keeps the state waits to hear where it began.
+            # Also if this epoch takes no item: the process that keeps the state waits to learn where it began.
             watch.begin_pass(stream.number, -stream.taken - stream.skipped)
             stream.is_told = stream.items is None
         number = stream.number
@@ -168,31 +166,28 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
             watch.end_epoch(stream.number, stream.taken)
 
     def __len__(self) -> int:
-        """How many items this worker yields in the coming epoch; before the work is divided among workers, this rank.
-
-        Where the workers' shares differ it changes from epoch to epoch.
-        """
+        """Returns how many items this worker (or rank, before its work is divided) yields in the coming epoch."""
         grid = grid_of(self)
         if grid[::2] == (1, 1) and any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
             grid = Grid(*rank_place())
         return share_of(self.n, self._coming_epoch(), grid)
 
     def _coming_epoch(self) -> int:
-        # Workers of which one was still busy when an epoch was left early have not all begun the same number of them.
+        # If a worker was still busy when an epoch was left early, the workers have not all begun as many epochs.
         epoch = None if self._watch is None else self._watch.epoch
         return self._stream.epochs if epoch is None else epoch
 
     def share(self, epoch: int) -> int:
-        """How many items this worker yields in an epoch, which is counted from 0."""
+        """Returns how many items this worker yields in an epoch, counted from 0."""
         return share_of(self.n, epoch, grid_of(self))
 
     @property
     def position(self) -> PassBegun:
-        """Where the next epoch begins."""
+        """The pass that the next epoch begins in, and where."""
         return PassBegun(self._stream.number, -self._stream.taken)
 
     def begin_anew(self) -> None:
-        """Forgets the stream: the next iteration begins another."""
+        """Makes the next iteration begin a new stream."""
         self._stream = _Stream()
 
     def begin_stream(self) -> None:
@@ -201,17 +196,15 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         self._stream.passes.begin_stream(None if self._watch is None else self._watch.agreed_seed)
 
     def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
-        """Lets the next iteration begin in the middle of an epoch that was begun in another process.
-
-        The pipes upstream have their seeds for the pass then.
+        """Seeds the pipes upstream, so that the next iteration begins in the middle of an epoch of another process.
 
         Args:
             begun: The pass that it begins in, and where that began.
-            wanted: Which items of the epoch are still to come, all of them from this pass on; the next iteration gives
-                only those. With None it gives the whole epoch, and passes over what was taken before.
+            wanted: The items of the epoch that are still to come, none from an earlier pass; the next iteration yields
+                only those. None yields the whole epoch, after dropping what had been taken of the pass before.
 
         Returns:
-            Which items of the pass that takes: the source must give only those. None: the source begins at its start.
+            The items of the pass that the source must yield; None if it must begin at its start.
         """
         stream = self._stream
         assert stream.passes is not None
@@ -254,12 +247,14 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
 
 
 def share_of(n: int, epoch: int, grid: Grid) -> int:
-    """How many items a worker yields in an epoch: as if its rank's items were dealt out in turn, epoch after epoch.
+    """Returns how many items a worker yields in an epoch, if its rank's items are dealt in turn, epoch after epoch.
 
     Example:
         >>> [[share_of(5, epoch, Grid(1, 0, 3, worker)) for worker in range(3)] for epoch in range(3)]
         [[2, 2, 1], [2, 1, 2], [1, 2, 2]]
     """
+    # Item i of all that the rank ever yields belongs to worker i % workers. With 5 an epoch and 3 workers, worker 2 has
+    # one of the items 0 to 4 (number 2), and two of the items 5 to 9 (numbers 5 and 8).
     each = n // grid.ranks
     before, after = ((number * each + grid.workers - 1 - grid.worker) // grid.workers for number in (epoch, epoch + 1))
     return after - before
@@ -277,7 +272,7 @@ def _describe_empty(source: IterDataPipe[Any], passes: int) -> str:
 
 
 def _warn_of_short_lives() -> None:
-    """Warns in the first worker of a torch DataLoader whose workers end with the epoch: the stream ends with them."""
+    """Warns in the first worker of a torch DataLoader whose workers, and with them the stream, end with the epoch."""
     worker = get_worker_info()
     if worker is None or worker.id:
         return

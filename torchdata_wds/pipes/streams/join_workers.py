@@ -14,14 +14,14 @@ from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import running_pipes
 
-__all__ = ["JoinWorkersIterDataPipe", "JoinWorkers"]
+__all__ = ["JoinWorkersIterDataPipe"]
 
 
 T = TypeVar("T")
 
 
 class _WorkerEnd:
-    """The mark that a stock worker sends in place of items once its stream has ended."""
+    """The mark that a stock worker sends instead of items once its stream has ended."""
 
     __slots__ = ("worker",)
 
@@ -30,10 +30,10 @@ class _WorkerEnd:
 
 
 class _MarkedEndIterDataPipe(WdsPipe[Any]):
-    """The worker's side of the border: in a stock worker it follows the stream with end marks.
+    """The worker's side of the border: in a stock worker, end marks follow the stream.
 
-    torchdata's service asks its workers in turn and breaks when one has ended well before another: so here none ends.
-    torch's own workers, and everything that runs in one process, end their streams properly and get no marks.
+    torchdata's service requests items from its workers in turn, and breaks when one ends well before another; with end
+    marks none ends. torch's own workers, and graphs in one process, need no marks.
     """
 
     one_to_one = True
@@ -50,7 +50,7 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
                 yield end
 
     def __len__(self) -> int:
-        return len(self.source_datapipe)  # a TypeError if the source knows no length
+        return len(self.source_datapipe)  # a TypeError if the source does not know its length
 
 
 @register("join_workers")
@@ -59,13 +59,13 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
 
     Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` and under
     torchdata's ``MultiProcessingReadingService``. The latter loses items, or breaks, when its workers' streams differ
-    in length, which they do whenever shards are divided among them; with this pipe in the graph it does not. (Give it
-    ``main_prefetch_cnt=0``: its shutdown after an early break may hang otherwise.) In a single process items pass
-    unchanged. torch's ``DataLoader`` and ``StatefulDataLoader`` have no such border: their workers run all stages, so
-    that batches made after it are short ones of each worker; a warning says so.
+    in length, as they do whenever shards are divided among them; this pipe prevents that. (Give it
+    ``main_prefetch_cnt=0``, or its shutdown after an early break may hang.) In a single process items pass unchanged.
+    torch's ``DataLoader`` and ``StatefulDataLoader`` have no such border: their workers run all stages, so that each
+    worker makes short batches of its own; a warning says so.
 
-    Items come in turns from worker 0, 1, ...; a worker whose stream has ended is passed over. Several branches, each
-    with its own ``.join_workers()``, are run by several sets of workers under ``WorkersReadingService``.
+    Items come from worker 0, 1, ... in turn; a worker whose stream has ended is skipped. Branches that each have their
+    own ``.join_workers()`` are run by separate sets of workers under ``WorkersReadingService``.
 
     Args:
         source_datapipe: The stages that workers run.
@@ -74,7 +74,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         The items of the source.
 
     Raises:
-        RuntimeError: if end marks of workers come from a service that is not known.
+        RuntimeError: if end marks come from the workers of an unknown service.
 
     Example:
         >>> from torchdata_wds import JoinWorkers
@@ -89,7 +89,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         self.source_datapipe: IterDataPipe[Any] = _MarkedEndIterDataPipe(source_datapipe)
 
     def is_replicable(self) -> bool:
-        """Tells reading services to keep this pipe, and all that follow, in the main process."""
+        """Returns False: reading services keep this pipe, and all that follow, in the main process."""
         return False
 
     def __iter__(self) -> Iterator[T]:
@@ -104,11 +104,11 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
                 return
 
     def __len__(self) -> int:
-        return len(self.source_datapipe)  # a TypeError if the source knows no length
+        return len(self.source_datapipe)  # a TypeError if the source does not know its length
 
 
 def _warn_without_border(pipe: IterDataPipe[Any]) -> None:
-    """Warns in the first worker of a torch DataLoader, which runs the stages that should run in the main process."""
+    """Warns in the first worker of a torch DataLoader: it runs the stages that belong in the main process."""
     worker = get_worker_info()
     if worker is None or worker.num_workers == 1 or worker.id:
         return
@@ -124,15 +124,12 @@ def _warn_without_border(pipe: IterDataPipe[Any]) -> None:
 
 
 def _stock_worker_count(source: Any) -> int:
-    """Returns how many workers of torchdata's service stand behind a pipe of the main process."""
+    """Returns how many workers of torchdata's service feed a pipe of the main process."""
     while source is not None:
         if type(source).__name__ == "_IterateQueueDataPipes":
             return len(source.datapipes)
         source = getattr(source, "source_datapipe", None)
     raise RuntimeError(
         "join_workers met the end of a worker's stream, but finds no worker of MultiProcessingReadingService upstream: "
-        "nothing but its prefetcher may stand between the two"
+        "only its prefetcher may stand between the two"
     )
-
-
-JoinWorkers = JoinWorkersIterDataPipe

@@ -1,4 +1,4 @@
-"""Several streams made one: in turn or by weights, to the first end, to the last, or over and over."""
+"""Mixes several streams into one: in turn or by weights, to the first end, to the last, or over and over."""
 
 from __future__ import annotations
 
@@ -37,25 +37,24 @@ _END: Any = object()
 class SampleMixerIterDataPipe(WdsPipe[Any]):
     """Mixes several pipes into one stream (functional name: ``wds_mix``).
 
-    Each step chooses a source and yields its next item: in turn, or at random by `weights`. Nothing is read ahead: a
-    source counts as exhausted once it is asked and has nothing left. Each consumer of a ``sharding_filter`` above
-    draws differently; before the filter, or without one, all draw alike. While it is the others' turn, a source keeps
-    open what it has open.
+    Each step chooses a source, in turn or at random by `weights`, and yields its next item. Nothing is read ahead: a
+    source is exhausted once it is chosen and has nothing left. Consumers of a ``sharding_filter`` above draw
+    differently; before the filter, or without one, all draw alike. Sources keep their files open between turns.
 
     `stop` says when an epoch ends; of sources with 100 and 10 samples, taken in turn, it has
 
-    - ``"first"``, 21 samples: it ends when the source that is chosen is exhausted.
+    - ``"first"``, 21 samples: it ends when the chosen source is exhausted.
     - ``"all"``, 110 samples: an exhausted source leaves, the others go on with their weights, until all have left.
-    - ``"cycle"``, 200 samples, 100 of each: an exhausted source begins its next pass. The epoch ends when the last of
-      the sources is exhausted for the first time, so each has been seen whole; an endless source is never exhausted.
-      Each pass of a source that shuffles has a new order, on which all consumers agree.
+    - ``"cycle"``, 200 samples, 100 of each: an exhausted source begins its next pass. The epoch ends when the last
+      source is exhausted for the first time, so each has been seen whole; an endless source never is. Each pass of a
+      source that shuffles has a new order that all consumers agree on.
 
-    A source that gives nothing when it is asked, in any pass, is an error. Under ``"all"`` it only leaves, with a
-    warning, where its shards are divided among several consumers: there may be fewer shards than consumers.
+    A source that yields nothing in a pass is an error. Under ``"all"``, if its shards are divided among several
+    consumers, it only leaves, with a warning: there may be fewer shards than consumers.
 
     Attributes:
-        counts: How many items each source has given in this epoch or, after its end, in the last one; the sources in
-            their order. Each worker process has counts of its own.
+        counts: How many items each source, in order, has yielded in this epoch or, after its end, in the last one.
+            Each worker process has its own counts.
 
     Args:
         source_datapipe: The first source.
@@ -68,9 +67,9 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
         The items of all sources.
 
     Raises:
-        TypeError: if a source is no pipe, or `stop` is missing.
+        TypeError: if a source is not a pipe, or `stop` is missing.
         ValueError: if `weights` or `stop` is wrong, or the same pipe is given twice.
-        ShardListError: if a source gives nothing.
+        ShardListError: if a source yields nothing.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -148,7 +147,7 @@ def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
 
 
 def _as_float(number: Any) -> float:
-    """Returns a number as a float, and nan for what is none or too large."""
+    """Returns a number as a float; nan for anything else, and for an int that is too large."""
     try:
         return float(number) if isinstance(number, Real) and not isinstance(number, bool) else math.nan
     except OverflowError:
@@ -156,7 +155,7 @@ def _as_float(number: Any) -> float:
 
 
 class _Turns:
-    """Chooses the source whose turn it is, among those that are left."""
+    """Chooses the next source, among those that are left."""
 
     def __init__(self, count: int, weights: Sequence[float] | None, rng: random.Random) -> None:
         self.left = list(range(count))
@@ -169,19 +168,20 @@ class _Turns:
         if self._weights is None:
             self._place = (self._place + 1) % len(self.left)
         else:
-            # the product may be rounded up to the sum itself
+            # Weights 1 and 3 have the sums [1/3, 4/3]: a draw of 0.5 is at 2/3, which is source 1. The product may be
+            # rounded up to the last sum itself.
             self._place = min(bisect(self._sums, self._draw() * self._sums[-1]), len(self.left) - 1)
         return self.left[self._place]
 
     def remove(self) -> None:
-        """Takes out the source that was chosen last."""
+        """Removes the source that was chosen last."""
         del self.left[self._place]
         self._place -= 1
         self._sum_up()
 
     def _sum_up(self) -> None:
         weights = [self._weights[number] for number in self.left] if self._weights is not None else []
-        self._sums = list(accumulate(weight / max(weights) for weight in weights))  # the plain sum might overflow
+        self._sums = list(accumulate(weight / max(weights) for weight in weights))  # a plain sum might overflow
 
 
 class _Stream(Generic[T]):
@@ -200,13 +200,9 @@ class _Stream(Generic[T]):
         self._passes.begin_stream()
 
     def take(self) -> T:
-        """Gives the next item of this pass, or _END.
-
-        Raises:
-            ShardListError: if this pass has no item at all.
-        """
+        """Returns the next item of this pass, or _END; raises if this pass has no item at all."""
         if self._iterator is None:
-            # A stream that wds_epoch goes on with has been seeded in its middle, before this source began.
+            # A stream that wds_epoch continues was seeded in its middle, before this source began.
             if self._pass or self._seed.epoch == 0:
                 self._passes.begin_pass(self._pass)
             self._iterator = iter(self._pipe)
@@ -216,29 +212,25 @@ class _Stream(Generic[T]):
             return item
         self.was_exhausted = True
         if not self._gave:
-            self._refuse_to_be_empty()
+            self._report_empty()
         return item
 
     def begin_next_pass(self) -> None:
-        """Goes back to the beginning of the source, in an order of its own."""
+        """Goes back to the beginning of the source, in a new order."""
         self._pass += 1
         self._iterator = None
         self._gave = False
 
     def end_passes(self) -> None:
-        """Leaves the source with seeds that all consumers agree on, however many passes each has made.
-
-        They are for an epoch that nobody seeds anew.
-        """
+        """Leaves the source with seeds that all consumers agree on, for a next epoch that nobody seeds."""
         self._passes.begin_pass(-1)
 
     def close(self) -> None:
-        """Closes what the source has open."""
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
+        """Closes the source's iterator."""
+        if (close := getattr(self._iterator, "close", None)) is not None:
             close()
 
-    def _refuse_to_be_empty(self) -> None:
+    def _report_empty(self) -> None:
         place = place_of(self._pipe)
         source = f"source {self._number} of wds_mix, counted from 0, a {type(self._pipe).__name__}, gave nothing"
         divided = f"consumer {place.number} of {place.consumers}, counted from 0, among which its shards are divided"
@@ -254,7 +246,7 @@ class _Stream(Generic[T]):
 
 
 def _mixed(streams: Sequence[_Stream[T]], turns: _Turns, stop: Stop, counts: list[int]) -> Iterator[T]:
-    """Gives the items of all streams, and counts them."""
+    """Yields the items of all streams, and counts them."""
     while turns.left:
         number = turns.next()
         stream = streams[number]

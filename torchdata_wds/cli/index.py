@@ -25,9 +25,8 @@ from torchdata_wds.format.index.exports import dali_index, wids_list
 from torchdata_wds.format.index.scan import index_shard
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import stored_bytes
-from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
+from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
-_LOCAL = ("", "file")
 _DALI_SUFFIX = ".idx"
 _BLOCK = 1 << 20
 
@@ -217,7 +216,7 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
 
 def _read(url: str) -> bytes | None:
     """Returns the file's content as it is stored; None if there is no such file."""
-    if scheme_of(url) in (STDIN, "pipe") or (scheme_of(url) in _LOCAL and not os.path.lexists(local_path(url))):
+    if scheme_of(url) in (STDIN, "pipe") or (is_local(url) and not os.path.lexists(local_path(url))):
         return None
     try:
         with stored_bytes(open_shard(url)) as stream:
@@ -249,7 +248,7 @@ def listed_url(shard: str, list_file: str) -> str:
     """Returns the URL of a shard as a list has it: relative local paths start at the list's folder."""
     if scheme_of(shard) or posixpath.isabs(shard):
         return shard
-    if scheme_of(list_file) not in _LOCAL:
+    if not is_local(list_file):
         return os.path.abspath(shard)  # noqa: PTH100 - a str
     return os.path.relpath(shard, os.path.dirname(local_path(list_file)) or ".")  # noqa: PTH120
 

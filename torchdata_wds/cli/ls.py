@@ -110,6 +110,7 @@ class SizeReader(SampleReader):
                 skipped=self._skipped,
             )
             with closing(members):
+                # the shard counts once it is open, even if it has no samples
                 first = next(members, Mark.END)
                 self.counts.append((url, [0, 0, 0]))
                 units = chain((first,), members)

@@ -84,6 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
         say("error: standard output is closed; send what is not wanted to /dev/null")
         return 1
     chosen = _chosen(arguments)
+    # until here Ctrl-C ends the process at once; from here, exceptions clean up
     message = ""
     try:
         disarm()

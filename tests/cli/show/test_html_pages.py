@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from PIL import Image
 
-from torchdata_wds.cli.show.html_pages import SampleSummary, write_page
+from torchdata_wds.cli.show import SampleSummary, write_page
 from torchdata_wds.cli.show.summaries import FieldSummary
 
 EVIL = "</td><script>alert(1)</script>\" onload='x' &lt;\x1b[2J\u202e"

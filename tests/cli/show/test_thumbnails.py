@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from torchdata_wds.cli.show import data_uri
 from torchdata_wds.cli.show.contact_sheets import on_checkerboard
-from torchdata_wds.cli.show.html_pages import data_uri
 from torchdata_wds.cli.show.summaries import view_image
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchdata_wds.cli.sort.keys import SortKey
+from torchdata_wds.cli.sort import SortKey
 from torchdata_wds.errors import DecodingError, MissingFieldError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdata_wds.cli.split.numbered_names import number_of, numbered_pattern
+from torchdata_wds.cli.split import number_of, numbered_pattern
 from torchdata_wds.format.shard_names import ShardNames
 
 

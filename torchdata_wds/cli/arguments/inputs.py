@@ -112,6 +112,7 @@ def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
     """Takes one part of a list: consecutive items, so that the parts in order are the whole list."""
     if part is None:
         return items
+    # of 3 items in 2 parts, the first has [0:1] and the second [1:3]
     start, stop = (len(items) * number // part.total for number in (part.number, part.number + 1))
     return items[start:stop]
 
@@ -262,6 +263,7 @@ class SampleReader:
 
     def left_out(self) -> Counter[str]:
         """Counts the members that belong to no sample, by reason."""
+        # both pipes count refused samples too, by the error's name, and `refuse` has reported those
         reasons = self._loader.skipped + self._grouper.skipped
         for name, count in self._errors.items():
             reasons[name] -= count

@@ -127,6 +127,7 @@ def _fit_picture(picture: Image, size: int) -> Image:
     """Reduces a large image, and shows the pixels of a small one."""
     from PIL.Image import Resampling
 
+    # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
     longest = max(picture.size)
     if longest > size:
         return picture.resize(fitting_size(picture.size, size), Resampling.LANCZOS)
@@ -155,6 +156,7 @@ def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
     lines: list[str] = []
     rest = text.strip()
     while rest and len(lines) < most:
+        # at least one character a line, so that a letter wider than the tile does not loop forever
         fits = max(1, _most(len(rest), lambda count: font.getlength(rest[:count]) <= width))  # noqa: B023
         if fits < len(rest) and len(lines) == most - 1:
             lines.append(shorten(rest, _most(len(rest), lambda count: font.getlength(shorten(rest, count)) <= width)))  # noqa: B023
@@ -207,5 +209,6 @@ def _font(name: str | None) -> FreeTypeFont:
 
 @functools.lru_cache(maxsize=4096)
 def _has_glyph(name: str | None, letter: str) -> bool:
+    # U+FFFF is never a character: a letter that looks like it is missing from the font
     font = _font(name)
     return letter == " " or bytes(font.getmask(letter)) != bytes(font.getmask("\uffff"))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, get_args
+from decimal import Decimal
+from hashlib import blake2b
+from typing import Any, Literal, get_args
 
 from torchdata_wds.cli.arguments import table
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
@@ -16,8 +21,18 @@ from torchdata_wds.cli.arguments.outputs import (
     copy_samples,
 )
 from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say, usage_checked
-from torchdata_wds.cli.sort.keys import MissingValue, SortKey, SortType
 from torchdata_wds.cli.sort.runs import sort_samples
+from torchdata_wds.codecs.values.text import without_bom
+from torchdata_wds.errors import DecodingError
+from torchdata_wds.pipes.samples.field_specs import alternatives, find_field, missing_field, name_sample
+
+SortType = Literal["text", "int", "float", "shuffle"]
+
+#: What to do with a sample that lacks the field to sort by.
+MissingValue = Literal["error", "skip", "last"]
+
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_SHOWN = 40
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +71,121 @@ def _run(arguments: argparse.Namespace) -> int:
     if key.left_out:
         say(f"left out {counted(key.left_out, 'sample')} without {' or '.join(key.fields)} (--missing skip)")
     return reader.finish()
+
+
+class SortKey:
+    """Returns what samples are sorted by. One object serves one sort, whose samples it counts.
+
+    Args:
+        field: The field with the value, or ``__key__``; of several separated by ``;``, the first that is there.
+        kind: ``"text"`` compares bytes, which for UTF-8 is the order of code points; ``"int"`` takes integers of any
+            size, ``"float"`` numbers from -inf to inf. ``"shuffle"`` gives an order that looks random and depends only
+            on the seed and each sample's value and ``__key__``; samples that share both are told apart by their number
+            in the stream.
+        seed: For ``"shuffle"``.
+        missing: ``"skip"`` leaves a sample without the field out, ``"last"`` puts it after all others.
+        reverse: Whether the sort goes from the largest to the smallest, which ``"last"`` must know.
+
+    Raises:
+        ValueError: if the field is malformed.
+
+    Example:
+        >>> sample = {"__key__": "a", "cls": b" 12"}
+        >>> SortKey("cls", "int")(sample), SortKey("cls")(sample)
+        (12, b' 12')
+    """
+
+    def __init__(
+        self,
+        field: str = "__key__",
+        kind: SortType = "text",
+        *,
+        seed: int = 0,
+        missing: MissingValue = "error",
+        reverse: bool = False,
+    ) -> None:
+        self.fields = [name.removeprefix(".") for name in alternatives(field)]
+        self.left_out = 0
+        self._missing = missing
+        self._read = _READERS[kind]
+        self._seeded = blake2b(b"%d\0" % seed, digest_size=16) if kind == "shuffle" else None
+        self._number = 0
+        self._ranks = (1, 0) if reverse else (0, 1)  # of samples with a value, and of those without
+
+    def __call__(self, sample: Mapping[str, Any]) -> Any:
+        """Returns a sample's value, which can be compared with all others; None if the sample is left out.
+
+        Raises:
+            MissingFieldError: if there is no such field, and that is an error.
+            DecodingError: if the value is not of the kind.
+        """
+        field = find_field(sample, self.fields)
+        if field is None:
+            if self._missing == "error":
+                raise missing_field(sample, self.fields)
+            if self._missing == "last":
+                return (self._ranks[1],)
+            self.left_out += 1
+            return None
+        data = _as_bytes(sample[field])
+        try:
+            value = self._read(data)
+        except ValueError as error:
+            found = sample[field]
+            rest = "" if len(found) <= _SHOWN else f" and {len(found) - _SHOWN:,} more bytes"
+            which, place = name_sample(sample)
+            raise DecodingError(
+                f"{which} cannot be sorted by field {field!r}, which is {error}: found {found[:_SHOWN]!r}{rest}. Sort "
+                "it as text, or leave such samples out",
+                **place,
+                field=field,
+            ) from error
+        if self._seeded is not None:
+            value = self._place(data, _as_bytes(sample.get("__key__", "")))
+        return value if self._missing != "last" else (self._ranks[0], value)
+
+    def _place(self, value: bytes, key: bytes) -> bytes:
+        """Returns the next sample's place in the shuffle: the digest of its value and key, then that of its number."""
+        assert self._seeded is not None
+        own, numbered = self._seeded.copy(), self._seeded.copy()
+        # the length keeps value "ab" with key "c" apart from "a" with "bc"
+        own.update(b"%d:%b%b" % (len(value), value, key))
+        numbered.update(b"#%d" % self._number)
+        self._number += 1
+        return own.digest() + numbered.digest()
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+
+
+def _read_int(data: bytes) -> int | Decimal:
+    digits = without_bom(data.strip()).strip()
+    if not _INTEGER.fullmatch(digits):
+        raise ValueError("not an integer, such as 7 or -1")
+    try:
+        return int(digits)
+    except ValueError:  # more digits than int() takes, whose time grows with their square
+        return Decimal(digits.decode())
+
+
+def _read_float(data: bytes) -> float:
+    text = without_bom(data.strip())
+    try:
+        number = math.nan if b"_" in text else float(text)
+    except ValueError:
+        raise ValueError("not a number, such as 0.5 or -1e3") from None
+    if math.isnan(number):
+        raise ValueError("not a number that has a place in an order")
+    return number
+
+
+_READERS: dict[SortType, Callable[[bytes], Any]] = {
+    "text": bytes,
+    "int": _read_int,
+    "float": _read_float,
+    "shuffle": bytes,
+}
 
 
 COMMAND = Command(

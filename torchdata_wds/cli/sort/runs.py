@@ -143,6 +143,7 @@ class _Runs:
         for entry in entries:
             value, stored = entry
             block.append(entry)
+            # the bytes of a large sample are in the other file: only its value counts here
             size += _size_of(value, {} if isinstance(stored, int) else stored)
             if size >= self._block:
                 self._widest = max(self._widest, size)

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import os
 import posixpath
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from torchdata_wds import storage
@@ -28,14 +30,19 @@ from torchdata_wds.cli.command import (
 )
 from torchdata_wds.cli.progress_bar import stdout_is_apart
 from torchdata_wds.cli.split.hook_command import HookCommand
-from torchdata_wds.cli.split.numbered_names import number_of, numbered_pattern
 from torchdata_wds.errors import ReappearingKeyError, SampleError, WdsError
 from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 from torchdata_wds.writers.shard_writer import ShardWriter
 
 _PLACES = ("path", "name", "folder", "shard", "count")
+_HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
+_PLACE = "{shard:06d}"
+_PLAIN = ".tar"
+_MOST_DIGITS = 30
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,6 +189,63 @@ def _rest(part: slice | None, used: int) -> str:
     step = part.step or 1
     text = f"{(part.start or 0) + used * step}:{'' if part.stop is None else part.stop}"
     return text if step == 1 else f"{text}:{step}"
+
+
+def numbered_pattern(name: str, compress: str | None = None) -> str:
+    """Turns a name into a pattern for `ShardNames`.
+
+    Args:
+        name: A pattern, which stays as it is, or a name, which gets a number of six digits at its end, or before its
+            suffix if that is one of shards. A folder (``out/``) gets names that are only the number.
+        compress: How the shards are compressed, which a name without such a suffix then says.
+
+    Raises:
+        ValueError: if it is standard output, or empty.
+
+    Example:
+        >>> numbered_pattern("out/train"), numbered_pattern("train.tar.zst"), numbered_pattern("x-%03d.tar")
+        ('out/train-{shard:06d}.tar', 'train-{shard:06d}.tar.zst', 'x-%03d.tar')
+        >>> numbered_pattern("train", "gz"), numbered_pattern("out/")
+        ('train-{shard:06d}.tar.gz', 'out/{shard:06d}.tar')
+    """
+    if name in (STDIN, ""):
+        raise ValueError(f"numbered shards need a name, as 'train', or a pattern, as 'train-%06d.tar', not {name!r}")
+    if _HAS_NUMBER.search(name) or scheme_of(name) == "pipe":
+        return name
+    suffix = max((known for known in SHARD_SUFFIXES if name.endswith(known)), key=len, default="")
+    stem = name.removesuffix(suffix)
+    if compress is not None and suffix in ("", _PLAIN):
+        suffix = f"{_PLAIN}.{compress}"
+    dash = "" if not stem or stem.endswith("/") else "-"
+    return f"{stem}{dash}{_PLACE}{suffix or _PLAIN}"
+
+
+def number_of(names: ShardNames, url: str) -> int | None:
+    """Returns the number of the shard that would replace a file, however both are written; None if none would.
+
+    Example:
+        >>> names = ShardNames("out/x-{shard:03d}.tar")
+        >>> number_of(names, "./out/../out/x-017.tar"), number_of(names, "out/x-17.tar")
+        (17, None)
+    """
+    # what x-111...1.tar and x-222...2.tar have in common is what stands before and after the number
+    ones, twos = (_place(names.name(int(digit * _MOST_DIGITS))) for digit in "12")
+    start = len(os.path.commonprefix([ones, twos]))  # noqa: RUF071 - of characters
+    rest = len(os.path.commonprefix([ones[::-1], twos[::-1]]))  # noqa: RUF071
+    for place in {_place(url), _place(str(Path(local_path(url)).resolve()) if is_local(url) else url)}:
+        digits = place[start : len(place) - rest]
+        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+        if is_number and _place(names.name(int(digits))) == place:
+            return int(digits)
+    return None
+
+
+def _place(url: str) -> str:
+    """Returns where a file would be created: a symbolic link there would be replaced, not followed."""
+    if not is_local(url):
+        return url
+    path = Path(local_path(url))
+    return str(path.parent.resolve() / path.name)
 
 
 COMMAND = Command(

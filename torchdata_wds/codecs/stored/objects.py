@@ -1,4 +1,4 @@
-"""Arrays, tensors and images in the encoding of `stored_values`, and the bytes that it is made of."""
+"""Arrays, tensors and images as the sample cache stores them, and how bytes are put together and taken apart."""
 
 from __future__ import annotations
 
@@ -17,39 +17,31 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-__all__ = [
-    "Cursor",
-    "Parts",
-    "RefusedError",
-    "is_image",
-    "is_tensor",
-    "read_array",
-    "read_image",
-    "read_npy",
-    "read_tensor",
-    "write_array",
-    "write_image",
-    "write_tensor",
-]
-
-
 _U64 = struct.Struct("<Q")
 
 _FORTRAN, _SCALAR = 1, 2
 
 
 class RefusedError(Exception):
-    """A value has no encoding: raised inside the encoder only.
-
-    Args:
-        value: The value.
-        reason: Why not, and what to do.
-    """
+    """A value cannot be stored; caught by the encoder."""
 
     def __init__(self, value: Any, reason: str) -> None:
         super().__init__(reason)
         self.value = value
         self.reason = reason
+
+
+def reason_of(value: Any) -> str:
+    """Returns why a value of another type cannot be stored, and what to do."""
+    if isinstance(value, np.ndarray):
+        return "a subclass of numpy.ndarray would lose its type; make it a plain array with numpy.array()"
+    if isinstance(value, tuple):
+        return "a tuple with names would lose them; make it a plain one with tuple()"
+    if isinstance(value, dict):
+        return "a subclass of dict would lose its type; make it a plain one with dict()"
+    if isinstance(value, (list, set, frozenset, int, float)):
+        return "a subclass of a built-in type would lose its type; make it a plain value"
+    return "a sample cache stores built-in values, NumPy arrays, tensors and PIL images only"
 
 
 class Parts:
@@ -60,16 +52,16 @@ class Parts:
         self.add = self.pieces.append
 
     def number(self, value: int, tag: bytes = b"") -> None:
-        """Adds a whole number from 0, as u64, behind a tag."""
+        """Adds a tag and a u64."""
         self.add(tag + _U64.pack(value))
 
     def sized(self, data: bytes | memoryview, tag: bytes = b"") -> None:
-        """Adds bytes behind their number, and that behind a tag."""
+        """Adds a tag, the number of bytes as u64, and the bytes."""
         self.add(tag + _U64.pack(len(data)))
         self.add(data)
 
     def name(self, text: str) -> None:
-        """Adds a short ASCII text behind its length, as u8."""
+        """Adds a short ASCII text after its length, as u8."""
         data = text.encode("ascii")
         self.add(bytes([len(data)]) + data)
 
@@ -79,11 +71,7 @@ class Parts:
 
 
 class Cursor:
-    """A place in encoded bytes.
-
-    Args:
-        data: The bytes.
-    """
+    """A position in encoded bytes; whatever is taken beyond their end raises an error."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -92,38 +80,26 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """How many bytes are still to come."""
+        """The number of remaining bytes."""
         return self._end - self.position
 
     def take(self, size: int) -> memoryview:
-        """Takes so many bytes.
-
-        Raises:
-            ValueError: if there are fewer.
-        """
+        """Takes `size` bytes."""
         begin = self.position
         end = begin + size
         if end > self._end:
-            raise ValueError(f"it is cut off: {size:,} bytes were expected at byte {begin:,}, {self.left:,} are left")
+            raise ValueError(f"it is cut off: expected {size:,} bytes at byte {begin:,}, found {self.left:,}")
         self.position = end
         return self._data[begin:end]
 
     def byte(self) -> int:
-        """Takes one byte.
-
-        Raises:
-            IndexError: if there is none.
-        """
+        """Takes one byte."""
         value = self._data[self.position]
         self.position += 1
         return value
 
     def number(self) -> int:
-        """Takes a u64.
-
-        Raises:
-            struct.error: if it is cut off.
-        """
+        """Takes a u64."""
         number: int = _U64.unpack_from(self._data, self.position)[0]
         self.position += 8
         return number
@@ -136,7 +112,7 @@ class Cursor:
         return count
 
     def sized(self) -> memoryview:
-        """Takes bytes behind their number."""
+        """Takes the number of bytes, and the bytes."""
         return self.take(self.number())
 
     def name(self) -> str:
@@ -150,11 +126,7 @@ class Cursor:
 
 
 def write_array(value: np.ndarray[Any, Any] | np.generic, parts: Parts) -> None:
-    """Writes an array, or a NumPy scalar; those of structured types as an npy file.
-
-    Raises:
-        RefusedError: for arrays of Python objects and of types that would read back as others.
-    """
+    """Writes an array or scalar; one of a structured type as an npy file, since its dtype has no short name."""
     flags = _SCALAR if isinstance(value, np.generic) else 0
     array = np.asarray(value)
     if array.dtype.kind == "V" or array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
@@ -203,17 +175,13 @@ def _check_size(item: int, shape: tuple[int, ...], data: memoryview) -> None:
 
 
 def is_tensor(value: object) -> bool:
-    """Tells whether a value is a tensor, without importing torch."""
+    """Returns whether a value is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def write_tensor(value: torch.Tensor, parts: Parts) -> None:
-    """Writes a dense tensor of the CPU.
-
-    Raises:
-        RefusedError: for others, subclasses of ``Tensor``, and those with a gradient or attributes of their own.
-    """
+    """Writes a plain dense CPU tensor; refuses all others."""
     import torch
 
     reason = _refusal(value)
@@ -258,21 +226,15 @@ def read_tensor(cursor: Cursor) -> torch.Tensor:
 
 
 def is_image(value: object) -> bool:
-    """Tells whether a value is a PIL image, without importing Pillow."""
+    """Returns whether a value is a PIL image, without importing Pillow."""
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 
 
 def write_image(value: Image, parts: Parts, write_entry: Callable[[Any], bytes | None]) -> None:
-    """Writes the pixels, the palette and the info of an image, of several frames the one that it shows.
+    """Writes the pixels, palette and info of an image (its current frame).
 
-    Args:
-        value: The image.
-        parts: Is added to.
-        write_entry: Encodes a value of ``image.info``, or gives None: that is left out.
-
-    Raises:
-        RefusedError: if its file cannot be read.
+    `write_entry` encodes an entry of ``image.info``; None leaves it out.
     """
     try:
         pixels = value.tobytes()  # loads it
@@ -296,7 +258,7 @@ def write_image(value: Image, parts: Parts, write_entry: Callable[[Any], bytes |
 
 
 def read_image(cursor: Cursor, read_entry: Callable[[], Any]) -> Image:
-    """Reads an image, of the class ``PIL.Image.Image``."""
+    """Reads an image."""
     from PIL import Image
 
     mode, width, height = cursor.name(), cursor.number(), cursor.number()

@@ -81,7 +81,7 @@ class ShardWriter(Unique):
         for name, function in (("post", post), ("opener", opener)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
-        limit: Any = max_bytes  # mypy takes a float for no Real
+        limit: Any = max_bytes  # to mypy a float is not a Real
         if isinstance(limit, bool) or not isinstance(limit, Real):
             raise TypeError(f"max_bytes must be a number, not {max_bytes!r}")
         if not max_bytes >= 1:
@@ -95,7 +95,7 @@ class ShardWriter(Unique):
         elif isinstance(start_shard, str):
             raise ValueError(f"start_shard must be a number or 'next', not {start_shard!r}")
         else:
-            start_shard = checked_int("start_shard", start_shard, 0)
+            start_shard = checked_int("start_shard (if it is not 'next')", start_shard, 0)
         self.start_shard = start_shard
         self.max_shards = None if max_shards is None else checked_int("max_shards", max_shards, 1)
         self.post = post

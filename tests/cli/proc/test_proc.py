@@ -419,10 +419,7 @@ def test_proc_goes_on_behind_the_last_whole_output_when_it_was_ended(
         shutil.rmtree(left)  # of what was killed
     done = run_wds("proc", *options)
     assert (done.status, done.err.splitlines()[-1]) == (0, "wds: 1 done, 0 failed, 1 skipped")
-    assert [keys_in(out / f"shard-00000{number}.tar") for number in range(2)] == [
-        text_keys((3, 0)),
-        text_keys((0, 4)),
-    ]
+    assert [keys_in(out / f"shard-00000{number}.tar") for number in range(2)] == [text_keys((3, 0)), text_keys((0, 4))]
 
 
 @pytest.mark.slow

@@ -238,8 +238,7 @@ def test_read_folder_reads_a_file_to_its_size(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("make", "error"),
-    [(link, "cannot be read: Too many levels of symbolic links"), (os.mkfifo, "no longer regular")],
+    ("make", "error"), [(link, "cannot be read: Too many levels of symbolic links"), (os.mkfifo, "no longer regular")]
 )
 def test_read_folder_is_not_fooled_when_a_file_is_swapped(
     make: Callable[[Path], object], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,10 +27,7 @@ ODD = {
         "repeated-header",
     ),
     "PAX path and long name": (long_name(b"gnu.txt") + pax(("path", "pax.txt")) + A, "two-names"),
-    "a path after the name of a sparse member": (
-        pax(("GNU.sparse.name", "b.txt"), ("path", "c.txt")) + A,
-        "two-names",
-    ),
+    "a path after the name of a sparse member": (pax(("GNU.sparse.name", "b.txt"), ("path", "c.txt")) + A, "two-names"),
     "a record twice": (pax(("size", "2"), ("size", "1")) + A, "repeated-record"),
     "a NUL in a path": (pax(("path", b"a.txt\0b.txt")) + A, "nul-in-name"),
     "an empty path": (pax(("path", "")) + A, "empty-record"),

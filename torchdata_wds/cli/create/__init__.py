@@ -143,7 +143,7 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
         raise UsageError("-C is for a recipe or a plan; the paths in a folder are relative to it")
     # where a shell has sent standard output to, if the system says so
     place = _STDOUT if arguments.output == STDIN else arguments.output
-    if _is_local(place) and _is_local(arguments.source):
+    if is_local(place) and is_local(arguments.source):
         output, folder = (Path(local_path(name)).resolve() for name in (place, arguments.source))
         if output.is_relative_to(folder):
             raise UsageError(
@@ -175,7 +175,7 @@ def kind_of(source: str) -> SourceKind:
         >>> kind_of("s3://bucket/plan.csv.gz"), kind_of("-"), kind_of(".")
         ('plan', 'recipe', 'folder')
     """
-    if _is_local(source) and Path(local_path(source)).is_dir():
+    if is_local(source) and Path(local_path(source)).is_dir():
         return "folder"
     return "plan" if _suffix(source) in _DELIMITERS else "recipe"
 
@@ -210,7 +210,7 @@ def open_part_list(
     kind = kind or kind_of(source)
     shown = printable(mask_url(source))
     base = "" if folder is None else local_path(folder)
-    if _is_local(source):
+    if is_local(source):
         path = Path(local_path(source))
         if kind == "folder" and path.is_dir():
             return SampleFolder(local_path(source))
@@ -232,13 +232,9 @@ def open_part_list(
     return Plan(data, source, base, **options)
 
 
-def _is_local(source: str) -> bool:
-    return is_local(source)
-
-
 def _suffix(source: str) -> str:
     """The suffix in lower case, without that of a compression."""
-    path = PurePosixPath(source if _is_local(source) else source.partition("?")[0])
+    path = PurePosixPath(source if is_local(source) else source.partition("?")[0])
     if compression_for(path.name, None):
         path = path.with_suffix("")
     return path.suffix.lower()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from tests.kits.processes import children, is_alive, open_files, wait_until
-from torchdata_wds.cli.jobs import run_in_processes
+from torchdata_wds.cli.jobs import map_in_order, run_in_processes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -209,3 +210,60 @@ def test_idle_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     assert wait_until(lambda: not any(is_alive(int(path.name)) for path in tmp_path.iterdir()))
+
+
+# ------------------------------------------------------------------------------------------------------- in their order
+
+
+def number_and_process(number: int) -> tuple[int, int]:
+    """Takes longer for the first ones."""
+    if number == 13:
+        raise ValueError("no luck")
+    time.sleep(0.02 if number < 2 else 0)
+    return number, os.getpid()
+
+
+def kill_itself(number: int) -> int:
+    """Kills its process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_map_in_order_starts_no_process_for_one() -> None:
+    """One process, one item or none."""
+    for items, processes in (([1, 2], 1), ([3], 8), ([], 8)):
+        assert list(map_in_order(number_and_process, items, processes)) == [(item, os.getpid()) for item in items]
+
+
+@pytest.mark.slow
+def test_map_in_order_keeps_the_order_on_several_processes() -> None:
+    """More items than are handed out at once; an error comes in its turn, and nothing is left running."""
+    threads = threading.active_count()
+    items = [*range(10), *range(20, 40)]
+    results = list(map_in_order(number_and_process, items, 2))
+    assert [number for number, _ in results] == items
+    assert os.getpid() not in {process for _, process in results}
+    given = []
+    with pytest.raises(ValueError, match="no luck"):
+        for number, _ in map_in_order(number_and_process, [0, 1, 13, 2], 2):
+            given.append(number)
+    assert given == [0, 1]
+    assert threading.active_count() == threads
+
+
+@pytest.mark.slow
+def test_map_in_order_raises_when_a_process_is_killed() -> None:
+    """And does not wait for ever."""
+    with pytest.raises(RuntimeError, match=r"item 1 of 3 .* SIGKILL"):
+        list(map_in_order(kill_itself, [1, 2, 3], 2))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_map_in_order_ends_its_processes_when_it_is_closed() -> None:
+    """Also those that are at a long item."""
+    results = map_in_order(time.sleep, [0, 3600, 3600], 2)
+    assert next(results) is None
+    assert len(multiprocessing.active_children()) == 2
+    results.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []

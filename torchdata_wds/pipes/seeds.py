@@ -1,4 +1,4 @@
-"""Several passes over the same pipes within one stream, each in an order of its own that all consumers agree on."""
+"""The seeds of random pipes: by epoch and place, and by pass within a stream, in orders that all consumers agree on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def mix(*parts: int | str) -> int:
 
 
 class Seed:
-    """The random source of one pipe: what ``set_seed`` gave it, and how many epochs it has begun since.
+    """The random source of one pipe: its seed, and how many epochs have begun since that was set.
 
-    Never seeded, it draws from torch's global generator each epoch, as the native Shuffler does.
+    Without a seed it draws one from torch's global generator each epoch, as the native Shuffler does.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class Seed:
         self.epoch = 0
 
     def begin_epoch(self, name: str, place: Place) -> random.Random:
-        """Gives the generator of the next epoch: the same on every machine for the same seed, epoch, name and place.
+        """Returns the generator of the next epoch, a function of the seed, epoch, name and place alone.
 
-        Use only its ``random()`` and ``getrandbits()``, whose values Python guarantees to stay.
+        Use only its ``random()`` and ``getrandbits()``: Python guarantees that their values stay the same.
         """
         seed = self.seed
         if seed is None:
@@ -54,13 +54,9 @@ class Seed:
 class Passes:
     """Seeds the random pipes of a graph at the beginning of each pass over it.
 
-    A service seeds pipes at each epoch, in the middle of a pass and in every consumer at another place of it. So a
-    stream that has passes keeps the seeds that were given when it began, and its pass p has orders that follow from
-    these and from p alone: alike in all consumers upstream of ``sharding_filter``. What was never seeded goes on
-    drawing from torch's global generator.
-
-    Args:
-        pipe: The last pipe of the graph that is passed over.
+    A service seeds pipes at each epoch: in the middle of a pass, and at a different place of it in every consumer. So
+    a stream keeps the seeds that it began with, and the orders of its pass p follow from these and from p alone, alike
+    in all consumers upstream of ``sharding_filter``. Pipes that were never seeded draw from torch's global generator.
     """
 
     def __init__(self, pipe: IterDataPipe[Any]) -> None:
@@ -71,19 +67,19 @@ class Passes:
         """Notes the seeds that the random pipes have now.
 
         Args:
-            agreed_seed: A seed that is equal in all consumers, for pipes that do not tell theirs, where there is one.
+            agreed_seed: A seed that all consumers share, for pipes that do not tell theirs.
         """
         pipes = {id(found): found for found in upstream(self._pipe)}
         agreed = above_filters(pipes.values())
         random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
         seeds = [_seed_of(pipe) for pipe in random]
-        # A pipe of somebody else does not tell its seed: it gets one that follows from a seed that all agree on.
+        # A pipe of another package does not tell its seed: it gets one that follows from a seed that all agree on.
         known = [] if agreed_seed is None else [agreed_seed]
-        told = zip(random, seeds, strict=True)
+        told = list(zip(random, seeds, strict=True))
         known += [seed for pipe, seed in told if id(pipe) in agreed and isinstance(seed, int)]
         place = place_of(self._pipe)
         self._given = []
-        for number, (pipe, seed) in enumerate(zip(random, seeds, strict=True)):
+        for number, (pipe, seed) in enumerate(told):
             if seed is _UNKNOWN:
                 seed = mix(*known[:1], "unknown", number, *(Place() if id(pipe) in agreed else place))
             if seed is not None:
@@ -95,7 +91,7 @@ class Passes:
             pipe.set_seed(mix(seed, "pass", number) if number else seed)
 
 
-#: Stands for a seed that a pipe has and does not tell; None is that of a pipe which was never seeded.
+#: The seed of a pipe that does not tell it; that of a pipe which was never seeded is None.
 _UNKNOWN: Any = object()
 
 
@@ -107,6 +103,6 @@ def _seed_of(pipe: Any) -> Any:
 
 
 def above_filters(pipes: Iterable[Any]) -> set[int]:
-    """Gives the ids of the pipes that a native ``sharding_filter`` stands behind, and of the filters themselves."""
+    """Returns the ids of the pipes above a native ``sharding_filter``, and of the filters themselves."""
     filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilterIterDataPipe)]
     return {id(found) for pipe in filters for found in upstream(pipe)}

@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
-from torchdata_wds.checks import checked_context, checked_int, checked_timeout
+from torchdata_wds.checks import check_flags, checked_context, checked_int, checked_timeout
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.graphs import current_ranks, find_branches, ranks_of, runs_once, shard_by_rank
@@ -146,8 +146,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self.prefetch_factor = checked_int("prefetch_factor", prefetch_factor, 1)
         self.multiprocessing_context = checked_context(multiprocessing_context)
         self.timeout = checked_timeout(timeout)
-        if not isinstance(distributed, bool):
-            raise TypeError(f"distributed must be True or False, not {distributed!r}")
+        check_flags(distributed=distributed)
         self.distributed = distributed
         self.seed = None if seed is None else checked_int("seed", seed, 0, _SEED_LIMIT - 1)
         self.worker_init_fn = checked_function("worker_init_fn", worker_init_fn)

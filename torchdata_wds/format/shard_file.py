@@ -201,11 +201,7 @@ class ShardFile(Unique):
         self._is_whole = True
 
     def close(self) -> ShardInfo:
-        """Finishes the shard and lets it appear under its name.
-
-        Returns:
-            What was written.
-        """
+        """Finishes the shard and lets it appear under its name."""
         try:
             self._check_whole()
             self._is_whole = False

@@ -59,12 +59,7 @@ class ShardNames:
     def numbers(
         self, start: int | Literal["next"], storage_options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> Iterator[int]:
-        """Yields this writer's numbers, without end.
-
-        Args:
-            start: The first of all writers' numbers, or ``"next"`` for those behind the highest that exists.
-            storage_options: Options by protocol, to find that one.
-        """
+        """Yields this writer's numbers, without end."""
         if start != "next":
             return itertools.count(start + self._turn, self._writers)
         number = self.next_number(storage_options)

@@ -236,9 +236,9 @@ def test_read_plain_header_takes_no_other_checksum_when_it_is_off_by_the_modulus
 REFUSED = {
     "an empty long name": (long_name(b"") + A, "an empty long name"),
     "a long name that goes on": (block(b"x", 1, b"L") + filled(b"gnu.txt\0") + A, "goes on after its size of 1 bytes"),
-    "a PAX size that is empty": (pax(("size", "")) + A, "is no size"),
-    "a PAX size above all numbers": (pax(("size", str(1 << 63))) + A, "is no size"),
-    "a PAX size with a sign": (pax(("size", "+1")) + A, "is no size"),
+    "a PAX size that is empty": (pax(("size", "")) + A, "is not a size"),
+    "a PAX size above all numbers": (pax(("size", str(1 << 63))) + A, "is not a size"),
+    "a PAX size with a sign": (pax(("size", "+1")) + A, "is not a size"),
     "a blank before a keyword": (pax((" path", "one.txt")) + A, "malformed PAX record"),
     "a part of a GNU volume": (member(b"a.bin", b"rest", b"M"), "rest of member a.bin of another volume"),
     "a part of a POSIX volume": (

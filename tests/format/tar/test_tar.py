@@ -247,7 +247,7 @@ def test_read_members_names_the_shard_when_a_pax_number_is_absurd() -> None:
     """A size of thousands of digits is damage, not Python's limit on int()."""
     record = pax_record("size", "9" * 5000)
     archive = header(b"x", len(record), b"x") + record.ljust(5120, b"\0") + header(b"a.txt", 0) + END
-    with pytest.raises(ShardFormatError, match="is no size"):
+    with pytest.raises(ShardFormatError, match="is not a size"):
         read(archive)
 
 

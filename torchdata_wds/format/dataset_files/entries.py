@@ -58,12 +58,7 @@ class SpecEntry:
         return map(self.place.check_url, self.patterns if self.verbatim else listed)
 
     def choose(self, storage_options: Mapping[str, Mapping[str, Any]] | None, draw: Callable[[], float]) -> list[str]:
-        """Lists the shards of one epoch; those that are chosen are in random order.
-
-        Args:
-            storage_options: Options by protocol, for listing.
-            draw: Gives random numbers from 0 to 1.
-        """
+        """Lists the shards of one epoch; those that are chosen are in random order."""
         urls = list(self.urls(storage_options))
         if self.count is None:
             return urls

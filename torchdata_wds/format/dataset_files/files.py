@@ -17,15 +17,7 @@ _IS_JSON = re.compile(r"\.json(\.(gz|bz2|xz|zstd?))?([?#].*)?\Z", re.IGNORECASE 
 
 
 def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
-    """Reads a dataset file: JSON where its name ends in ``.json``, else JSON or YAML.
-
-    Args:
-        url: A local path or any URL that shards may have.
-        storage_options: Options by protocol.
-
-    Returns:
-        Its content, unchecked: dicts, lists and scalars.
-    """
+    """Reads a dataset file: JSON where its name ends in ``.json``, else JSON or YAML."""
     shown = mask_url(url)
     try:
         with open_shard(url, storage_options=storage_options) as stream:

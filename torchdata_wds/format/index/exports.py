@@ -94,11 +94,6 @@ def wids_list(
 ) -> str:
     """Makes the shard list of `wids_index` from what indexes say about their shards as a whole.
 
-    Args:
-        headers: The shards' URLs and the headers of their indexes.
-        name: The data set's name.
-        md5sums: As in `wids_index`.
-
     Example:
         >>> text = wids_list([("x.tar", IndexHeader("x.tar", "first_dot", 7, 10240))])
         >>> json.loads(text)["shardlist"]

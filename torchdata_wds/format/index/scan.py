@@ -160,13 +160,6 @@ def read_sizes(
     A local file of large members is sought through, from header to header; elsewhere all is read anyway, and in large
     pieces.
 
-    Args:
-        url: The shard.
-        visit: As in `ShardMember`.
-        require_end_marker: As in `read_members`.
-        concatenated: As in `read_members`.
-        skipped: As in `read_members`.
-
     Yields:
         Members whose `data` is bytes or an int, the size, for `group_members`; and marks.
 

@@ -48,10 +48,6 @@ def split_name(name: str) -> tuple[str, str] | None:
 def split_names(names: Sequence[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
     """Splits many names at once.
 
-    Args:
-        names: At least one name.
-        split: What `key_splitter` gave.
-
     Returns:
         All keys and all fields; None where a name belongs to no sample, or the rule is the user's own.
 

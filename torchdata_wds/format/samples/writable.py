@@ -29,12 +29,6 @@ def is_written(field: object, key: object = None) -> bool:
 def check_key(key: object) -> bytes:
     """Checks a sample's key.
 
-    Args:
-        key: The value of ``__key__``.
-
-    Returns:
-        The key as it stands in a member's name.
-
     Example:
         >>> check_key("train.v1/0001")
         b'train.v1/0001'
@@ -52,14 +46,6 @@ def check_key(key: object) -> bytes:
 
 def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
     """Checks the name of a field.
-
-    Args:
-        field: The name, without the dot between key and field.
-        key: The sample's key, for messages.
-        lowercase: Whether it must be in lower case, as fields are read by default.
-
-    Returns:
-        The field as it stands in a member's name.
 
     Example:
         >>> check_field("seg.png", "a")
@@ -87,13 +73,7 @@ def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
 
 
 def as_bytes(value: Any, key: object, field: str) -> bytes:
-    """Gives a value that is bytes, a bytearray or a memoryview as bytes.
-
-    Args:
-        value: The value.
-        key: The sample's key, for messages.
-        field: Its field, for messages.
-    """
+    """Gives a value that is bytes, a bytearray or a memoryview as bytes."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     found = "None" if value is None else f"a value of type {type(value).__name__}"

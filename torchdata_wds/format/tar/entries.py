@@ -150,12 +150,7 @@ class TarEntries:
             raise self.out_of_memory(entry, entry.size) from error
 
     def check_size(self, entry: TarEntry, size: int) -> None:
-        """Refuses content that is too large to be read.
-
-        Args:
-            entry: The member.
-            size: The bytes of its content.
-        """
+        """Refuses content that is too large to be read."""
         if size > self.max_member_bytes:
             what = f"holds member {entry.name} of {size:,} bytes, more than the limit of {self.max_member_bytes:,},"
             raise self.damaged("too-large", what, _RAISE_LIMIT, member=entry.name, at=entry.offset)

@@ -1,17 +1,12 @@
-"""A source that also looks ahead, and gives out members that need no closer look: the choice between the fast readers.
+"""The fast readers: many small members of a window at once, or one large member straight into its own bytes.
 
-Windows serve shards of small members, where the work per header counts; large members are read one by one, straight
-into their own bytes. The last window's content decides. Whatever neither of them takes is read by `TarEntries`.
+In a window all headers are checked together, as columns of an array, because there the work per header counts; large
+members are read one by one, without another copy. The content of the last window decides which.
 
-A window of an archive to the members that lie whole in it, all at once: headers are checked as columns of an array.
-
-Only what every tar writer of today writes is taken: regular files with ustar magic, plain octal numbers and a right
-checksum, and before them long names and PAX records that change nothing but the name. `find_members` never decides that
-something is wrong: whatever it does not take is left to `TarEntries`, which tells damage from the unusual.
-
-One member at a time, its payload read straight into its own bytes: for large members, which need no more copies.
-
-As with windows, only what every tar writer of today writes is taken; the rest is left to `TarEntries`.
+Both take only plain members, as every tar writer of today writes them: regular files with ustar magic, plain octal
+numbers and a right checksum; in a window also long names and PAX records before them that change nothing but the name.
+Neither decides that something is wrong: what they do not take is left to `TarEntries`, which tells damage from the
+unusual.
 """
 
 from __future__ import annotations
@@ -42,17 +37,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Window:
-    """The members of a window, in columns.
-
-    Args:
-        data: The window: blocks of an archive, the last one perhaps cut.
-        begins: Where each member's first header lies, extended ones included; these and all others are byte offsets
-            in the window.
-        starts: Where its payload begins.
-        ends: Where its payload ends.
-        nexts: Where the next entry's header lies.
-        names: Its name.
-    """
+    """The members of a window, in columns."""
 
     def __init__(
         self, data: bytes, begins: list[int], starts: list[int], ends: list[int], nexts: list[int], names: list[str]
@@ -64,7 +49,9 @@ class Window:
         self.nexts = nexts
         self.names = names
         # Rows whose next row is not right behind them: something else lies between, or a tar inside the member.
-        self._breaks = [] if nexts[:-1] == begins[1:] else _find_breaks(begins, nexts)
+        self._breaks: list[int] = []
+        if nexts[:-1] != begins[1:]:
+            self._breaks = [row for row, begin in enumerate(begins[1:]) if begin != nexts[row]]
         self._breaks.append(len(begins) - 1)
 
     def run_at(self, position: int) -> tuple[int, int]:
@@ -78,20 +65,13 @@ class Window:
         return first, self._breaks[bisect_left(self._breaks, first)] + 1
 
 
-def _find_breaks(begins: list[int], nexts: list[int]) -> list[int]:
-    return [row for row, begin in enumerate(begins[1:]) if begin != nexts[row]]
-
-
 def without_members(data: bytes) -> Window:
-    """A window in which nothing was found."""
+    """Returns a window in which nothing was found."""
     return Window(data, [], [], [], [], [])
 
 
 def find_members(data: bytes) -> Window:
-    """Finds the members that lie whole in a window, and those of tars inside them.
-
-    Args:
-        data: Part of an archive that begins at an entry.
+    """Finds the members that lie whole in a window, which begins at an entry, and those of tars inside them.
 
     Example:
         >>> import tarfile
@@ -119,21 +99,14 @@ def find_members(data: bytes) -> Window:
     files = np.flatnonzero(sound & (kinds == _PLAIN_FILE))
     extended = sound & (kinds > _PLAIN_FILE)
     tails = [column[extended].tolist() for column in (begins, starts, ends, nexts, kinds)]
-    begins, starts, ends, nexts = (column[files].tolist() for column in (begins, starts, ends, nexts))
+    columns = [column[files].tolist() for column in (begins, starts, ends, nexts)]
     names = _names(heads[files])
-    _extend(data, begins, names, zip(*tails, strict=True))
-    return _without_folders(Window(data, begins, starts, ends, nexts, names))
-
-
-def _without_folders(window: Window) -> Window:
-    """Leaves out members whose name ends in a slash: a folder, or a reason for a closer look."""
-    if "/\n" not in "\n".join([*window.names, ""]):
-        return window
-    kept = [row for row, name in enumerate(window.names) if not name.endswith("/")]
-    begins, starts, ends, nexts = (
-        [column[row] for row in kept] for column in (window.begins, window.starts, window.ends, window.nexts)
-    )
-    return Window(window.data, begins, starts, ends, nexts, [window.names[row] for row in kept])
+    _extend(data, columns[0], names, zip(*tails, strict=True))
+    if "/\n" in "\n".join([*names, ""]):  # a folder, or a reason for a closer look
+        kept = [row for row, name in enumerate(names) if not name.endswith("/")]
+        columns = [[column[row] for row in kept] for column in columns]
+        names = [names[row] for row in kept]
+    return Window(data, *columns, names)
 
 
 def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
@@ -193,14 +166,8 @@ def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | No
     return None if _TELLS_MORE.search(data) and pax.says_more(records) else records
 
 
-_BEHIND_NUMBERS = b"\0 "
-
-
 def read_plain_header(block: bytes) -> tuple[str, int] | None:
     """Reads name and size from the header of a regular file; None where `TarEntries` must look at it.
-
-    Args:
-        block: What was read for a header, perhaps less than one.
 
     Example:
         >>> import tarfile
@@ -210,7 +177,7 @@ def read_plain_header(block: bytes) -> tuple[str, int] | None:
     if len(block) < BLOCK or block[156] != _PLAIN_FILE or block[257:261] != b"usta":
         return None
     size, total, behind = block[124:135], block[148:154], block[135:136] + block[154:156]
-    if not (size.isdigit() and total.isdigit() and not behind.strip(_BEHIND_NUMBERS)):
+    if not (size.isdigit() and total.isdigit() and not behind.strip(b"\0 ")):
         return None
     try:
         if byte_sum(block) - sum(block[148:156]) + 8 * 32 != int(total, 8):
@@ -304,11 +271,7 @@ class LookAhead:
         return True
 
     def take(self) -> tuple[MemberRun | ShardMember | PassedMember, int] | None:
-        """Gives the next members, where an entry begins, and how many bytes they take in the archive.
-
-        Returns:
-            Members that need no closer look; None if the next entry does.
-        """
+        """Gives the next members, where an entry begins, and how many bytes they take in the archive."""
         if self._position < len(self._window.data):
             return self._take_run()
         if self._read1 is None:
@@ -322,7 +285,7 @@ class LookAhead:
         return self._take_run()
 
     def _take_run(self) -> tuple[MemberRun, int] | None:
-        """Gives the members that lie whole in the window from here on."""
+        """Returns the members that lie whole in the window from here on."""
         window = self._window
         first, last = window.run_at(self._position)
         if first == last:
@@ -378,14 +341,11 @@ class LookAhead:
                 raise
             self._failure = error.with_traceback(None)
         self._window, self._position = find_members(_join(pieces)), 0
-        if len(self._window.data) > self._largest:
-            self._refuse_large(self._window)
-        self._held = len(self._window.data)
-
-    def _refuse_large(self, window: Window) -> None:
-        """Leaves a window with a member that is too large to `TarEntries`, which says so when its turn comes."""
-        if any(end - start > self._largest for start, end in zip(window.starts, window.ends, strict=True)):
-            self._window = without_members(window.data)
+        window = self._window
+        sizes = (end - start for start, end in zip(window.starts, window.ends, strict=True))
+        if len(window.data) > self._largest and any(size > self._largest for size in sizes):
+            self._window = without_members(window.data)  # `TarEntries` refuses the member when its turn comes
+        self._held = len(window.data)
 
     def _judge(self) -> None:
         """Chooses the size of the next window, or a pause, by the members seen since the last choice."""

@@ -63,10 +63,6 @@ def describe_magic(head: bytes) -> str | None:
 def describe_file(head: bytes, shard: str) -> str:
     """Says what a file seems to be that was read as a tar archive, and what to do.
 
-    Args:
-        head: Its first bytes, decompressed.
-        shard: Its URL or path.
-
     Example:
         >>> describe_file(b"PAR1", "x.tar").partition(". ")[0], describe_file(b"?", "x.cbors.gz")
         ('It is a Parquet file', 'It looks like CBOR records: read it with .load_cbor_shards().')

@@ -1,4 +1,4 @@
-"""Bytes of a stream that nobody wants: a local file is sought past them."""
+"""Bytes of a stream that are not needed: a local file is sought past them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ class GapSeeker:
 
     A seek past the end of a file succeeds, and would hide that the file was cut: there nothing is passed over, and who
     reads on notices the cut.
-
-    Args:
-        stream: Any stream.
 
     Attributes:
         seeks: Whether it is such a file at all.

@@ -1,8 +1,7 @@
-"""One 512-byte tar header block to a `Header`: ustar, GNU, PAX and old V7.
+"""One 512-byte tar header block to a `Header` (ustar, GNU, PAX and old V7), and the records of PAX headers.
 
-The layout is that of POSIX.1-2017, pax, "ustar Interchange Format", and of the GNU tar manual, "Basic Tar Format".
-
-PAX extended header records (POSIX.1-2017, pax, "pax Extended Header").
+The layout is that of POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header", and of the GNU tar
+manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ _SPECIAL = _NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
 
 #: Regular files. POSIX: what is of an unknown type is read as one.
 REGULAR = frozenset(range(256)) - _SPECIAL
-
 DIRECTORY = ord("5")
 HARD_LINK = ord("1")
 SPARSE = ord("S")
@@ -51,7 +49,7 @@ HEADER_WORDS = {
 
 
 class HeaderError(ValueError):
-    """A block is no valid tar header; the message says why."""
+    """A block is not a valid tar header; the message says why."""
 
 
 class Header(NamedTuple):
@@ -81,7 +79,7 @@ def is_file(kind: int) -> bool:
 
 
 def has_payload(kind: int) -> bool:
-    """Tells whether the header's size counts bytes that follow it: not for links, folders and devices."""
+    """Returns whether the header's size counts bytes that follow it: not for links, folders and devices."""
     return kind not in _NO_PAYLOAD
 
 
@@ -100,21 +98,26 @@ def parse_number(field: bytes) -> int:
     digits = field.partition(b"\0")[0].strip()
     if not digits and not field.strip(b"\0"):
         return 0
-    if not digits.isdigit():
-        raise HeaderError(f"{field!r} is no octal number")
     try:
-        return int(digits, 8)
-    except ValueError:
-        raise HeaderError(f"{field!r} is no octal number") from None
+        if digits.isdigit():
+            return int(digits, 8)
+    except ValueError:  # an 8 or a 9
+        pass
+    raise HeaderError(f"{field!r} is not an octal number")
 
 
 def parse_header(block: bytes) -> Header:
-    """Parses a header block after checking its checksum.
-
-    Args:
-        block: 512 bytes.
-    """
-    _check_sum(block)
+    """Parses a header block after checking its checksum."""
+    field = block[148:156]
+    if field[0] >= 0x80:
+        raise HeaderError(f"the checksum {field!r} is not an octal number")
+    stored = parse_number(field)
+    total = byte_sum(block) - sum(field) + 8 * 32  # the field itself counts as eight blanks
+    if stored != total:
+        summed = block[:148] + block[156:]
+        signed = sum(summed) - 256 * sum(byte > 127 for byte in summed) + 8 * 32  # as some old tars wrote it
+        if stored != signed:
+            raise HeaderError(f"the header says checksum {stored}, its bytes give {total}")
     kind = block[156]
     size = parse_number(block[124:136])
     if size < 0:
@@ -141,12 +144,7 @@ def begins_a_tar(block: bytes) -> bool:
 
 
 def long_name(content: bytes, size: int) -> bytes:
-    """Reads a GNU long name, which ends at a NUL.
-
-    Args:
-        content: The content of its header, with what fills the last block.
-        size: The bytes of it that the header counts.
-    """
+    """Reads a GNU long name, which ends at a NUL."""
     name = content.partition(b"\0")[0]
     if not name:
         raise HeaderError("an empty long name")
@@ -169,22 +167,6 @@ def byte_sum(block: bytes) -> int:
     return (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
 
 
-def _check_sum(block: bytes) -> None:
-    field = block[148:156]
-    if field[0] >= 0x80:
-        raise HeaderError(f"the checksum {field!r} is no octal number")
-    stored = parse_number(field)
-    total = byte_sum(block) - sum(field) + 8 * 32  # the field itself counts as eight blanks
-    if stored != total and stored != _signed_sum(block):
-        raise HeaderError(f"the header says checksum {stored}, its bytes give {total}")
-
-
-def _signed_sum(block: bytes) -> int:
-    """The sum over signed chars that some old tars wrote."""
-    summed = block[:148] + block[156:]
-    return sum(summed) - 256 * sum(byte > 127 for byte in summed) + 8 * 32
-
-
 _SPARSE = frozenset(f"GNU.sparse.{name}" for name in ("major", "map", "size", "realsize"))
 
 # All that reading looks at. What else a global header says would be carried along for each of the entries after it.
@@ -195,9 +177,6 @@ _PAIR = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
 def parse_records(data: bytes) -> dict[str, bytes]:
     r"""Parses the records ``length keyword=value\n`` of an extended header.
-
-    Args:
-        data: The header's payload.
 
     Returns:
         Values by keyword; of a repeated keyword the last. Only a sparse map of version 0.0 repeats them with a
@@ -245,7 +224,7 @@ def record_number(records: dict[str, bytes], keyword: str) -> int | None:
     if value is None:
         return None
     if not value.isdigit() or len(value) > 19 or int(value) > _LARGEST_NUMBER:
-        raise HeaderError(f"PAX record {keyword}={value[:40]!r} is no size")
+        raise HeaderError(f"PAX record {keyword}={value[:40]!r} is not a size")
     return int(value)
 
 

@@ -103,11 +103,7 @@ class SamplePacker:
         self._plans: dict[tuple[Any, ...], list[tuple[str, bytes, int]]] = {}
 
     def pack(self, sample: Mapping[str, Any]) -> PackedSample:
-        """Packs one sample: its fields in sorted order, without those like ``__url__``.
-
-        Args:
-            sample: ``__key__`` and bytes by field.
-        """
+        """Packs one sample: its fields in sorted order, without those like ``__url__``."""
         names = tuple(sample)
         plan = self._plans.get(names)
         if plan is None:

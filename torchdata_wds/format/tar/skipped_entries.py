@@ -19,11 +19,6 @@ _CURE = "Write the shard with tar --dereference (-h), which stores what links po
 class SkippedEntries:
     """What is skipped of one shard, and a warning about it.
 
-    Args:
-        shard: The shard's URL as messages may show it.
-        counts: Counts every skipped entry, by its kind.
-        is_whole: Whether all of the shard is read, so that one without files gives nothing.
-
     Attributes:
         has_files: Whether there has been a member; set by the reader.
     """
@@ -38,13 +33,7 @@ class SkippedEntries:
         self._first = ""
 
     def add(self, entry: TarEntry, name: str, wanted: Callable[[str], bool] | None = None) -> None:
-        """Counts an entry.
-
-        Args:
-            entry: The entry.
-            name: The name that it has for the program.
-            wanted: Which names the program selects; what it leaves out is no loss.
-        """
+        """Counts an entry."""
         kind = HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")
         self._counts[kind] += 1
         self._kinds[kind] += 1
@@ -81,11 +70,8 @@ class SkippedEntries:
 
 
 def _listed(kinds: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {kind if count == 1 else _plural(kind)}" for kind, count in sorted(kinds.items()))
-
-
-def _plural(kind: str) -> str:
-    for one, several in (("directory", "directories"), ("entry", "entries")):
-        if one in kind:
-            return kind.replace(one, several)
-    return f"{kind}s"
+    texts = []
+    for kind, count in sorted(kinds.items()):
+        plural = kind.replace("directory", "directories").replace("entry", "entries")
+        texts.append(f"{count:,} {kind if count == 1 else plural if plural != kind else kind + 's'}")
+    return ", ".join(texts)

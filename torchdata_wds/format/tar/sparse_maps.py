@@ -36,15 +36,7 @@ def full_size(source: SparseSource) -> int:
 
 
 def locate(source: SparseSource, stored: bytes) -> tuple[Segments, int]:
-    """Reads a map.
-
-    Args:
-        source: What it is read from.
-        stored: The stored bytes of the member.
-
-    Returns:
-        The map, and where in `stored` its first piece begins.
-    """
+    """Reads a map."""
     if isinstance(source, list):
         return _pairs(list(_old_numbers(source))), 0
     version = source.get("GNU.sparse.major", b"0"), source.get("GNU.sparse.minor")
@@ -66,12 +58,6 @@ def locate(source: SparseSource, stored: bytes) -> tuple[Segments, int]:
 
 def unpack(stored: bytes, begin: int, segments: Segments, size: int) -> bytes:
     r"""Puts the stored pieces at their places and zeros between them.
-
-    Args:
-        stored: The stored bytes of the member.
-        begin: Where in them the first piece begins.
-        segments: The map.
-        size: The bytes of the full content.
 
     Example:
         >>> unpack(b"abc", 0, [(1, 1), (4, 2)], 7)

@@ -1,8 +1,7 @@
-"""Hard links: their bytes come from a second look at the shard, so that the normal path keeps nothing.
+"""Members whose content is not simply stored: sparse ones, and hard links.
 
-Where a shard cannot be opened a second time, the members just before a link are kept: most links point at neighbours.
-
-The content of members: as it is stored, or with the holes of a sparse member filled with zeros.
+A link's bytes come from a second look at the shard, so that the normal path keeps nothing. Where a shard cannot be
+opened a second time, the members just before a link are kept: most links point at neighbours.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
 def read_payload(entries: TarEntries, entry: TarEntry, *, look: Callable[[Segments, int], None] | None = None) -> bytes:
     """Reads an entry's content, with the holes of a sparse member filled with zeros.
 
-    Args:
-        entries: The archive, at the entry's content.
-        entry: The entry.
-        look: Called with the map and the full size of a sparse member whose map is right.
+    `look` is called with the map and the full size of a sparse member whose map is right.
     """
     if entry.sparse is None or entry.sparse_size is None:
         return entries.take(entry)
@@ -155,9 +151,7 @@ class HardLinks:
         offsets: dict[str, int] = {}
         with reopen(0) as stream:
             entries = HeaderScan(stream, self.shard, concatenated=True)
-            for entry in entries:
-                if entry is None:
-                    continue
+            for entry in filter(None, entries):
                 if entry.offset >= end:
                     break
                 _remember(offsets, entry)
@@ -196,12 +190,12 @@ class RecentMembers:
                 self._size -= len(first.data) + _ENTRY_BYTES
 
     def forget(self, name: str) -> None:
-        """Lets go of a name, which now stands for a member that is not held."""
+        """Forgets a name, which now stands for a member that is not held."""
         self._sort()
         self._members.forget(posixpath.normpath(name))
 
     def find(self, name: str) -> bytes | None:
-        """Gives the bytes of the last member of a name, if they are held."""
+        """Returns the bytes of the last member of a name, if they are held."""
         self._sort()
         return self._members.get(posixpath.normpath(name))
 
@@ -278,7 +272,7 @@ class _SecondLook:
             self.close()
 
     def close(self) -> None:
-        """Closes it; it may be opened once more."""
+        """Closes the stream; `at` opens it again."""
         self._stream = None
         self._stack.close()
 

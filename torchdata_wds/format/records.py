@@ -10,7 +10,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, SKIP_DAMAGED, Advice, DamageKind, ShardFormatError, ShardOpenError
 from torchdata_wds.format.tar.file_kinds import describe_magic
@@ -46,14 +46,7 @@ def read_records(
     Nothing in a record runs code. Types that CBOR has tags for (dates, decimals, sets and the like) become Python's;
     other tags and MessagePack's extension types stay ``CBORTag`` and ``ExtType``.
 
-    Args:
-        stream: The decompressed shard.
-        shard: Its masked URL.
-        record_format: ``"cbor"`` or ``"msgpack"``.
-        max_bytes: The most that a record may have.
-
-    Yields:
-        Whatever the records are, dicts as a rule.
+    `shard` is the URL as messages may show it, `max_bytes` the most that a record may have.
 
     Example:
         >>> import io, msgpack
@@ -74,18 +67,13 @@ def read_records(
 
 
 class _Place:
-    """Where the reader is, for messages.
-
-    Attributes:
-        offset: Where the record begins that is being read.
-        number: Which one it is, from 0.
-    """
+    """Where the reader is, for messages."""
 
     def __init__(self, shard: str, record_format: RecordFormat) -> None:
         self.shard = shard
         self.record_format = record_format
-        self.offset = 0
-        self.number = 0
+        self.offset = 0  # where the record begins that is being read
+        self.number = 0  # which one it is
 
     def move(self, size: int) -> None:
         """Goes to the next record."""
@@ -156,7 +144,7 @@ class _Pieces:
         self.is_over = False
 
     def next(self) -> bytes:
-        """Gives the next piece, none at the end."""
+        """Returns the next piece, none at the end."""
         if self._failure is not None:
             raise self._failure
         pieces: list[bytes] = []
@@ -177,7 +165,7 @@ class _Pieces:
         return b"".join(pieces)
 
     def more(self, size: int) -> bytes:
-        """Gives at least so many bytes, fewer if they do not come at once; a failure is left for the next call."""
+        """Returns at least `size` bytes, fewer if they do not come at once; a failure is left for the next call."""
         parts: list[bytes] = []
         missing = size
         try:
@@ -207,15 +195,15 @@ class _Item:
         self.failure: Exception | None = None
 
     def readable(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """False: then the decoder reads no further than the record goes."""
+        """Returns False, so that the decoder reads no further than the record goes."""
         return False
 
     def read(self, size: int, /) -> bytes:
-        """Gives exactly so many bytes, fewer at the end of the shard."""
+        """Returns exactly `size` bytes, fewer at the end of the shard."""
         if self.taken + size > self._max_bytes:
             self.failure = self._place.too_large(self._max_bytes)
             raise self.failure
@@ -223,7 +211,11 @@ class _Item:
         missing = size
         while missing:
             if not self._head:
-                self._head = memoryview(self._more())
+                try:
+                    self._head = memoryview(self._pieces.next())
+                except Exception as error:
+                    self.failure = error
+                    raise
                 if not self._head:
                     self.failure = self._place.cut(self.taken + size - missing)
                     break
@@ -234,15 +226,8 @@ class _Item:
         return b"".join(parts)
 
     def left(self) -> bytes:
-        """What was read of the stream and not of the record."""
+        """Returns what was read of the stream and not of the record."""
         return bytes(self._head)
-
-    def _more(self) -> bytes:
-        try:
-            return self._pieces.next()
-        except Exception as error:
-            self.failure = error
-            raise
 
 
 def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> Iterator[Any]:
@@ -272,20 +257,16 @@ def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> It
                 continue
         if piece:
             item = _Item(piece, pieces, place, max_bytes)
-            record = _load_item(item, place, cbor2)
+            try:
+                record = cbor2.load(item)
+            except Exception as error:
+                if item.failure is not None:
+                    raise item.failure from item.failure.__cause__
+                raise place.damaged(error) from error
             place.move(item.taken)
             yield record
             piece = item.left()
         piece = piece or pieces.next()
-
-
-def _load_item(item: _Item, place: _Place, cbor2: Any) -> Any:
-    try:
-        return cbor2.load(item)
-    except Exception as error:
-        if item.failure is not None:
-            raise item.failure from item.failure.__cause__
-        raise place.damaged(error) from error
 
 
 def _read_msgpack(pieces: _Pieces, place: _Place, msgpack: Any, max_bytes: int) -> Iterator[Any]:
@@ -338,9 +319,7 @@ def _unpack(data: memoryview, place: _Place, msgpack: Any, max_bytes: int) -> An
         raise place.damaged(error) from error
 
 
-class _Format(NamedTuple):
-    package: str
-    read: Callable[[_Pieces, _Place, Any, int], Iterator[Any]]
+_Read = Callable[[_Pieces, _Place, Any, int], Iterator[Any]]
 
-
-_FORMATS: dict[str, _Format] = {"cbor": _Format("cbor2", _read_cbor), "msgpack": _Format("msgpack", _read_msgpack)}
+#: The package that decodes each format, and the reader.
+_FORMATS: dict[str, tuple[str, _Read]] = {"cbor": ("cbor2", _read_cbor), "msgpack": ("msgpack", _read_msgpack)}

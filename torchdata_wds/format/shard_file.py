@@ -7,9 +7,9 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
@@ -64,7 +64,7 @@ def archive_size(content: int) -> int:
 
 
 class OpenFile:
-    """A file that somebody else has opened: it is written to, and neither closed nor renamed."""
+    """A file that the caller has opened: it is written to, and neither closed nor renamed."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         self.url = url
@@ -75,33 +75,31 @@ class OpenFile:
         """Writes all of it, and hands it over to the system: a process that is forked must not write it once more."""
         view = memoryview(data)
         while view:
-            view = view[self._write(view) :]
+            with self._failing():
+                written = self._file.write(view)
+            if not isinstance(written, int) or not 0 < written <= len(view):
+                raise self._failure(f"took {written!r} of {len(view):,} bytes")
+            view = view[written:]
         self.commit()
-
-    def _write(self, view: memoryview) -> int:
-        try:
-            written = self._file.write(view)
-        except BrokenPipeError:
-            raise
-        except (OSError, TypeError, ValueError) as error:
-            raise self._failure(f"failed: {error}") from error
-        if not isinstance(written, int) or not 0 < written <= len(view):
-            raise self._failure(f"took {written!r} of {len(view):,} bytes")
-        return written
 
     def commit(self) -> None:
         """Hands everything over to the system."""
         flush = getattr(self._file, "flush", None)
-        try:
-            if callable(flush):
+        if callable(flush):
+            with self._failing():
                 flush()
-        except BrokenPipeError:
-            raise
-        except (OSError, ValueError) as error:
-            raise self._failure(f"failed: {error}") from error
 
     def abort(self) -> None:
-        """Leaves the file as it is: without an end marker, so that every reader sees that it is no whole shard."""
+        """Leaves the file as it is: without an end marker, so that every reader sees that the shard is not whole."""
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except (OSError, TypeError, ValueError) as error:
+            raise self._failure(f"failed: {error}") from error
 
     def _failure(self, what: str) -> ShardOpenError:
         return ShardOpenError(
@@ -154,13 +152,17 @@ class ShardFile(Unique):
             if index:
                 self._index = open_target(index_url(self.url), overwrite=True, storage_options=self._options)
         else:
-            self._target = _take_file(destination, name, index)
+            if index:
+                raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
+            if not callable(getattr(destination, "write", None)):
+                raise TypeError(f"a shard is written to a path, a URL or a binary file, not to {destination!r}")
+            self._target = OpenFile(cast("BinaryIO", destination), name)
         self._digest = hashlib.sha256() if digest or index else None
         self._stored = 0
         self._keys: set[str] = set()
         self._pending: list[bytes] = []
         self._pending_size = 0
-        self._size = 0
+        self.size = 0  # bytes of the archive so far, before compression
         self._is_whole = True
         self._is_open = True
 
@@ -168,11 +170,6 @@ class ShardFile(Unique):
     def count(self) -> int:
         """How many samples it has so far."""
         return len(self._keys)
-
-    @property
-    def size(self) -> int:
-        """The bytes of the archive so far, before compression."""
-        return self._size
 
     def append(self, packed: PackedSample) -> None:
         """Adds a sample."""
@@ -188,11 +185,11 @@ class ShardFile(Unique):
         # an interrupt may come between any two of these lines
         self._is_whole = False
         if self._rows is not None:
-            start = self._size
+            start = self.size
             places = [(name, start + offset, size) for name, offset, size in packed.members()]
             self._rows.append(pack_row(key, start, start + packed.size, places))
         self._keys.add(key)
-        self._size += packed.size
+        self.size += packed.size
         self._pending += packed.parts
         self._pending_size += packed.size
         # the first sample at once: a destination that cannot be written shows before much work is done
@@ -205,9 +202,9 @@ class ShardFile(Unique):
         try:
             self._check_whole()
             self._is_whole = False
-            end = archive_size(self._size)
-            self._pending.append(bytes(end - self._size))
-            self._size = end
+            end = archive_size(self.size)
+            self._pending.append(bytes(end - self.size))
+            self.size = end
             self._flush()
             if self._compressor is not None:
                 self._store(self._compressor.flush())
@@ -220,7 +217,7 @@ class ShardFile(Unique):
         return info
 
     def abort(self) -> None:
-        """Gives the shard up: it never appears under its name. A local one stays as ``.partial``, with its samples."""
+        """Abandons the shard: it never appears under its name. A local one stays as ``.partial``, with its samples."""
         if self._is_open and self._is_whole and self._owner == os.getpid():
             with contextlib.suppress(Exception):
                 self._flush()
@@ -267,10 +264,8 @@ class ShardFile(Unique):
             self._remove_old_index()
         self._target.commit()
         if self._index is not None and self._rows is not None:
-            compressed = self._compressor is not None
-            header = IndexHeader(
-                shard_name(self.url), "first_dot", len(self._rows), self._size, compressed, info.bytes, info.sha256
-            )
+            name, compressed = shard_name(self.url), self._compressor is not None
+            header = IndexHeader(name, "first_dot", len(self._rows), self.size, compressed, info.bytes, info.sha256)
             self._index.write(ShardIndex(header, self._rows).dump())
             self._index.commit()
         elif not self._overwrite:
@@ -292,11 +287,3 @@ def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
     if index or (overwrite and scheme not in (STDIN, "pipe")):
         return index_url(url)
     return None
-
-
-def _take_file(file: Any, name: str, index: bool) -> OpenFile:
-    if index:
-        raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
-    if not callable(getattr(file, "write", None)):
-        raise TypeError(f"a shard is written to a path, a URL or a binary file, not to {file!r}")
-    return OpenFile(file, name)

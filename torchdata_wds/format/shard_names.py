@@ -68,7 +68,7 @@ class ShardNames:
 
     def check_listable(self) -> None:
         """Checks that there is a folder to look for existing shards in."""
-        if scheme_of(self.pattern) == "pipe" or _has_number(self.pattern.rpartition("/")[0]):
+        if scheme_of(self.pattern) == "pipe" or any(map(_is_number, _PLACE.finditer(self.pattern.rpartition("/")[0]))):
             raise ValueError(
                 f"'next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} does not have"
             )
@@ -102,7 +102,3 @@ class ShardNames:
 
 def _is_number(match: re.Match[str]) -> bool:
     return match["old"] is not None or match["name"] == "shard"
-
-
-def _has_number(text: str) -> bool:
-    return any(map(_is_number, _PLACE.finditer(text)))

@@ -54,9 +54,9 @@ WRONG: list[tuple[Any, str]] = [
     ([], "is not a dataset file"),
     ({}, "is not a dataset file"),
     ({"shards": "x.tar"}, "is not a dataset file.*found {'shards': 'x.tar'}"),
-    ("", "is no JSON"),
-    ("dataset: []", "is no JSON"),
-    ("{", "is no JSON"),
+    ("", "is not JSON"),
+    ("dataset: []", "is not JSON"),
+    ("{", "is not JSON"),
     ("null", "is not a dataset file"),
     ('{"dataset": [{"shards": "x.tar", "shards": "y.tar"}]}', "the key 'shards' twice"),
     ("[" * 100_000, "nested too deeply"),
@@ -193,17 +193,17 @@ def test_yaml_is_read_when_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("dataset: [x-{0..3}.tar]", "is no YAML.*\n.*pattern with braces needs quotes"),
+        ("dataset: [x-{0..3}.tar]", "is not YAML.*\n.*pattern with braces needs quotes"),
         ("dataset:\n- shards: x.tar\n  shards: y.tar", "the key 'shards' twice in one mapping, line 3"),
-        ("dataset: !!python/object/apply:os.system ['touch ran']", "is no YAML"),
-        ("dataset: !!python/name:os.system", "is no YAML"),
-        ("dataset: 2024-13-45", "no YAML: month must be"),
-        ("dataset: [", "is no YAML"),
-        ("a: 1\n---\nb: 2", "is no YAML"),
+        ("dataset: !!python/object/apply:os.system ['touch ran']", "is not YAML"),
+        ("dataset: !!python/name:os.system", "is not YAML"),
+        ("dataset: 2024-13-45", "not YAML: month must be"),
+        ("dataset: [", "is not YAML"),
+        ("a: 1\n---\nb: 2", "is not YAML"),
         ("dataset: " + "[" * 1000, "nested too deeply"),
         ("dataset: &a [*a]", r"dataset\[0\]: expected a mapping"),
         ("- " * 5 + "x", "is not a dataset file"),
-        ("\x00", "is no YAML"),
+        ("\x00", "is not YAML"),
         ("just text", "is not a dataset file.*found 'just text'"),
     ],
 )
@@ -238,7 +238,7 @@ def test_yaml_does_not_grow_when_aliases_multiply(monkeypatch: pytest.MonkeyPatc
 def test_spec_file_raises_when_it_is_no_text_or_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard in its place, and one that never ends."""
     Path("spec.yaml").write_bytes(b"dataset: \xff")
-    with pytest.raises(SpecError, match="no UTF-8 text"):
+    with pytest.raises(SpecError, match="not UTF-8 text"):
         load_dataset("spec.yaml")
     monkeypatch.setattr("torchdata_wds.format.dataset_files.files._MAX_BYTES", 100)
     with pytest.raises(SpecError, match="larger than 100 bytes"):

@@ -23,30 +23,17 @@ _COUNTS = ("resample", "choose", "perepoch")
 
 @dataclass(frozen=True, repr=False)
 class SpecEntry:
-    """Shards whose samples are treated alike.
+    """Shards whose samples are treated alike."""
 
-    Attributes:
-        place: Where they are listed.
-        name: What their samples have as ``__dataset__``.
-        patterns: The shards, as `storage.list_urls` takes them.
-        verbatim: Whether the patterns are URLs already.
-        fields: The fields to keep; None keeps all.
-        missing: What a sample without one of them does: ``"error"``; ``"skip"``, it is left out and counted; or
-            ``"none"``, it goes on without the field.
-        keys: What goes to the function that transforms their samples.
-        count: How many of the shards an epoch has, None for all.
-        replacement: Whether one shard may come several times among them.
-    """
-
-    place: SpecPlace
-    name: str | int
-    patterns: tuple[str, ...]
-    verbatim: bool = False
-    fields: tuple[FieldItem, ...] | None = None
-    missing: Missing = "error"
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    count: int | None = None
-    replacement: bool = False
+    place: SpecPlace  # where they are listed
+    name: str | int  # what their samples have as ``__dataset__``
+    patterns: tuple[str, ...]  # as `storage.list_urls` takes them
+    verbatim: bool = False  # whether the patterns are URLs already
+    fields: tuple[FieldItem, ...] | None = None  # those to keep; None keeps all
+    missing: Missing = "error"  # without one of them a sample is wrong, left out, or goes on without the field
+    keys: Mapping[str, Any] = field(default_factory=dict)  # for the function that transforms their samples
+    count: int | None = None  # how many of the shards an epoch has, None for all
+    replacement: bool = False  # whether one shard may come several times among them
 
     def __repr__(self) -> str:
         # In every message about the pipes that hold it: neither long nor with what URLs may hold.
@@ -77,15 +64,10 @@ class SpecEntry:
 
 @dataclass(frozen=True)
 class SpecGroup:
-    """Entries whose shards are shuffled together.
-
-    Attributes:
-        entries: The entries.
-        weight: How often a sample is taken from them, relative to other groups.
-    """
+    """Entries whose shards are shuffled together."""
 
     entries: tuple[SpecEntry, ...]
-    weight: float | None = None
+    weight: float | None = None  # how often a sample is taken from them, relative to other groups
 
 
 def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:

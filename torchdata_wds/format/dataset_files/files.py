@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchdata_wds.errors import ShardOpenError, SpecError, WdsError
+from torchdata_wds.errors import SpecError, WdsError
 from torchdata_wds.storage import mask_url, open_shard
 
 _MAX_BYTES = 64 << 20
@@ -22,8 +22,6 @@ def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | No
     try:
         with open_shard(url, storage_options=storage_options) as stream:
             data = stream.read(_MAX_BYTES + 1)
-    except ShardOpenError as error:
-        raise ShardOpenError(f"dataset file {shown} cannot be read: {error}", shard=shown) from error
     except WdsError as error:
         raise type(error)(f"dataset file {shown} cannot be read: {error}", shard=shown) from error
     if len(data) > _MAX_BYTES:
@@ -33,17 +31,12 @@ def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | No
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError(f"dataset file {shown} is no UTF-8 text: {error}") from error
+        raise SpecError(f"dataset file {shown} is not UTF-8 text: {error}") from error
     return parse_spec(text, shown, json_only=_IS_JSON.search(url) is not None)
 
 
 def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> Any:
-    """Parses a dataset file's text.
-
-    Args:
-        text: JSON or YAML.
-        shown: The file's name in messages.
-        json_only: Whether it cannot be YAML.
+    """Parses a dataset file's text, JSON or (unless `json_only`) YAML; `shown` is its name in messages.
 
     Example:
         >>> parse_spec('{"dataset": [{"shards": "x.tar"}]}')
@@ -59,7 +52,7 @@ def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> 
                 pass
         return _parse_yaml(text, shown)
     except json.JSONDecodeError as error:
-        raise SpecError(f"dataset file {shown} is no JSON: {error}") from error
+        raise SpecError(f"dataset file {shown} is not JSON: {error}") from error
     except RecursionError:
         raise SpecError(f"dataset file {shown} is nested too deeply to be one") from None
 
@@ -80,28 +73,24 @@ def _twice(shown: str, key: object, where: str = "") -> SpecError:
 
 
 def _parse_yaml(text: str, shown: str) -> Any:
-    yaml = _yaml(shown)
     try:
-        # A SafeLoader, which makes plain values only.
-        return yaml.load(text, _loader(yaml, shown))
-    except yaml.YAMLError as error:
-        hint = "\nIn a [list], a pattern with braces needs quotes." if "{" in text else ""
-        raise SpecError(f"dataset file {shown} is no YAML: {error}{hint}") from error
-    except (ValueError, TypeError, AttributeError) as error:  # what its scalars raise: dates that are none, "0x_"
-        if isinstance(error, SpecError):
-            raise
-        raise SpecError(f"dataset file {shown} holds a value that is no YAML: {error}") from error
-
-
-def _yaml(shown: str) -> Any:
-    try:
-        return importlib.import_module("yaml")
+        yaml = importlib.import_module("yaml")
     except ModuleNotFoundError as cause:
         raise ModuleNotFoundError(
             f"dataset file {shown} is YAML, which needs the yaml package, which is not installed: "
             "pip install 'torchdata_wds[spec]', or write the file as JSON",
             name="yaml",
         ) from cause
+    try:
+        # A SafeLoader, which makes plain values only.
+        return yaml.load(text, _loader(yaml, shown))
+    except yaml.YAMLError as error:
+        hint = "\nIn a [list], a pattern with braces needs quotes." if "{" in text else ""
+        raise SpecError(f"dataset file {shown} is not YAML: {error}{hint}") from error
+    except (ValueError, TypeError, AttributeError) as error:  # what its scalars raise: dates that are none, "0x_"
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(f"dataset file {shown} holds a value that is not YAML: {error}") from error
 
 
 def _loader(yaml: Any, shown: str) -> Any:

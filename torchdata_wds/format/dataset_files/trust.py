@@ -35,7 +35,6 @@ _MAX_SHARDS = 10_000_000
 _LOOKED_AT = 1000
 
 _shortener = reprlib.Repr()
-
 _shortener.maxstring = _shortener.maxother = 100
 
 
@@ -46,19 +45,12 @@ def short(value: object) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a specification was read.
+    """Where a specification was read."""
 
-    Attributes:
-        shown: Its name in messages, without secrets.
-        folder: What its relative names are relative to, "" for the working directory.
-        trusted: Whether it may run commands: the program wrote it, or said so.
-        remote: Whether it came from another machine.
-    """
-
-    shown: str
-    folder: str = ""
-    trusted: bool = True
-    remote: bool = False
+    shown: str  # its name in messages, without secrets
+    folder: str = ""  # of its relative names; "" for the working directory
+    trusted: bool = True  # whether it may run commands: the program wrote it, or said so
+    remote: bool = False  # whether it came from another machine
 
     @classmethod
     def of_file(cls, url: str, *, trusted: bool) -> Origin:
@@ -68,15 +60,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class SpecPlace:
-    """A place in a specification, for messages and for judging what stands there.
-
-    Attributes:
-        origin: Which specification.
-        path: Where in it, such as ``dataset[1].weight``, counted from 0; "" is the whole.
-    """
+    """A place in a specification, for messages and for judging what stands there."""
 
     origin: Origin
-    path: str = ""
+    path: str = ""  # such as ``dataset[1].weight``, counted from 0; "" is the whole
 
     def at(self, key: str | int) -> SpecPlace:
         """The place of an item of what stands here."""
@@ -91,7 +78,7 @@ class SpecPlace:
         return SpecError(f"{self}: {problem}")
 
     def check_keys(self, mapping: object, known: tuple[str, ...]) -> Mapping[str, Any]:
-        """Gives a mapping back that has known keys only."""
+        """Returns a mapping if it has known keys only."""
         if not isinstance(mapping, Mapping):
             raise self.error(f"expected a mapping with keys {', '.join(known)}, found {short(mapping)}")
         unknown = [key for key in mapping if key not in known]
@@ -100,7 +87,10 @@ class SpecPlace:
         return mapping
 
     def check_url(self, url: str) -> str:
-        """Gives the URL of a shard or file back that may be opened."""
+        """Returns the URL of a shard or file if this specification may open it.
+
+        Trust is needed for what runs something or reads what belongs to the program; ``WDS_SECURE=1`` forbids commands.
+        """
         danger = _danger(url)
         if danger is None:
             return url
@@ -115,7 +105,7 @@ class SpecPlace:
         return url
 
     def check_pattern(self, pattern: str) -> str:
-        """Gives a pattern back, of which no URL must not be opened as far as can be seen without listing."""
+        """Returns a pattern if `check_url` allows all its URLs, as far as can be seen without listing."""
         if _count_of_ranges(pattern) > _MAX_SHARDS:
             raise self.error(f"{short(pattern)} stands for more than {_MAX_SHARDS:,} shards")
         try:
@@ -127,13 +117,11 @@ class SpecPlace:
 
     def expand(self, text: str) -> str:
         """Expands ``~`` and ``$NAME``; what is not set stays as it is."""
-        for name in _VARIABLE.finditer(text):
+        for name in () if self.origin.trusted else _VARIABLE.finditer(text):
             self._check_variable(name[1] or name[2])
         return os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111 - a str, maybe a URL
 
     def _check_variable(self, name: str) -> None:
-        if self.origin.trusted:
-            return
         if self.origin.remote:
             raise UnsafeDataError(
                 f"{self}: asks for the environment variable {name}, which no file from another machine gets.",

@@ -33,10 +33,7 @@ class _Part:
 def wids_groups(content: Mapping[str, Any], place: SpecPlace, read: Read) -> list[SpecGroup]:
     """Checks a ``wids`` shard list: one group, or with weights a group per dataset.
 
-    Args:
-        content: The list as parsed.
-        place: Where it was read.
-        read: Reads the file of a ``source_url``: gives its content and origin.
+    `read` reads the file of a ``source_url`` and returns its content and origin.
 
     Example:
         >>> content = {"wids_version": 1, "base": "s3://b/d", "shardlist": [{"url": "x.tar", "nsamples": 3}]}
@@ -124,8 +121,7 @@ def _entries(part: _Part) -> Iterator[SpecEntry]:
     """An entry per name that the shards have."""
     urls: dict[str | int, list[str]] = {}
     for number, shard in enumerate(part.shards):
-        place = part.place.at(number)
-        name, url = _shard(shard, place, part)
+        name, url = _shard(shard, part.place.at(number), part)
         urls.setdefault(name, []).append(url)
     return (SpecEntry(part.place, name, tuple(found), verbatim=True) for name, found in urls.items())
 
@@ -138,9 +134,8 @@ def _shard(shard: Any, place: SpecPlace, part: _Part) -> tuple[str | int, str]:
     for key in ("nsamples", "filesize"):
         if shard.get(key) is not None:
             checked_count(shard, key, place)
-    name = shard.get("dataset", shard.get("name", part.name))
-    if name is None:
-        name = part.name
+    name = shard.get("dataset", shard.get("name"))
+    name = part.name if name is None else name
     if not isinstance(name, (str, int)):
         raise place.at("dataset").error(f"expected text, found {short(name)}")
     return name, place.at("url").check_url(join_url(part.folder, url))

@@ -27,20 +27,14 @@ _SHOWN_KEYS = 5
 
 
 class FoundDocument(NamedTuple):
-    """A document, and all that may be its images.
+    """A document, and all that may be its images."""
 
-    Attributes:
-        sample: ``__key__`` and what else there is of the kind.
-        document: What its JSON says.
-        fields: The fields of its sample, without the JSON, and of samples that belong to it, as ``<image>.<field>``.
-    """
-
-    sample: dict[str, Any]
-    document: Document
-    fields: dict[str, Any]
+    sample: dict[str, Any]  # ``__key__`` and other metadata
+    document: Document  # what its JSON says
+    fields: dict[str, Any]  # of its sample, without the JSON, and as ``<image>.<field>`` of samples that belong to it
 
     def wanted_keys(self, layout: Layout) -> dict[str, str]:
-        """Gives the key of each sample that may hold an image which is not here -> what stands before its fields."""
+        """Returns the keys of samples that may hold an image which is not here, and the prefix of their fields."""
         if layout not in _WAITING:
             return {}
         key = self.sample.get("__key__")
@@ -51,7 +45,7 @@ class FoundDocument(NamedTuple):
         return {f"{key}-{part}": part for part in parts if part}
 
     def add(self, part: str, sample: Mapping[str, Any]) -> None:
-        """Takes the fields of a sample that belongs to it."""
+        """Adds the fields of a sample that belongs to it."""
         for field, value in sample.items():
             if not is_metadata(field):
                 self.fields.setdefault(f"{part}.{field}", value)
@@ -67,15 +61,9 @@ def find_documents(
     their document wait for it, at most `MOST_WAITING`. A document takes only images that it names: one whose key is
     the beginning of another's takes nothing from that.
 
-    Args:
-        samples: The samples.
-        layout: Where the images are.
-        shown: Turns a URL into what messages may show.
-        shards: Of how many shards samples may come in turn. When one more begins, that ends of which none has come
-            for longest.
-
-    Yields:
-        The documents, in the order in which they are complete, and errors in place of what is none.
+    Samples of at most `shards` shards may come in turn: when one more begins, the one unused for longest ends. `shown`
+    turns a URL into what messages may show. Documents come in the order in which they are complete, and errors in
+    place of what is not one.
     """
     finders: dict[str, _Finder] = {}  # the last one is that of the sample before
     for sample in samples:
@@ -108,7 +96,7 @@ class _Finder:
         self.spare: dict[str, Mapping[str, Any]] = {}
 
     def take(self, sample: dict[str, Any], key: str) -> Iterator[FoundDocument | SampleError]:
-        """Takes the next sample; gives what is complete or wrong by it."""
+        """Takes the next sample; yields what it completes, and what is wrong with it."""
         begins = (key, find_json(sample) is not None)
         if begins == self.first:  # the same shard is read again
             yield from self.end_shard()
@@ -130,7 +118,7 @@ class _Finder:
             yield from self._wait(sample, key)
 
     def end_shard(self) -> Iterator[FoundDocument | SampleError]:
-        """Gives the document that is open, and an error for the images that no document has named."""
+        """Yields the document that is open, and an error for the images that no document has named."""
         yield from self._close()
         self.spare.clear()
         if self.waiting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchdata_wds.option_types import Layout
@@ -47,39 +47,23 @@ class ImageSegment(NamedTuple):
 
 
 class ImageEntry(NamedTuple):
-    """What a document's JSON says about one image.
+    """What a document's JSON says about one image."""
 
-    Attributes:
-        name: Its name, None where the JSON holds the image and gives no name.
-        place: The number of the text that it stands before; that of the texts for one behind them all.
-        similarity: As in `ImageSegment`.
-        base64: The image itself, where the JSON holds it.
-        info: As in `ImageSegment`.
-        row: Its number among all of the document, which is its row in the similarity matrix.
-    """
-
-    name: str | None
-    place: int
+    name: str | None  # None where the JSON holds the image and gives no name
+    place: int  # the number of the text that it stands before; the number of texts for one after them all
     similarity: float | None
-    base64: str | None
+    base64: str | None  # the image itself, where the JSON holds it
     info: dict[str, Any]
-    row: int
+    row: int  # its number among all of the document, which is its row in the similarity matrix
 
 
 class Document(NamedTuple):
-    """A document's JSON, whatever its layout.
-
-    Attributes:
-        texts: The texts in their order.
-        images: The images in the order in which they stand.
-        matrix: A row for each image by `row`, a column for each text; None where there is none.
-        metadata: The rest.
-    """
+    """A document's JSON, whatever its layout; texts and images in their order."""
 
     texts: list[str]
     images: list[ImageEntry]
-    matrix: list[list[float]] | None
-    metadata: dict[str, Any]
+    matrix: list[list[float]] | None  # a row for each image by its `row`, a column for each text
+    metadata: dict[str, Any]  # the rest
 
 
 def find_json(sample: Mapping[str, Any]) -> str | None:
@@ -90,19 +74,19 @@ def find_json(sample: Mapping[str, Any]) -> str | None:
 
 
 def load_json(value: Any) -> Any:
-    """Parses JSON that is bytes still; gives other values, decoded before, as they are."""
+    """Parses JSON that is still bytes; other values were decoded before."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return json.loads(bytes(value).decode("utf-8-sig"))
     return value
 
 
 def is_document(value: Any) -> bool:
-    """Tells whether parsed JSON is meant as a document."""
+    """Returns whether parsed JSON is meant as a document."""
     return isinstance(value, Mapping) and ("text_list" in value or {"images", "texts"} <= value.keys())
 
 
 def is_image_field(field: str) -> bool:
-    """Tells whether a field holds an image, by its extension."""
+    """Returns whether a field holds an image, by its extension."""
     return field.lower().rpartition(".")[2] in IMAGE_EXTENSIONS
 
 
@@ -239,11 +223,16 @@ def find_images(names: Iterable[str], fields: Iterable[str]) -> dict[str, str]:
     lowered = {field.lower(): field for field in sorted(exact)}
     found: dict[str, str] = {}
     wanted = list(dict.fromkeys(names))
-    for candidates in (_same, _in_lower_case, _re_encoded):
+    candidates: tuple[Callable[[str], Sequence[str | None]], ...] = (
+        lambda name: [name if name in exact else None],
+        lambda name: [lowered.get(name.lower())],
+        lambda name: _re_encoded(name.lower(), lowered),
+    )
+    for fields_for in candidates:
         claims: dict[str, list[str]] = {}
-        taken = set(found.values())
+        taken = {*found.values(), None}
         for name in wanted:
-            pool = () if name in found else candidates(name, exact, lowered)
+            pool = () if name in found else fields_for(name)
             field = next((field for field in pool if field not in taken), None)
             if field is not None:
                 claims.setdefault(field, []).append(name)
@@ -251,16 +240,8 @@ def find_images(names: Iterable[str], fields: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _same(name: str, exact: set[str], lowered: Mapping[str, str]) -> Sequence[str]:  # noqa: ARG001
-    return [name] if name in exact else []
-
-
-def _in_lower_case(name: str, exact: set[str], lowered: Mapping[str, str]) -> Sequence[str]:  # noqa: ARG001
-    return [lowered[name.lower()]] if name.lower() in lowered else []
-
-
-def _re_encoded(name: str, exact: set[str], lowered: Mapping[str, str]) -> Sequence[str]:  # noqa: ARG001
-    name = name.lower()
+def _re_encoded(name: str, lowered: Mapping[str, str]) -> Sequence[str]:
+    """Returns the fields that hold an image with another extension than its name has, in order of preference."""
     stem, _, extension = name.rpartition(".")
     bases = (stem, name) if extension in IMAGE_EXTENSIONS else (name, stem)
     candidates = (f"{base}.{extension}" for base in bases if base for extension in IMAGE_EXTENSIONS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.documents.parsing import (
@@ -49,13 +49,13 @@ def interleaved_sample(document: Mapping[str, Any], *, extension: str = "jpg") -
         raise _unwritable(key, "it has a field 'json' besides, where its texts are written; rename that")
     texts: list[str] = []
     infos: list[dict[str, Any]] = []
-    images: list[_Image] = []
+    images: list[tuple[str, str, Any]] = []  # the name that each is written under, its field, and the image
     for segment in segments:
         if isinstance(segment, TextSegment) and isinstance(segment.text, str):
             texts.append(segment.text)
         elif isinstance(segment, ImageSegment):
             name, field, info = _named(segment, len(infos), extension)
-            images.append(_Image(name, field, segment.image))
+            images.append((name, field, segment.image))
             infos.append({"image_name": name, "matched_text_index": len(texts), **info})
         else:
             raise _unwritable(key, f"expected TextSegment (of a str) and ImageSegment, found {type(segment).__name__}")
@@ -68,15 +68,7 @@ def interleaved_sample(document: Mapping[str, Any], *, extension: str = "jpg") -
     return {**sample, "json": {"text_list": texts, "image_info": infos, **scores, **metadata}}
 
 
-class _Image(NamedTuple):
-    """An image, under the name and in the field that it is written in."""
-
-    name: str
-    field: str
-    image: Any
-
-
-def _fields_of(images: list[_Image], key: object, sample: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(images: list[tuple[str, str, Any]], key: object, sample: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the fields of images, and sees to it that these are found in them again, and those that are missing not."""
     fields: dict[str, Any] = {}
     for _, field, image in images:
@@ -90,7 +82,7 @@ def _fields_of(images: list[_Image], key: object, sample: Mapping[str, Any]) -> 
 
 
 def _named(segment: ImageSegment, number: int, extension: str) -> tuple[str, str, dict[str, Any]]:
-    """Gives the name that an image is written under, its field, and what is said about it besides."""
+    """Returns the name that an image is written under, its field, and what else its ``info`` says."""
     info = {key: value for key, value in (segment.info or {}).items() if key not in INFO_KEYS}
     if segment.similarity is not None:
         info = {"matched_sim": segment.similarity, **info}

@@ -49,32 +49,19 @@ class IndexHeader(NamedTuple):
 
 
 class IndexedMember(NamedTuple):
-    """One member of an indexed sample.
-
-    Attributes:
-        name: Its name in the archive.
-        offset: Where its content begins, in bytes of the decompressed archive; None for a sparse member.
-        size: Size of the content in bytes.
-    """
+    """One member of an indexed sample; a sparse one has neither offset nor size."""
 
     name: str
-    offset: int | None
-    size: int | None
+    offset: int | None  # where its content begins, in bytes of the decompressed archive
+    size: int | None  # of the content, in bytes
 
 
 class IndexedSample(NamedTuple):
-    """One sample of an index.
-
-    Attributes:
-        key: Its key.
-        start: Where its first header begins, in bytes of the decompressed archive.
-        stop: Where its last member's padding ends.
-        members: Its members in their order.
-    """
+    """One sample of an index."""
 
     key: str
-    start: int
-    stop: int
+    start: int  # where its first header begins, in bytes of the decompressed archive
+    stop: int  # where its last member's padding ends
     members: tuple[IndexedMember, ...]
 
 
@@ -232,21 +219,16 @@ def _parse_row(row: str | bytes) -> IndexedSample:
             raise TypeError(f"it is a {type(values).__name__}")
         key, start, stop, members = values
         sample = IndexedSample(key, start, stop, tuple(IndexedMember(*member) for member in members))
-        _check_row(sample)
+        # readers seek by these, and an index may come from a stranger, as its shard may
+        if type(start) is not int or type(stop) is not int or not 0 <= start <= stop:
+            raise ValueError(f"no sample can lie from byte {start!r} to {stop!r}")
+        if not sample.members or not isinstance(sample.members[0].name, str):
+            raise ValueError("it names no member")
         return sample
     except (ValueError, TypeError, RecursionError) as error:
         raise ShardFormatError(
             f"an index has a damaged line, {row[:80]!r}: {error}. Make it again", kind="index"
         ) from error
-
-
-def _check_row(sample: IndexedSample) -> None:
-    """Checks what readers seek by: an index may come from a stranger, as its shard may."""
-    _, start, stop, members = sample
-    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop:
-        raise ValueError(f"no sample can lie from byte {start!r} to {stop!r}")
-    if not members or not isinstance(members[0].name, str):
-        raise ValueError("it names no member")
 
 
 def _parse_header(line: bytes, shown: str) -> IndexHeader:
@@ -257,7 +239,11 @@ def _parse_header(line: bytes, shown: str) -> IndexHeader:
         if head["version"] != _VERSION:
             raise ValueError(f"its version is {head['version']!r}, and {_VERSION} is the one that is known here")
         header = IndexHeader(**{name: head[name] for name in IndexHeader._fields})
-        _check_header(header)
+        for name, count in zip(("samples", "tar_bytes", "bytes"), (*header[2:4], header.bytes or 0), strict=True):
+            if type(count) is not int or count < 0:
+                raise ValueError(f"its {name} is {count!r}, not a whole number from 0")
+        if not isinstance(header.sha256, str | None):
+            raise TypeError(f"its sha256 is {header.sha256!r}, not text")
         return header
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ShardFormatError(
@@ -265,12 +251,3 @@ def _parse_header(line: bytes, shown: str) -> IndexHeader:
             shard=shown,
             kind="index",
         ) from error
-
-
-def _check_header(header: IndexHeader) -> None:
-    counts = {"samples": header.samples, "tar_bytes": header.tar_bytes, "bytes": header.bytes or 0}
-    for name, count in counts.items():
-        if type(count) is not int or count < 0:
-            raise ValueError(f"its {name} is {count!r}, not a whole number from 0")
-    if not isinstance(header.sha256, str | None):
-        raise TypeError(f"its sha256 is {header.sha256!r}, not text")

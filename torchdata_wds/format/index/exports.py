@@ -92,7 +92,7 @@ def wids_index(
 def wids_list(
     headers: Iterable[tuple[str, IndexHeader]], *, name: str = "", md5sums: Mapping[str, str] | None = None
 ) -> str:
-    """Makes the shard list of `wids_index` from what indexes say about their shards as a whole.
+    """Makes the shard list of `wids_index` from URLs and the headers of indexes.
 
     Example:
         >>> text = wids_list([("x.tar", IndexHeader("x.tar", "first_dot", 7, 10240))])

@@ -83,9 +83,6 @@ def slice_members(
         least: How many samples the shard is known to have had at least.
         shard: The shard's URL as messages may show it.
 
-    Yields:
-        The units of the slice, runs cut down to it.
-
     Example:
         >>> from torchdata_wds.format.tar.members import ShardMember
         >>> from torchdata_wds.format.samples.names import split_name
@@ -108,20 +105,21 @@ def slice_members(
     if part.stop is None or isinstance(part, OpenSlice):
         return
     if count < part.stop or (count > part.stop and isinstance(part, TailSlice)):
-        raise _disagreement(part, count, shard)
+        raise ShardFormatError(
+            f"shard {shard} has {count:,} samples, and {part.stop:,} were expected: the index that says so is of "
+            "another version of the shard, or keys= of load_wds_shards are not those that it was made with. Make it "
+            "again with index_shard, or correct the count",
+            shard=shard,
+            kind="index",
+        )
 
 
 class _Slicer:
-    """What is known between two units.
-
-    Attributes:
-        key: The key of the last member; None where the next one begins a sample whatever its key is.
-        number: Which sample it belongs to.
-    """
+    """What is known between two units."""
 
     def __init__(self, split: SplitName, part: ShardSlice, first: int) -> None:
-        self.key: str | None = None
-        self.number = first - 1
+        self.key: str | None = None  # of the last member; None where the next one begins a sample whatever its key is
+        self.number = first - 1  # which sample the last member belongs to
         self._limit = None if isinstance(part, TailSlice) else part.stop
         self._split = split
         self._part = part
@@ -143,6 +141,7 @@ class _Slicer:
                     return
             return
         keys = columns[0]
+        # Behind sample 6 with key "a", the keys a a b b c have the numbers 6 6 7 7 8: each change of key counts.
         changes = map(ne, keys, chain((self.key,), keys))
         numbers = list(accumulate(changes, initial=self.number))[1:]
         if self._limit is not None and numbers[-1] > self._limit:
@@ -162,7 +161,11 @@ class _Slicer:
             self.key, self._open = None, False
             yield unit
             return
-        key = self._key_of(unit.name)
+        try:
+            parts = self._split(unit.name)
+        except Exception:  # noqa: BLE001  (whoever groups calls it again, and asks a handler)
+            parts = None
+        key = None if parts is None else parts[0]
         if key is not None and key != self.key:
             self.key = key
             self.number += 1
@@ -172,13 +175,6 @@ class _Slicer:
             self._open = self._keeps
         if self._keeps:
             yield unit
-
-    def _key_of(self, name: str) -> str | None:
-        try:
-            parts = self._split(name)
-        except Exception:  # noqa: BLE001  (whoever groups calls it again, and asks a handler)
-            return None
-        return None if parts is None else parts[0]
 
     def _wants(self, number: int) -> bool:
         _, start, stop, step = self._part
@@ -218,16 +214,6 @@ def _pick(run: MemberRun, keys: Iterable[str], numbers: list[int], rows: list[in
         if place < len(rows):
             yield Mark.END
         begin = place
-
-
-def _disagreement(part: ShardSlice, count: int, shard: str) -> ShardFormatError:
-    return ShardFormatError(
-        f"shard {shard} has {count:,} samples, and {part.stop:,} were expected: the index that says so is of another "
-        "version of the shard, or keys= of load_wds_shards are not those that it was made with. Make it again with "
-        "index_shard, or correct the count",
-        shard=shard,
-        kind="index",
-    )
 
 
 def find_index(url: str, keys: KeyRule, storage_options: StorageOptions) -> ShardIndex | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -12,22 +12,15 @@ _GLOB_SIGNS = frozenset("*?[")
 
 
 class FieldItem(NamedTuple):
-    """One item of a list of fields.
+    """One item of a list of fields."""
 
-    Attributes:
-        column: How it is called in a table's header.
-        names: The alternatives, the first that is there counts; for a glob, the glob.
-        new: The name that the field gets, if it is renamed.
-        is_glob: Whether all fields that match are meant.
-    """
-
-    column: str
-    names: tuple[str, ...]
-    new: str | None
-    is_glob: bool
+    column: str  # how it is called in a table's header
+    names: tuple[str, ...]  # the alternatives, of which the first that is there counts; for a glob, the glob
+    new: str | None  # the name that the field gets, if it is renamed
+    is_glob: bool  # whether all fields that match are meant
 
     def find(self, sample: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The fields of a sample that are meant, each with the name that it gets.
+        """Returns the fields of a sample that are meant, each with the name that it gets.
 
         Example:
             >>> [item.find({"png": b"P", "seg.png": b"S"}) for item in parse_field_items("image=jpg;png *.png cls")]
@@ -53,9 +46,8 @@ def matches_glob(field: str, glob: str) -> bool:
 def parse_field_items(spec: str) -> list[FieldItem]:
     """Parses items that are separated by blanks.
 
-    Args:
-        spec: ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has, ``new=old;older`` (or
-            ``new:old,older``) the same under a new name, ``*.json`` all fields that match. A leading dot is dropped.
+    ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has, ``new=old;older`` (or ``new:old,older``) the
+    same under a new name, ``*.json`` all fields that match. A leading dot is dropped.
     """
     items = [_parse(item) for item in spec.split()]
     if not items:
@@ -81,16 +73,10 @@ def _split(item: str) -> tuple[str | None, tuple[str, ...]]:
     new, sign, old = item.partition("=") if "=" in item else item.partition(":")
     if sign and not new.removeprefix("."):
         raise _malformed(item, "there is no new name before the sign")
-    names = tuple(_names(old if sign else item))
+    names = tuple(name.removeprefix(".") for name in (old if sign else item).replace(",", ";").split(";"))
     if not all(names):
         raise _malformed(item, "one of the names is empty")
     return (new.removeprefix(".") if sign else None), names
-
-
-def _names(text: str) -> Iterator[str]:
-    """Takes alternatives apart; a name may have a leading dot, as in a file's name."""
-    for name in text.replace(",", ";").split(";"):
-        yield name.removeprefix(".")
 
 
 def _malformed(item: str, why: str) -> ValueError:

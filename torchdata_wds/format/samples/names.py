@@ -1,9 +1,7 @@
-"""Member names to sample keys and fields.
+"""Member names to sample keys and fields, and the options of grouping.
 
-The key is the folder part plus the base name up to its first dot, the field is all behind that dot, as WebDataset has
-it. Unlike there, hidden files never become fields.
-
-The options of grouping, checked.
+The key is the folder part plus the base name up to its first dot, the field is all after that dot, as in WebDataset.
+Unlike there, hidden files never become fields.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ RESERVED_FIELDS = frozenset({"__key__", "__url__", "__local_path__", "__dataset_
 
 
 def is_metadata(field: str) -> bool:
-    """Tells whether a field is about the sample, as ``__key__`` is, and no data of it."""
+    """Returns whether a field is about the sample, as ``__key__`` is, and not its data."""
     return field.startswith("__") and field.endswith("__")
 
 
@@ -114,11 +112,9 @@ def skip_reason(name: str) -> str:
 
 
 def key_splitter(keys: KeyRule) -> SplitName:
-    """Turns a ``keys=`` argument into a function from name to (key, field).
+    """Turns a ``keys=`` argument into a function from name to (key, field), or None to skip the member.
 
-    Args:
-        keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field), or None to skip the
-            member. The callable sees every name, hidden ones too, and decides alone.
+    A callable sees every name, hidden ones too, and decides alone.
     """
     if keys == "first_dot":
         return split_name
@@ -147,15 +143,7 @@ class _Checked:
 
 
 class GroupingRules(NamedTuple):
-    """How members become samples.
-
-    Attributes:
-        split: From name to (key, field), or None.
-        lowercase: Whether fields are lower-cased.
-        fields: The fields to keep, None for all.
-        on_duplicate: What the same field twice in a sample does.
-        on_reappearing: What a key that comes back later in its shard does.
-    """
+    """How members become samples: the options of `group_members`."""
 
     split: SplitName
     lowercase: bool = True
@@ -176,16 +164,13 @@ def grouping_rules(
         raise ValueError(f"on_duplicate must be 'error', 'first' or 'last', not {on_duplicate!r}")
     if on_reappearing not in ("error", "warn", "allow"):
         raise ValueError(f"on_reappearing must be 'error', 'warn' or 'allow', not {on_reappearing!r}")
-    return GroupingRules(key_splitter(keys), lowercase, _field_names(fields, lowercase), on_duplicate, on_reappearing)
-
-
-def _field_names(fields: Iterable[str] | str | None, lowercase: bool) -> frozenset[str] | None:
-    if fields is None:
-        return None
-    if isinstance(fields, str):
-        names = re.split(r"[;\s]+", fields.strip("; \t\n"))
-    else:
-        names = list(fields) if isinstance(fields, Iterable) else []
-    if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
-        raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
-    return frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)
+    kept = None
+    if fields is not None:
+        if isinstance(fields, str):
+            names = re.split(r"[;\s]+", fields.strip("; \t\n"))
+        else:
+            names = list(fields) if isinstance(fields, Iterable) else []
+        if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
+            raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
+        kept = frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)
+    return GroupingRules(key_splitter(keys), lowercase, kept, on_duplicate, on_reappearing)

@@ -12,11 +12,13 @@ _CURES = {
     "macOS metadata": "macOS writes such names beside the real files, and readers skip them",
 }
 
+_LONE_SURROGATE = "it holds {!r}, which is not a character of its own (a lone surrogate)"
+
 _KEEP_CASE = Advice.of("Rename it, or write and read with {}", "lowercase=False", "--keep-case")
 
 
 def is_written(field: object, key: object = None) -> bool:
-    """Tells whether a sample's entry becomes a member: not names like ``__key__``, which describe the sample."""
+    """Returns whether a sample's entry becomes a member: not names like ``__key__``, which describe the sample."""
     if not isinstance(field, str):
         raise SampleError(
             f"field {field!r} of sample {key!r} is of type {type(field).__name__}: the name of a field must be a str, "
@@ -33,15 +35,20 @@ def check_key(key: object) -> bytes:
         >>> check_key("train.v1/0001")
         b'train.v1/0001'
     """
+    if key is None:
+        raise MissingFieldError(
+            "the sample has no __key__: each needs one, a str that no other sample of its shard has", field="__key__"
+        )
     if not isinstance(key, str):
-        _refuse_type(key)
+        message = f"__key__ is {key!r}, of type {type(key).__name__}: it must be a str. Write str(key), say"
+        raise SampleError(message, field="__key__")
     # a member name that the reader would split elsewhere, skip, or that unpacking would put anywhere else
     if split_name(key + ".x") != (key, "x") or key[0] == "/" or "\0" in key or (".." in key and ".." in key.split("/")):
         _refuse(key, _reason(key))
     try:
         return key.encode()
     except UnicodeEncodeError as error:
-        _refuse(key, f"it holds {key[error.start]!r}, which is no character of its own (a lone surrogate)")
+        _refuse(key, _LONE_SURROGATE.format(key[error.start]))
 
 
 def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
@@ -61,7 +68,7 @@ def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
     try:
         encoded = field.encode()
     except UnicodeEncodeError as error:
-        reason = f"it holds {field[error.start]!r}, which is no character of its own (a lone surrogate)"
+        reason = _LONE_SURROGATE.format(field[error.start])
     if reason:
         raise SampleError(
             f"field {field!r} of sample {key!r} cannot be written, because it could not be read back: {reason}",
@@ -83,15 +90,6 @@ def as_bytes(value: Any, key: object, field: str) -> bytes:
         key=key if isinstance(key, str) else None,
         field=field,
     )
-
-
-def _refuse_type(key: object) -> NoReturn:
-    if key is None:
-        raise MissingFieldError(
-            "the sample has no __key__: each needs one, a str that no other sample of its shard has", field="__key__"
-        )
-    message = f"__key__ is {key!r}, of type {type(key).__name__}: it must be a str. Write str(key), say"
-    raise SampleError(message, field="__key__")
 
 
 def _refuse(key: str, reason: str) -> NoReturn:

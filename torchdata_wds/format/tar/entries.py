@@ -51,35 +51,25 @@ class ByteSource(Protocol):
 
 
 class TarEntry(NamedTuple):
-    """One entry of an archive, before its payload is read.
+    """One entry of an archive, before its payload is read."""
 
-    Attributes:
-        name: Name from the header or its extensions.
-        kind: Type flag.
-        size: Payload size in the archive, in bytes.
-        link: The link's target.
-        offset: Where the entry begins, its extended headers included, in bytes of the decompressed archive.
-        sparse_size: Full size of a sparse member in bytes, None for others.
-        sparse: What a sparse member's map is read from, None for others.
-    """
-
-    name: str
-    kind: int
-    size: int
-    link: str
-    offset: int
-    sparse_size: int | None = None
-    sparse: SparseSource | None = None
+    name: str  # from the header or its extensions
+    kind: int  # type flag
+    size: int  # of the payload in the archive, in bytes
+    link: str  # the link's target
+    offset: int  # where the entry begins, its extended headers included, in bytes of the decompressed archive
+    sparse_size: int | None = None  # full size of a sparse member
+    sparse: SparseSource | None = None  # what a sparse member's map is read from
 
 
 class TarEntries:
-    """Walks the entries of an archive; whoever iterates takes or skips each payload before asking for the next.
+    """Walks the entries of an archive; the caller takes or skips each payload before it asks for the next.
 
     Iterating yields `TarEntry`, and None at an end marker that has been seen (more may follow if `concatenated`).
 
     Args:
-        stream: The decompressed archive, read forward only. Where it has ``pass_over(size)``, which passes over bytes
-            and tells whether it has, that is tried before payloads that nobody wants are read.
+        stream: The decompressed archive, read forward only. Its ``pass_over(size)``, if it has one, is tried before
+            payloads that nobody wants are read; it returns whether it passed over them.
         shard: Its URL as messages may show it.
         require_end_marker: Whether an archive without an end-of-archive block is an error.
         concatenated: Whether to read on behind an end marker.
@@ -137,7 +127,7 @@ class TarEntries:
             self._start = self.offset
 
     def passed(self, length: int) -> None:
-        """Takes note of entries that were read by others: `length` bytes, between two that are iterated."""
+        """Notes that `length` bytes of entries were read by others, between two that are iterated."""
         self.offset += length
         self._start = self.offset
 
@@ -150,7 +140,7 @@ class TarEntries:
             raise self.out_of_memory(entry, entry.size) from error
 
     def check_size(self, entry: TarEntry, size: int) -> None:
-        """Refuses content that is too large to be read."""
+        """Raises if content of `size` bytes is more than `max_member_bytes`."""
         if size > self.max_member_bytes:
             what = f"holds member {entry.name} of {size:,} bytes, more than the limit of {self.max_member_bytes:,},"
             raise self.damaged("too-large", what, _RAISE_LIMIT, member=entry.name, at=entry.offset)
@@ -260,7 +250,7 @@ class TarEntries:
             raise self.damaged("bad-header", what, at=at) from None
 
     def _extend(self, header: Header) -> None:
-        """Takes in a long name, a long link or PAX records, which describe the entry that follows."""
+        """Reads a long name, a long link or PAX records, which describe the entry that follows."""
         if header.size > _LARGEST_EXTENDED_HEADER:
             what = f"has an extended header of {header.size:,} bytes, more than the limit of 16 MiB,"
             raise self.damaged("bad-header", what, "The shard is probably corrupt.")
@@ -312,7 +302,12 @@ class TarEntries:
         else:
             entry = self._extended_entry(header, block)
         if entry.kind in _FILES:
-            return self._folder(entry) if entry.name.endswith("/") else entry
+            if not entry.name.endswith("/"):
+                return entry
+            # a folder, as V7 archives write it
+            if entry.size or entry.sparse_size:
+                self._refuse_content(entry)
+            return entry._replace(kind=DIRECTORY, sparse=None, sparse_size=None)
         if entry.size and not headers.has_payload(entry.kind):
             self._refuse_content(entry)
         return entry
@@ -357,12 +352,6 @@ class TarEntries:
             yield block
             more = block[504]
 
-    def _folder(self, entry: TarEntry) -> TarEntry:
-        """Makes a folder of a file whose name ends in a slash, as V7 archives write it."""
-        if entry.size or entry.sparse_size:
-            self._refuse_content(entry)
-        return entry._replace(kind=DIRECTORY, sparse=None, sparse_size=None)
-
     def _refuse_content(self, entry: TarEntry) -> NoReturn:
         """Other programs do not agree on whether bytes after a link or a folder are skipped, or are members."""
         word = HEADER_WORDS.get(entry.kind, "folder" if entry.name.endswith("/") else "hard link")
@@ -377,7 +366,7 @@ class TarEntries:
         raise self.damaged("multi-volume", what, "Join the volumes first.", member=name, at=self._start)
 
     def _pass_end_marker(self) -> bytes:
-        """Reads on behind a zero block; gives the next archive's first header, or nothing at the verified end."""
+        """Reads on after a zero block; returns the next archive's first header, or nothing at the verified end."""
         if self._extended:
             raise self.damaged("cut", "ends behind an extended header, before its member,")
         begin = self.offset

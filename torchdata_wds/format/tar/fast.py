@@ -106,7 +106,7 @@ def find_members(data: bytes) -> Window:
         kept = [row for row, name in enumerate(names) if not name.endswith("/")]
         columns = [[column[row] for row in kept] for column in columns]
         names = [names[row] for row in kept]
-    return Window(data, *columns, names)
+    return Window(data, columns[0], columns[1], columns[2], columns[3], names)
 
 
 def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:

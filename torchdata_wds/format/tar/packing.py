@@ -30,13 +30,7 @@ _MAX_PLANS = 1000
 
 
 class PackedMember(NamedTuple):
-    """Where one member lies.
-
-    Attributes:
-        name: Its name in the archive.
-        offset: Where its content begins, in bytes from the begin of its sample.
-        size: Size of its content in bytes.
-    """
+    """Where one member lies: its content begins `offset` bytes after its sample does."""
 
     name: str
     offset: int
@@ -44,22 +38,15 @@ class PackedMember(NamedTuple):
 
 
 class PackedSample(NamedTuple):
-    """A sample as it will stand in an archive.
-
-    Attributes:
-        key: Its key.
-        names: The members' names.
-        parts: Header blocks, content and padding of each member, in turn.
-        size: The bytes of all parts.
-    """
+    """A sample as it will stand in an archive."""
 
     key: str
-    names: list[bytes]
-    parts: list[bytes]
-    size: int
+    names: list[bytes]  # of its members
+    parts: list[bytes]  # header blocks, content and padding of each member, in turn
+    size: int  # bytes of all parts
 
     def members(self) -> Iterator[PackedMember]:
-        """Tells where the members lie."""
+        """Yields where the members lie."""
         offset = 0
         for name, head, data, fill in zip(self.names, *(self.parts[column::3] for column in range(3)), strict=True):
             offset += len(head)
@@ -110,9 +97,8 @@ class SamplePacker:
             plan = self._plan(sample)
         key = sample["__key__"]
         stem = check_key(key)
-        stem_sum = (
-            self._sum + (zlib.adler32(stem) & 0xFFFF) - 3
-        )  # three times adler32: its low half is 1 + the sum of bytes
+        # adler32's low half is 1 + the sum of the bytes, and a header's sum has three of them
+        stem_sum = self._sum + (zlib.adler32(stem) & 0xFFFF) - 3
         written: list[bytes] = []
         parts: list[bytes] = []
         size = 0

@@ -107,7 +107,7 @@ def _old_numbers(blocks: list[bytes]) -> Iterator[int]:
 
 
 def _leading_numbers(stored: bytes) -> tuple[list[int], int]:
-    """Reads the lines of a PAX 1.0 map; gives the numbers, and where the block ends in which the last one lies."""
+    """Reads the lines of a PAX 1.0 map; returns the numbers, and where the block of the last one ends."""
     at = 0
     numbers: list[int] = []
     missing = 1
@@ -135,7 +135,7 @@ def _check_count(pieces: int) -> None:
 
 def _decimal(digits: bytes) -> int:
     if not digits.isdigit() or len(digits) >= _LONGEST_NUMBER:
-        raise HeaderError(f"{digits[:40]!r} in its map is no number")
+        raise HeaderError(f"{digits[:40]!r} in its map is not a number")
     return int(digits)
 
 

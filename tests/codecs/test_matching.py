@@ -88,8 +88,9 @@ def test_only_decodes_the_named_fields_when_given() -> None:
 
 
 def test_only_keeps_users_decoders_away_when_a_field_is_not_named() -> None:
-    """`only` holds for the user's functions too."""
+    """`only` holds for the user's functions too, and for names in any case."""
     assert Decoder(lambda *_: 0, only="cls")({"cls": b"1", "txt": b"a"}) == {"cls": 0, "txt": b"a"}
+    assert Decoder(only="cls *.txt")({"CLS": b"1", "A.TXT": b"a"}) == {"CLS": 1, "A.TXT": "a"}
 
 
 def test_only_raises_when_it_names_no_fields() -> None:

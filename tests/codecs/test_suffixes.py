@@ -77,6 +77,16 @@ def test_suffix_raises_when_cut_damaged_or_followed_by_garbage() -> None:
                 decode(f"txt.{suffix}", data)
 
 
+def test_suffix_reads_zero_padding_when_it_is_not_zstd() -> None:
+    """Tape tools fill up with zero bytes; zstd has frames of its own for that."""
+    for suffix in ("gz", "bz2", "xz"):
+        padded = COMPRESS[suffix](b"a") + bytes(600)
+        assert decode(suffix, padded) == b"a"
+        assert decode(suffix, padded + COMPRESS[suffix](b"b")) == b"ab"
+    with pytest.raises(DecodingError, match="compressed data"):
+        decode("zst", COMPRESS["zst"](b"a") + bytes(600))
+
+
 def test_suffix_raises_when_the_limit_is_passed() -> None:
     """Exactly `max_bytes` are read, one byte more is an error; a bomb is refused without unpacking it."""
     for suffix in SUFFIXES:

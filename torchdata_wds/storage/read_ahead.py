@@ -1,4 +1,4 @@
-"""A shard that a thread opens and reads ahead of those who will ask for its bytes."""
+"""A shard that a thread opens and reads ahead of its reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, Source, 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-#: So many bytes of a shard are read ahead at most.
+#: The most bytes of a shard that are read ahead.
 LARGEST_LEAD = 16 << 20
 _PIECE = 1 << 18
 
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """Opens a stream in a thread of its own, at once, and reads on while nobody asks for bytes yet.
+    """Opens a stream in a thread of its own, at once, and reads it before its bytes are wanted.
 
     Args:
-        opening: Opens the stream; gives it with whatever else it found out.
-        lead: The bytes to hold at most.
+        opening: Opens the stream, and returns it with whatever else it found out.
+        lead: The most bytes to hold.
 
     Example:
         >>> import io
@@ -71,11 +71,11 @@ class ReadAhead(Generic[T]):
         raise failure or RuntimeError("a shard that was opened ahead is closed already")
 
     def stored_version(self) -> StoredVersion | None:
-        """What tells the shard from others, as its stream says."""
+        """Returns what tells the shard from others, as its stream says."""
         return None if self._stream is None else stored_version(self._stream)
 
     def take(self) -> bytes:
-        """Gives the next bytes; none at the end of the stream.
+        """Returns the next bytes; none at the end of the stream.
 
         Raises:
             Exception: what reading raised, each time.
@@ -92,7 +92,7 @@ class ReadAhead(Generic[T]):
         return b""
 
     def stop(self) -> None:
-        """Lets the thread end."""
+        """Makes the thread end."""
         with self._changed:
             self._is_closed = True
             self._pieces.clear()
@@ -102,11 +102,7 @@ class ReadAhead(Generic[T]):
             interrupt(stream)
 
     def close(self, patience: float | None = None) -> None:
-        """Lets the thread end, and waits for it; a source that does not answer is left to it.
-
-        Args:
-            patience: How many seconds to wait at most; None is the usual time.
-        """
+        """Stops the thread and waits for it, `patience` seconds at most; it closes a source that answers later."""
         self.stop()
         self._thread.join(_PATIENCE if patience is None else patience)
         self._failure = None  # it holds the frames that raised it
@@ -121,7 +117,7 @@ class ReadAhead(Generic[T]):
                     self._found.append(found)
                     self._changed.notify_all()
                 self._read(getattr(stream, "read1", stream.read))
-        except Exception as error:  # noqa: BLE001  (who asks for the bytes is told)
+        except Exception as error:  # noqa: BLE001 - raised to the reader
             failure = error
         with self._changed:
             self._is_over = True

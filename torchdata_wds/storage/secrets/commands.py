@@ -155,7 +155,7 @@ def _header_option(found: re.Match[str]) -> str:
 
 
 class _Scanner:
-    """Goes through a text word by word, and knows of which program the words are arguments."""
+    """Goes through a text word by word, and knows the program whose arguments the words are."""
 
     def __init__(self, users_only: bool) -> None:
         self._users_only = users_only
@@ -196,7 +196,7 @@ class _Scanner:
         return word if self._users_only and mask("a:") != f"a:{MASK}" else f"{start}{mask(value)}{end}"
 
     def _option(self, program: _Program, word: str) -> tuple[str, Callable[[str], str] | None]:
-        """Masks an option with its value; gives how to mask the next word, if that is the value."""
+        """Masks an option with its value; returns how to mask the next word, if that is the value."""
         name, _, value = word.partition("=")
         mask = program.words.get(name) or _abbreviated(program, name)
         if mask is not None:
@@ -213,7 +213,7 @@ class _Scanner:
 
 
 def _abbreviated(program: _Program, name: str) -> Callable[[str], str] | None:
-    """What a long option that is cut short means, as curl allows it."""
+    """How to mask the value of an abbreviated long option, which curl allows."""
     if len(name) < 5 or not name.startswith("--"):
         return None
     return next((mask for option, mask in program.words.items() if option.startswith(name)), None)

@@ -1,7 +1,7 @@
 """Hiding what is secret in URLs, commands and other texts, for messages and logs.
 
 Secrets are found by where they stand: before a host, or after a name such as ``token``, ``--password`` or
-``X-Auth-Key``; what single letters mean to programs (``curl -u``) is in `masking_commands`. Every pattern is bounded or
+``X-Auth-Key``; what single letters mean to programs (``curl -u``) is in `commands`. Every pattern is bounded or
 anchored, so that long texts take linear time.
 """
 
@@ -44,7 +44,7 @@ _OPTION = r"(?<![^\s'\"\[])--?([A-Za-z][\w.-]{1,80})(?:['\"]?,?\s+['\"]?)"
 _SETTING = r"(?i)(?<![\w.-])([a-z]{1,30}(?:_[a-z]{1,30}){0,4}_(?:key|token|secret|password|passwd|passphrase))\s+"
 _LABEL = r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?\s{0,3}:\s{0,3}"
 
-# A header's value goes to the end of the line; behind a colon without a blank stands a word, as in pass:secret.
+# A header's value goes to the end of the line; after a colon without a blank stands a word, as in pass:secret.
 _LABELLED = rf"(?<=\s)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"\n]+)|{_VALUE}"
 _BEARER = r"(?i)\b((?:bearer|basic)\s+)[^\s'\"]+"
 
@@ -78,7 +78,7 @@ def without_credentials(url: str) -> str:
 
 
 def masked_cause(error: Exception) -> Exception:
-    """Gives an exception as the cause of another: itself, or a copy in words where a traceback of it shows a secret."""
+    """Returns an exception as the cause of another: itself, or a copy in words if its traceback would show a secret."""
     seen: list[BaseException] = []
     shown: BaseException | None = error
     while shown is not None and shown not in seen:

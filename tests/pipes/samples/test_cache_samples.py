@@ -587,11 +587,11 @@ def test_ranks_have_parts_of_their_own(file: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("above", "reason"),
     [
-        (lambda pipe: pipe.wds_epoch(4), r"behind EpochCounter, whose stream goes on"),
-        (lambda pipe: pipe.wds_epoch(4).map(str), r"behind EpochCounter, whose stream goes on"),
-        (lambda pipe: pipe.join_workers(), r"behind JoinWorkers, in the main process.*put it before"),
-        (lambda pipe: pipe.join_workers().map(str), r"behind JoinWorkers, in the main process.*put it before"),
-        (lambda pipe: pipe.fullsync(), r"behind FullSync, in the main process.*put it before"),
+        (lambda pipe: pipe.wds_epoch(4), r"after EpochCounter, whose stream continues"),
+        (lambda pipe: pipe.wds_epoch(4).map(str), r"after EpochCounter, whose stream continues"),
+        (lambda pipe: pipe.join_workers(), r"after JoinWorkers, in the main process.*put it before"),
+        (lambda pipe: pipe.join_workers().map(str), r"after JoinWorkers, in the main process.*put it before"),
+        (lambda pipe: pipe.fullsync(), r"after FullSync, in the main process.*put it before"),
     ],
 )
 def test_stages_whose_passes_differ_or_fail_unseen_are_refused_above(above: Any, reason: str, file: Path) -> None:

@@ -118,7 +118,7 @@ def test_copy_names_are_those_of_filled_folders_when_asked_for(url: str, basenam
 def test_copy_names_find_the_shard_in_a_command_when_basenames_are_asked_for() -> None:
     """The last word that looks like a shard."""
     assert copy_name("pipe:curl -s -L 'https://h/a/x-1.tar?sig=2' | gunzip", "basename") == "x-1.tar"
-    with pytest.raises(CacheError, match="no file name can be seen"):
+    with pytest.raises(CacheError, match="the command names no file"):
         copy_name("pipe:generate 3", "basename")
     with pytest.raises(CacheError, match="pass a function as name="):
         copy_name("pipe:cat x.tar", "path")
@@ -137,7 +137,7 @@ def test_copy_names_stay_inside_the_folder_when_a_function_gives_them(made: Any)
 @pytest.mark.parametrize("url", ["http://h/%2e%2e/%2e%2e/x.tar", "s3://../x.tar", "http://h/a%2f..%2f..%2f..%2fx.tar"])
 def test_copy_names_stay_inside_the_folder_when_a_url_leads_out(url: str) -> None:
     """A list of shards may come from a stranger."""
-    with pytest.raises(CacheError, match="inside the cache's folder"):
+    with pytest.raises(CacheError, match="inside the cache folder"):
         copy_name(url, "path")
 
 

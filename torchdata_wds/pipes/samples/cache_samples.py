@@ -1,4 +1,4 @@
-"""Samples kept in a file of the local disk by the first pass, and served from it by all others."""
+"""Caches samples in a local file, which the first pass writes and later ones read."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ from torchdata_wds.storage.cache.sample_file import SampleReader, open_samples
 from torchdata_wds.storage.cache.sample_writer import SampleWriter, open_or_begin
 from torchdata_wds.storage.urls import mask_url, scheme_of
 
-__all__ = ["SampleCacherIterDataPipe", "part_name"]
-
-
 T = TypeVar("T")
 
 
@@ -46,43 +43,39 @@ T = TypeVar("T")
 class SampleCacherIterDataPipe(WdsPipe[T]):
     """Keeps samples in a SQLite file, and serves them from it (functional name: ``cache_samples``).
 
-    The first pass writes what it passes on; once it has come to its end, later passes and later runs read the file
-    and ask nothing of the stages above. A pass that was left early, failed or was killed leaves no file, and the next
-    one begins anew. Nor does one leave a file in which a stage above has skipped a shard that could not be opened, or
-    has ended the stream at an error (which a handler that is none of this package's may have done), or that was empty.
-    While another process writes the same file, samples pass through.
+    The first pass writes what it passes on; later passes and runs read the complete file, without the stages above.
+    No file remains after a pass that ends early, fails or is empty, nor after one in which a stage above skipped a
+    shard that could not be opened, or may have ended the stream at an error (as a handler of your own may): the next
+    pass starts over. While another process writes the same file, samples pass through.
 
-    The file knows nothing of the stages above: when they change, or the shards or where these
-    come from (rewriting rules, endpoints), delete it, and give each pipeline its
-    own. What they do at random is frozen, and so is their order: shuffle and augment behind this stage. All passes that
-    write have one and the same order, whatever the seed, so that an epoch can be resumed although its file was lost,
-    and files of several consumers fit together although different passes wrote them. An endless stream needs
-    `max_samples`, and ``wds_epoch`` stands behind. Read from the file, samples are equal to those that were written,
-    with the few exceptions that `torchdata_wds.codecs.stored` lists.
+    The file does not record the stages above. Delete it when they change, or the shards, or the place these come from
+    (rewriting rules, endpoints), and give each pipeline its own file. Their order and random choices are frozen:
+    shuffle and augment after this stage. Every pass that writes has the same order, whatever the seed, so that an
+    epoch can be resumed even if its file was lost, and the files of several consumers fit together. An endless stream
+    needs `max_samples`; put ``wds_epoch`` after this stage. Samples read back equal, with the few exceptions that
+    `torchdata_wds.codecs.stored` lists.
 
-    Where several consumers (workers of ranks) divide the work, each has a file of its own beside `file`, as
-    ``cache-00001-of-00004.db`` for ``cache.db``; the files of one number of consumers are not used by another.
+    If several consumers (workers of ranks) divide the work, each has its own file next to `file`, such as
+    ``cache-00001-of-00004.db`` for ``cache.db``. Another number of consumers has other files.
 
     Args:
         source_datapipe: Yields samples, tuples, batches or anything else.
-        file: A local file, whose folder is made if need be; None turns the stage off, and everything passes.
-        max_samples: How many samples each consumer gives in each epoch, from the first one on: the first ones of its
-            pass, and no more are asked for. None keeps all.
-        allow_pickle: Whether values are pickled that have no other form: all but None, bool, numbers, str, bytes,
-            lists, tuples, dicts, sets, NumPy arrays, tensors and PIL images. Reading such a file needs it too, and
-            runs code that the file chooses.
-        handler: Asked about each sample that cannot be stored, or not be read back. A pass that it ends leaves no file.
+        file: A local file, whose folder is created; None turns the stage off.
+        max_samples: The number of samples that each consumer yields in each epoch: the first ones of its pass, after
+            which it reads no more. None keeps all.
+        allow_pickle: Whether to pickle values other than None, bool, numbers, str, bytes, lists, tuples, dicts, sets,
+            NumPy arrays, tensors and PIL images. Reading such a file needs it too, and runs code that the file chooses.
+        handler: Called for each sample that cannot be stored or read back. If it ends the pass, no file remains.
 
     Yields:
         The same samples.
 
     Raises:
-        ValueError: if `max_samples` is no number of samples, `file` is a URL, or ``wds_epoch``, ``join_workers`` or
-            another stage of the main process stands above.
-        CacheError: if the file is damaged, no sample cache, or has fewer samples than are asked for, or if there can be
-            none.
+        ValueError: if `max_samples` is not a positive whole number, `file` is a URL, or ``wds_epoch``,
+            ``join_workers`` or another stage of the main process comes before.
+        CacheError: if the file is damaged, not a sample cache, too short, or cannot be created.
         UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
-        EncodingError: through the handler, if a sample holds something that has no form.
+        EncodingError: through the handler, if a sample holds something that cannot be stored.
         DecodingError: through the handler, if a sample cannot be read back.
 
     Example:
@@ -140,7 +133,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         yield from islice(self.source_datapipe, self.max_samples)
 
     def __len__(self) -> int:
-        """How many samples an epoch has: those of the finished file, or as many as the source."""
+        """The number of samples of an epoch: those of the finished file, or of the source."""
         if self.file is not None:
             try:
                 reader = open_samples(self._path(self.file))
@@ -153,8 +146,6 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                 raise TypeError("cache_samples may skip samples: its length is not known; .set_length(n) sets one")
         length = len(self.source_datapipe)
         return length if self.file is None or self.max_samples is None else min(length, self.max_samples)
-
-    # ------------------------------------------------------------------------------------------------------- writing
 
     def _fill(self, writer: SampleWriter) -> Iterator[T]:
         """Passes samples on and writes them."""
@@ -175,7 +166,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                 is_kept = is_kept and self._store(writer, data)
                 is_last = count == self.max_samples
                 if is_last and is_kept:
-                    # Before the last sample is out: whoever takes so many may never ask for another.
+                    # Before the last sample is out: a consumer that takes max_samples may never resume this generator.
                     self._finish(writer, failed_before, ended=False, pickles=pickles)
                 yield sample
                 if is_last:
@@ -190,9 +181,9 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         if self.max_samples is None and any(pipe.n is None for pipe in resamplers):
             warn_once(
                 f"cache_samples endless {self.file}",
-                f"the sample cache {self.file} is written behind resample_shards() without n: unless a stage between "
-                "them ends the stream, it grows until the disk is full, and is never complete. Give max_samples=, or "
-                "resample_shards(n)",
+                f"the sample cache {self.file} is written after resample_shards() without n: unless a stage between "
+                "them ends the stream, it grows until the disk is full, and is never complete. Pass max_samples=, or "
+                "use resample_shards(n)",
             )
 
     def _encode(self, sample: T, writer: SampleWriter) -> StoredValue:
@@ -207,7 +198,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         return stored
 
     def _store(self, writer: SampleWriter, data: bytes) -> bool:
-        """Writes a sample, and tells whether that went well; where it fails the pass goes on without its file."""
+        """Writes a sample; returns whether that succeeded. If not, the pass continues without a file."""
         try:
             writer.append(data)
         except CacheError as error:
@@ -217,13 +208,13 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         return True
 
     def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
-        """Completes the file, unless a sample may be missing that the next pass has."""
+        """Completes the file, unless it may lack samples that the next pass would have."""
         failed = self._failures() - failed_before
         if failed:
             warn_once(
                 f"cache_samples lost {writer.path}",
                 f"the sample cache {writer.path} is not kept: stages above have skipped {failed} shards that could not "
-                "be opened or read, or may have ended the stream at an error, and samples would be missing for ever. "
+                "be opened or read, or may have ended the stream at an error, and samples would be missing forever. "
                 "The next pass writes it again",
             )
             return
@@ -233,16 +224,11 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
             warn_once(f"cache_samples full {writer.path}", f"{error}. The next pass writes it again")
 
     def _failures(self) -> int:
-        """How often stages above have left out what the next pass may have.
-
-        That is a shard whose source failed, or any error where the handler may have ended the stream.
-        """
+        """Counts failures above that the next pass may not have: of a source, or that may have ended the stream."""
         return sum(_count_failures(pipe) for pipe in upstream(self.source_datapipe))
 
-    # ------------------------------------------------------------------------------------------------------- reading
-
     def _serve(self, reader: SampleReader) -> Iterator[T]:
-        """Gives the samples of a finished file."""
+        """Yields the samples of a finished file."""
         with reader:
             self._checked_count(reader)
             for number, data in enumerate(reader.rows(self.max_samples)):
@@ -260,18 +246,13 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                     yield sample
 
     def _checked_count(self, reader: SampleReader) -> int:
-        """How many samples of a file are wanted.
-
-        Raises:
-            CacheError: if it has not all of them.
-            UnsafeDataError: if it holds pickles that may not be loaded.
-        """
+        """Returns how many samples to read; raises if the file lacks some, or holds pickles that are not allowed."""
         samples, ended, pickles, shares = reader.facts
         found = place_of(self).consumers
         if shares != found:
             raise CacheError(
-                f"the sample cache {reader.path} is one of {shares} that share the samples, and the stages above now "
-                f"divide the work among {found}, as with another .sharding_filter(): delete it and those beside it, "
+                f"the sample cache {reader.path} is one of {shares} that share the samples, but the stages above now "
+                f"divide the work among {found}, as with another .sharding_filter(): delete it and those next to it, "
                 "and they are made again"
             )
         if pickles and (not self.allow_pickle or is_secure()):
@@ -288,23 +269,21 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
             )
         return samples if self.max_samples is None else min(samples, self.max_samples)
 
-    # -------------------------------------------------------------------------------------------------------- places
-
     def _path(self, file: str) -> Path:
-        """The file of this consumer."""
+        """Returns the file of this consumer."""
         if any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
             return part_name(file, place_among_ranks(place_of(self)))
         return part_name(file, process_place())
 
     def _fix_order(self) -> None:
-        """Lets all passes that read the source have one order: files of several passes may stand beside each other."""
+        """Gives all passes over the source the same order, so that files written by different passes fit together."""
         random = [pipe for pipe in upstream(self) if inspect.ismethod(getattr(pipe, "set_seed", None))]
         for number, pipe in enumerate(random):
             pipe.set_seed(mix("cache_samples", number))
 
 
 def part_name(file: str | os.PathLike[str], place: Place) -> Path:
-    """Names the file of one consumer.
+    """Returns the file of one consumer.
 
     Example:
         >>> part_name("/data/cache.db", Place()).name, part_name("/data/cache.db", Place(4, 1)).name
@@ -328,19 +307,19 @@ def _checked(file: object) -> str | None:
 
 
 def _check_above(source: IterDataPipe[Any]) -> None:
-    """Refuses what gives other samples in each pass, or fails where this stage cannot see it."""
+    """Refuses stages above that yield other samples in each pass, or whose failures this stage cannot see."""
     for pipe in upstream(source):
         reason = ""
         if isinstance(pipe, EpochCounterIterDataPipe):
-            reason = "whose stream goes on from epoch to epoch, and would give its first epoch for ever"
+            reason = "whose stream continues from epoch to epoch, and would repeat its first epoch forever"
         elif hasattr(pipe, "is_replicable") and not pipe.is_replicable():
             reason = (
-                "in the main process, where it cannot see whether workers have skipped shards, nor set the order in "
+                "in the main process, where it can neither see whether workers skipped shards, nor set the order in "
                 "which they read them"
             )
         if reason:
             name = type(pipe).__name__.removesuffix("IterDataPipe")
-            raise ValueError(f"cache_samples stands behind {name}, {reason}: put it before")
+            raise ValueError(f"cache_samples comes after {name}, {reason}: put it before")
 
 
 def _count_failures(pipe: Any) -> int:

@@ -1,7 +1,7 @@
-"""What the copy of a shard is called in a cache's folder.
+"""The names of copies in a cache's folder.
 
-By default a name is made of the shard's own and a digest of where it comes from: its whole URL or command, or what that
-leads to, so that no two of them share a file. The other ways are for folders that somebody else has filled, or fills.
+By default, a name consists of the shard's own name and a digest of its origin (the whole URL or command, or the place
+it leads to), so that no two shards share a file. The other ways are for folders that others fill.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from torchdata_wds.option_types import Naming
 from torchdata_wds.storage.searching import SHARD_SUFFIXES
 from torchdata_wds.storage.urls import is_local, local_path, mask_url, scheme_of
 
-__all__ = ["LOCK", "PART", "check_naming", "copy_name", "digest_of", "is_own_name", "names_a_tar", "unsigned"]
-
-
-#: What ends the names of files that are no finished copies.
+#: The suffixes of files that are not finished copies.
 PART, LOCK = ".part", ".lock"
 
 _LONGEST_STEM = 100
@@ -43,12 +40,7 @@ _AZURE = frozenset(
 
 
 def check_naming(name: Naming) -> Naming:
-    """Gives a ``name=`` argument back if it can be one.
-
-    Raises:
-        ValueError: if it is a word that means nothing.
-        TypeError: if it is neither a word nor a function.
-    """
+    """Returns a ``name=`` argument; a ValueError or TypeError if it is not a valid one."""
     if name is None or callable(name) or (isinstance(name, str) and name in ("unsigned", *_WAYS)):
         return name
     valid = f"None, 'unsigned', {', '.join(map(repr, _WAYS))} or a function from URL to path"
@@ -56,16 +48,16 @@ def check_naming(name: Naming) -> Naming:
 
 
 def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
-    """Names the copy of a shard, as a path inside the cache's folder.
+    """Returns the name of a copy, as a path inside the cache folder.
 
     Args:
         url: The shard's URL or ``pipe:`` command.
-        name: None for the shard's own name and a digest of where it comes from; ``"unsigned"`` for the same without the
-            query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a function of the URL.
-        origin: Where it comes from, as `origin_of` gives it; None is the URL itself.
+        name: None for the shard's own name and a digest of its origin; ``"unsigned"`` for the same without the query
+            parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a function of the URL.
+        origin: The result of `origin_of`; None is the URL itself.
 
     Raises:
-        CacheError: if the URL has no such name, or it does not stay inside the folder.
+        CacheError: if the URL has no such name, or the name leads out of the folder.
 
     Example:
         >>> url = "s3://bucket/data/train-000.tar.gz?versionId=3"
@@ -80,28 +72,28 @@ def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
     made = _WAYS[name](url) if isinstance(name, str) else name(url)
     path = made if isinstance(made, str) else os.fspath(made) if isinstance(made, os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise _no_name(url, f"its name= gave {made!r}, and not a path inside the cache's folder")
+        raise _no_name(url, f"name= returned {made!r}; expected a path inside the cache folder")
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.name or path.endswith("/"):
-        raise _no_name(url, f"{path!r} is no path of a file inside the cache's folder")
+        raise _no_name(url, f"{path!r} is not a file path inside the cache folder")
     if pure.name.endswith((PART, LOCK)):
-        raise _no_name(url, f"{path!r} ends like a file that is no finished copy: choose another name=")
+        raise _no_name(url, f"{path!r} ends like an unfinished copy: choose another name=")
     return str(pure)
 
 
 def digest_of(url: str) -> str:
-    """A digest of a URL or an origin: 128 bits in hexadecimal digits; a local path counts as that of today's folder."""
+    """Returns 128 bits in hexadecimal digits for a URL or origin; local paths are made absolute first."""
     text = url if not is_local(url) else os.path.abspath(local_path(url))  # noqa: PTH100 - a str
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def is_own_name(name: str) -> bool:
-    """Tells whether only this package names a file so."""
+    """Returns whether a file name is one that only this package makes."""
     return _OWN_NAME.fullmatch(name) is not None
 
 
 def names_a_tar(url: str) -> bool:
-    """Tells whether a URL or command says that it gives a tar archive.
+    """Returns whether a URL or command names a tar archive.
 
     Example:
         >>> names_a_tar("s3://b/x.tar.gz?v=1"), names_a_tar("s3://b/x.cbor"), names_a_tar("pipe:cat /data/x.tar")
@@ -113,7 +105,7 @@ def names_a_tar(url: str) -> bool:
 
 
 def unsigned(url: str) -> str:
-    """Leaves out the query parameters that sign a URL and change from day to day.
+    """Removes the query parameters that sign a URL, which change from day to day.
 
     Example:
         >>> unsigned("https://h/x.tar?versionId=3&X-Amz-Signature=abc&X-Amz-Expires=60")
@@ -152,7 +144,7 @@ def _own_name(url: str) -> str:
 
 
 def _path_of(url: str) -> str:
-    """The path in a URL, without host and query; of a chained URL that of the last part."""
+    """Returns the path in a URL, without host and query; of a chained URL, that of its last part."""
     if is_local(url):
         return local_path(url)
     return urlsplit(url.rpartition("::")[2]).path
@@ -160,7 +152,7 @@ def _path_of(url: str) -> str:
 
 def _basename(url: str) -> str:
     if scheme_of(url) == "pipe" and not _IN_COMMAND.search(url):
-        raise _no_name(url, "no file name can be seen in the command: pass a function as name=, or leave it out")
+        raise _no_name(url, "the command names no file: pass a function as name=, or leave it out")
     name = _own_name(url)
     return unquote(name) if scheme_of(url) in ("http", "https") else name
 
@@ -181,7 +173,4 @@ def _no_name(url: str, reason: str) -> CacheError:
     return CacheError(f"shard {shard} has no place in the cache: {reason}", shard=shard)
 
 
-_WAYS: dict[str, Callable[[str], str]] = {
-    "basename": _basename,
-    "path": _host_and_path,
-}
+_WAYS: dict[str, Callable[[str], str]] = {"basename": _basename, "path": _host_and_path}

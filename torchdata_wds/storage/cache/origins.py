@@ -1,7 +1,7 @@
-"""Where the bytes of a shard really come from, which is what its copy in a cache is named by.
+"""The origin of a shard: the place its bytes really come from, by which its copy in a cache is named.
 
-A URL alone does not say that. Rewriting rules, AIStore's gateway and the endpoint or account of a store decide too, so
-that one URL may mean two shards. Credentials are left out: they change while the shard remains the same.
+One URL may mean two shards: rewriting rules, AIStore's gateway and the endpoint or account of a store decide too.
+Credentials are left out, since they change while the shard stays the same.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torchdata_wds.storage.urls import AIS, LOCAL, STDIN
 __all__ = ["origin_of"]
 
 
-# Read by the package's own client, which takes nothing from fsspec's configuration.
+# The package's own client reads these, without fsspec's configuration.
 _WEB = ("http", "https")
 
 _DEFAULT_PLACES = frozenset({"https://huggingface.co"})
 
-#: Words in the names of options that choose a place, and those of options that do not although they have such a word.
+#: Words in the names of options that choose a place, and words that exclude an option such as ``proxy_host``.
 _PLACE_WORDS = frozenset(
     {"account", "address", "addr", "branch", "domain", "drive", "endpoint", "fo", "host", "hostname", "instance"}
     | {"namenode", "org", "port", "ref", "repo", "rev", "revision", "server", "sha", "uri", "url"}
@@ -42,19 +42,14 @@ _OTHER_WORDS = frozenset(("auth", "ca", "cache", "cert", "key", "oauth", "passwo
 
 
 def origin_of(url: str, options: StorageOptions) -> str:
-    r"""The place that a shard is read from, as a text that is the same for the same place.
+    r"""Returns the place that a shard is read from, as a text that is equal for equal places.
 
-    Args:
-        url: The shard's URL, as it was given.
-        options: Those with which it is read.
-
-    Returns:
-        The URL itself where nothing sends it elsewhere. Otherwise the URL that the rules make of it, without
-        credentials, or AIStore's address of it; with the endpoint, account and the like of its store in a second line.
+    It is the URL itself if nothing leads it elsewhere, else the rewritten URL without credentials, or its address in
+    AIStore. A second line has the endpoint, account and the like of its store, if there are any.
 
     Raises:
         ShardOpenError: if a rule in the environment is malformed.
-        UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
+        UnsafeDataError: if a rule would turn the URL into a command with parts that a shell would run.
 
     Example:
         >>> origin_of("s3://b/x.tar", StorageOptions(rewrite="s3://=https://me:secret@mirror/"))
@@ -81,7 +76,7 @@ def _address(place: str) -> str:
 
 
 def _stores(place: str, options: StorageOptions) -> dict[str, dict[str, str]]:
-    """What chooses the place of each store that a URL, which may be a chained one, goes through."""
+    """Returns the options that choose a place, for each store of a URL, which may be chained."""
     protocols = dict.fromkeys(protocol_of(part) for part in place.split("::"))
     found = {protocol: _store(protocol, options) for protocol in protocols if protocol != "file"}
     return {protocol: store for protocol, store in found.items() if store}
@@ -101,7 +96,7 @@ def _store(protocol: str, options: StorageOptions) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _aliases(protocol: str) -> list[str]:
-    """The names of a protocol's store, its own first: options under any of them are those of the store."""
+    """Returns all protocols of a store, the given one first: options under any of them belong to the store."""
     from fsspec.registry import known_implementations
 
     own = known_implementations.get(protocol, {}).get("class")
@@ -110,14 +105,14 @@ def _aliases(protocol: str) -> list[str]:
 
 
 def _configured(names: list[str]) -> dict[str, Any]:
-    """What fsspec's configuration, files and ``FSSPEC_...`` variables, says about a store."""
+    """Returns the options of a store in fsspec's configuration (files and ``FSSPEC_...`` variables)."""
     from fsspec.config import conf
 
     return {option: value for name in reversed(names) for option, value in conf.get(name, {}).items()}
 
 
 def _places(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """The options that choose a place, also inside others such as ``client_kwargs``."""
+    """Yields the options that choose a place, including nested ones as in ``client_kwargs``."""
     for name, value in options.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping):
@@ -132,7 +127,7 @@ def _chooses_a_place(name: object) -> bool:
 
 
 def _public(name: str, value: str) -> str:
-    """A value without credentials; of Azure's ``AccountName=...;AccountKey=...`` what names account and host."""
+    """Removes credentials from a value; keeps account and host of Azure's ``AccountName=...;AccountKey=...``."""
     if not name.lower().endswith("connection_string"):
         return without_credentials(value)
     settings = (setting for setting in value.split(";") if re.match(r"(?i)\w*(name|endpoint)\w*=", setting))
@@ -140,7 +135,7 @@ def _public(name: str, value: str) -> str:
 
 
 def _aws_profile(options: Mapping[str, Any]) -> dict[str, str]:
-    """The endpoint that a profile in the configuration file of AWS names, as botocore looks for it."""
+    """Returns the endpoint of a profile in the configuration file of AWS, found as botocore does."""
     profile, path = aws_config()
     path = os.path.expanduser(path)  # noqa: PTH111 - a str
     try:

@@ -1,11 +1,11 @@
 """Samples as rows of a SQLite file, which appears under its name only when it is complete.
 
-While it is written, the file is ``<name>.part``, with a lock on it for as long as its writer lives. What a dead writer
-has left there is begun anew; it is never read. The finished file has two tables: ``samples`` (``number`` from 0 without
-gaps, ``crc`` of the data by ``zlib.crc32``, ``data``) and ``facts`` (``name``, ``value``), with the number of samples
-(``samples``), whether the source had come to its end (``ended``), whether a sample holds pickles (``pickles``), how
-many files share the samples of the source (``shares``), and a checksum of these (``crc``).
-SQLite's ``application_id`` and ``user_version`` tell the file from others, and this version of it.
+While it is written, the file is ``<name>.part``, locked while its writer lives. A part that a dead writer left is never
+read; the next writer starts over. The finished file has two tables: ``samples`` (``number`` from 0 without gaps,
+``crc`` of the data by ``zlib.crc32``, ``data``) and ``facts`` (``name``, ``value``): the number of samples
+(``samples``), whether the source had ended (``ended``), whether a sample holds pickles (``pickles``), how many files
+share the samples of the source (``shares``), and a checksum of these (``crc``). SQLite's ``application_id`` and
+``user_version`` identify the format and its version.
 """
 
 from __future__ import annotations
@@ -26,30 +26,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = [
-    "APPLICATION",
-    "HEADER_SIZE",
-    "SCHEMA",
-    "VERSION",
-    "SampleFacts",
-    "SampleReader",
-    "connect",
-    "is_ours",
-    "open_samples",
-    "sqlite3_module",
-    "unusable",
-]
+#: The ``application_id`` and ``user_version`` in SQLite's header, and the size of that header.
+APPLICATION, VERSION, HEADER_SIZE = int.from_bytes(b"WdsS", "big"), 1, 100
 
-
-#: What SQLite's header has as ``application_id`` and ``user_version``.
-APPLICATION = int.from_bytes(b"WdsS", "big")
-
-VERSION = 1
-
-#: The size of that header.
-HEADER_SIZE = 100
-
-#: What makes the tables, as SQLite keeps it: a file with other ones, such as views, could compute without end.
+#: A file with other tables is refused: views, for example, could compute forever.
 SCHEMA = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER)",
     "CREATE TABLE samples (number INTEGER PRIMARY KEY, crc INTEGER, data BLOB)",
@@ -59,14 +39,7 @@ _MAGIC = b"SQLite format 3\0"
 
 
 class SampleFacts(NamedTuple):
-    """What a finished file says of itself.
-
-    Attributes:
-        samples: How many samples it has.
-        ended: Whether the source had no more.
-        pickles: Whether a sample holds pickles.
-        shares: How many such files share the samples of the source; 1 if each has all.
-    """
+    """The facts that a finished file states: its number of samples and the others listed above."""
 
     samples: int
     ended: bool
@@ -74,35 +47,24 @@ class SampleFacts(NamedTuple):
     shares: int = 1
 
     def rows(self) -> list[tuple[str, int]]:
-        """The rows of the table of facts, with a checksum of them."""
+        """Returns the rows of the table of facts, including their checksum."""
         rows = [(name, int(value)) for name, value in self._asdict().items()]
         return [*rows, ("crc", zlib.crc32(repr(rows).encode()))]
 
 
 class SampleReader:
-    """A finished file, open for reading.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        path: The file.
-        facts: What it says of itself.
-
-    Raises:
-        CacheError: if it is damaged.
-    """
+    """A finished file, open for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with _reading(path):
-            # It never changes: no locks are needed, and none would be left in a process that is forked.
+            # It never changes: no locks are needed, and a forked process inherits none.
             self._connection = connect(path, "mode=ro&immutable=1")
         try:
             with _reading(path):
                 found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name")
                 if tuple(sql for (sql,) in found) != SCHEMA:
-                    raise _damaged(path, "it has other tables than cache_samples makes")
+                    raise _damaged(path, "it has other tables than those of cache_samples")
                 facts = dict(self._connection.execute("SELECT name, value FROM facts"))
             samples, shares = (
                 value if isinstance(value := facts.get(name), int) else 0 for name in ("samples", "shares")
@@ -115,14 +77,7 @@ class SampleReader:
             raise
 
     def rows(self, limit: int | None = None) -> Iterator[bytes]:
-        """Gives the samples in the order in which they were written, one at a time in memory.
-
-        Args:
-            limit: How many to give at most.
-
-        Raises:
-            CacheError: if one is missing or damaged.
-        """
+        """Yields at most `limit` samples in the order they were written; a CacheError if one is missing or damaged."""
         expected = self.facts.samples if limit is None else min(limit, self.facts.samples)
         query = "SELECT number, crc, data FROM samples ORDER BY number LIMIT ?"
         position = 0
@@ -149,13 +104,7 @@ class SampleReader:
 
 
 def open_samples(path: Path) -> SampleReader | None:
-    """Opens a finished file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        None if there is none.
+    """Opens a finished file; None if it does not exist.
 
     Raises:
         CacheError: if it is another kind of file, of another version, or damaged.
@@ -176,14 +125,14 @@ def open_samples(path: Path) -> SampleReader | None:
         return _open(path, status.st_size)
     except CacheError:
         if not path.exists():
-            return None  # somebody has deleted it meanwhile
+            return None  # deleted in the meantime
         raise
 
 
 def _open(path: Path, size: int) -> SampleReader:
     head = _head_of(path)
     if not is_ours(head):
-        raise unusable(path, "it is no file that cache_samples wrote, and is left as it is")
+        raise unusable(path, "it is not a file that cache_samples wrote, and is left as it is")
     version = int.from_bytes(head[60:64], "big")
     if version != VERSION:
         raise unusable(path, f"it is of version {version}, expected {VERSION}: delete it, and it is made again")
@@ -194,7 +143,7 @@ def _open(path: Path, size: int) -> SampleReader:
 
 
 def is_ours(head: bytes) -> bool:
-    """Tells whether a file that begins with these bytes is one of these."""
+    """Returns whether these are the first bytes of a sample cache."""
     return head.startswith(_MAGIC) and head[68:72] == APPLICATION.to_bytes(4, "big")
 
 
@@ -216,8 +165,8 @@ def sqlite3_module() -> Any:
 
 
 def connect(path: Path, options: str) -> sqlite3.Connection:
-    """Opens a file with options of SQLite's URIs."""
-    # Iterations may go on in another thread, one at a time; transactions are begun and ended by hand.
+    """Opens a file with options in the form of SQLite's URIs."""
+    # An iteration may continue in another thread; transactions begin and end explicitly.
     connection: sqlite3.Connection = sqlite3_module().connect(
         f"file://{quote(os.fsencode(path.absolute()))}?{options}",
         uri=True,
@@ -236,7 +185,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def unusable(path: Path, reason: str) -> CacheError:
-    """Makes the error for a file that is none of these, or cannot be read."""
+    """Returns the error for a file of another kind, or one that cannot be read."""
     return CacheError(f"the sample cache {path} cannot be used: {reason}. Otherwise, choose another file")
 
 

@@ -1,4 +1,4 @@
-"""What writes the files of `sample_store`."""
+"""Writes the files of samples that `sample_file` describes and reads."""
 
 from __future__ import annotations
 
@@ -30,34 +30,27 @@ from torchdata_wds.storage.targets.base import sync_file, sync_folder
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["PART", "SampleWriter", "begin_samples", "open_or_begin"]
-
-
-#: What the name of a file ends with while it is not complete.
+#: The suffix of an incomplete file.
 PART = ".part"
 
 _PAGE_SIZE = 16384
 
-#: A transaction has so many samples or bytes: large ones are fast, and none is open while somebody waits for a sample.
+#: The samples or bytes of a transaction: large ones are fast, and none is open while a sample is out.
 _BATCH_COUNT, _BATCH_BYTES = 1000, 4 << 20
 
-#: What SQLite takes besides the data of a row, generously.
+#: A generous bound on what SQLite stores besides the data of a row.
 _ROW_OVERHEAD = 1000
 
-#: How often a file that another process has just renamed is looked for again.
+#: The number of attempts to open a part that other processes keep renaming.
 _OPENINGS = 100
 
 
 class SampleWriter:
-    """A file that is being written, by one process: complete with `finish`, and gone without.
-
-    Args:
-        path: The file's final name.
-        lock: The descriptor of the part, locked; it is closed with this.
+    """A file that one process writes: `finish` completes it, `abort` removes it.
 
     Attributes:
         path: The file's final name.
-        max_bytes: The most that a sample may have.
+        max_bytes: The largest size of a sample.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -79,11 +72,7 @@ class SampleWriter:
         self.max_bytes = self._connection.getlimit(sqlite3_module().SQLITE_LIMIT_LENGTH) - _ROW_OVERHEAD
 
     def append(self, data: bytes) -> None:
-        """Adds a sample.
-
-        Raises:
-            CacheError: if it cannot be written, as on a full disk.
-        """
+        """Adds a sample; a CacheError if it cannot be written, as on a full disk."""
         self._rows.append((self._count, zlib.crc32(data), data))
         self._count += 1
         self._size += len(data)
@@ -97,10 +86,10 @@ class SampleWriter:
         Args:
             ended: Whether the source had no more.
             pickles: Whether a sample holds pickles.
-            shares: How many such files share the samples of the source.
+            shares: How many files share the samples of the source.
 
         Returns:
-            False if something has that name by now, which is left as it is, or somebody has deleted the part.
+            Whether that succeeded: False if the name is taken by now, or the part was deleted.
 
         Raises:
             CacheError: if it cannot be written.
@@ -117,7 +106,7 @@ class SampleWriter:
                 is_free = not os.path.lexists(self.path) and _is_at(self._lock, self._part)
                 if is_free:
                     self._part.replace(self.path)
-                    with contextlib.suppress(OSError):  # it is there, and whole
+                    with contextlib.suppress(OSError):  # the file is complete all the same
                         sync_folder(self.path.parent)
         except BaseException:
             self.abort()
@@ -128,11 +117,11 @@ class SampleWriter:
         return is_free
 
     def abort(self) -> None:
-        """Gives the file up, unless it is finished."""
+        """Removes the file, unless it is finished."""
         if self._lock < 0:
             return
         if self._connection is not None:
-            # No transaction is open and nothing is held back: this writes nothing, also in a child that was forked.
+            # No transaction is open: this writes nothing, not even in a forked child.
             self._connection.close()
         if self._owner == os.getpid():
             with contextlib.suppress(OSError):
@@ -145,7 +134,7 @@ class SampleWriter:
             f"page_size = {_PAGE_SIZE}",
             f"application_id = {APPLICATION}",
             f"user_version = {VERSION}",
-            # What is not complete is not used: neither a journal nor waiting for the disk is of any use before the end.
+            # An incomplete file is never used, so that a journal and waiting for the disk would be wasted.
             "journal_mode = OFF",
             "synchronous = OFF",
             "locking_mode = EXCLUSIVE",
@@ -172,10 +161,7 @@ class SampleWriter:
 
 
 def begin_samples(path: Path) -> SampleWriter | None:
-    """Begins a file, in place of what a dead process may have left of it; its folder is made if need be.
-
-    Args:
-        path: The file's final name, which is absolute.
+    """Begins a file with an absolute final name, and makes its folder; replaces the part of a dead process.
 
     Returns:
         None if a living process, or another iteration in this one, is writing it.
@@ -187,7 +173,7 @@ def begin_samples(path: Path) -> SampleWriter | None:
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_OPENINGS):
-            # A link that somebody has put there would have us empty another file.
+            # No links: one would make this empty another file.
             file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 taken = _take(file, part)
@@ -203,24 +189,14 @@ def begin_samples(path: Path) -> SampleWriter | None:
 
 
 def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]:
-    """Opens a finished file, or begins it.
-
-    Args:
-        path: The file's final name, which is absolute.
-
-    Returns:
-        One of the two; neither where it is being written.
-
-    Raises:
-        CacheError: as `open_samples` and `begin_samples`.
-    """
+    """Opens a finished file, or begins it; returns neither if it is being written."""
     reader = open_samples(path)
     writer = begin_samples(path) if reader is None else None
     if writer is None:
         return reader, None
     with contextlib.ExitStack() as stack:
         stack.callback(writer.abort)
-        # Another process may have finished it meanwhile.
+        # Another process may have finished it before this one got the lock.
         reader = open_samples(path)
         if reader is None:
             stack.pop_all()
@@ -229,22 +205,22 @@ def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]
 
 
 def _take(file: int, part: Path) -> bool | None:
-    """Locks and empties the file that is to be written; None if it is locked, False if it is not that file any more."""
+    """Locks and empties the file to be written; None if it is locked, False if it is no longer that file."""
     if lock(file) is False:
         return None
     if not _is_at(file, part):
-        return False  # its writer has renamed it meanwhile
+        return False  # its writer has renamed it
     status = os.fstat(file)
     head = os.pread(file, HEADER_SIZE, 0) if stat.S_ISREG(status.st_mode) else b"?"
-    # A machine that failed may have lost the first bytes.
+    # After a power failure the first bytes may be zeros.
     if head.strip(b"\0") and not is_ours(head):
-        raise unusable(part, "it is nothing that cache_samples left there, and is left as it is")
+        raise unusable(part, "it is not what cache_samples would leave there, and is left as it is")
     os.ftruncate(file, 0)
     return True
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Tells whether an open file still has a name."""
+    """Returns whether a path still is that of an open file."""
     try:
         return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
@@ -265,5 +241,5 @@ def _writing(path: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error)
         raise CacheError(
             f"the sample cache {path} cannot be written: {reason}. Free some space there, or choose a file in a folder "
-            "that may be written to"
+            "with write permission"
         ) from error

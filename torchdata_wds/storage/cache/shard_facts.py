@@ -1,4 +1,4 @@
-"""What is known of a shard's bytes before they are read, such as by an index, and whether a copy is made of those."""
+"""The size and digest of a shard as its index states them, and whether a copy agrees with them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,22 @@ import hashlib
 import os
 from typing import NamedTuple
 
-__all__ = ["ShardFacts"]
-
-
 _MARK = "user.torchdata_wds.sha256"
 
-#: The digests of files that were read for them, by what tells that a file is still the same.
+#: Digests computed by this process, by device, inode, size and time of change.
 _digests: dict[tuple[int, int, int, int], str] = {}
 
 _MOST_DIGESTS = 100_000
 
 
 class ShardFacts(NamedTuple):
-    """Size and digest of a shard as it is stored; None is what is not known.
-
-    Attributes:
-        bytes: Its size.
-        sha256: Its digest, in hexadecimal digits.
-    """
+    """The size in bytes of a stored shard, and its SHA-256 in hexadecimal digits; None if unknown."""
 
     bytes: int | None = None
     sha256: str | None = None
 
     def difference(self, file: int) -> str:
-        """Compares an open file; its digest is computed once, and then remembered with the file.
-
-        Args:
-            file: Its descriptor.
-
-        Returns:
-            What is different, as ``10 bytes, and not 20``; "" if nothing is.
-
-        Raises:
-            OSError: if it cannot be read.
-        """
+        """Returns how an open file differs, as ``10 bytes, and not 20``, or "". Its digest is computed only once."""
         size = os.fstat(file).st_size
         if self.bytes is not None and size != self.bytes:
             return f"{size:,} bytes, and not {self.bytes:,}"
@@ -74,7 +56,7 @@ def _digest_of(file: int) -> str:
 
 
 def _noted(file: int, stamp: str) -> str | None:
-    """The digest that an earlier process has noted, if the file is the same since."""
+    """Returns the digest that an earlier process noted, if the file has not changed since."""
     with contextlib.suppress(OSError, AttributeError):
         digest, _, rest = os.getxattr(file, _MARK).decode(errors="replace").partition(" ")
         return digest if rest == stamp else None

@@ -53,13 +53,13 @@ def reraise_exception(exception: Exception) -> bool:
 
 
 def ignore_and_continue(exception: Exception) -> bool:
-    """Skips the item without a word."""
+    """Skips the item silently."""
     _count("ignore_and_continue", exception)
     return True
 
 
 def ignore_and_stop(exception: Exception) -> bool:
-    """Ends the stream without a word."""
+    """Ends the stream silently."""
     _count("ignore_and_stop", exception)
     return False
 
@@ -82,7 +82,7 @@ def warn_and_stop(exception: Exception) -> bool:
 
 
 def check_handler(handler: Handler) -> Handler:
-    """Gives a ``handler=`` argument back if it can be one.
+    """Returns a ``handler=`` argument if it is callable.
 
     Raises:
         TypeError: if it is not callable.
@@ -96,7 +96,7 @@ class SkipCounts(Counter[str]):
     """Counts what a pipe skipped, by exception type, or by the rule that leaves it out.
 
     Attributes:
-        losses: The reasons that are losses, and no rules such as that hidden files belong to no sample.
+        losses: The reasons that are losses, not rules such as that hidden files belong to no sample.
         examples: A message for some of the reasons.
     """
 
@@ -110,21 +110,13 @@ class SkipCounts(Counter[str]):
 
 
 def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) -> bool:
-    """Asks a handler about an exception and counts what it skips.
-
-    Args:
-        handler: The handler to ask.
-        exception: What happened.
-        skipped: The pipe's own count by exception type, which is increased.
-
-    Returns:
-        True to skip the item and go on, False to end the stream.
+    """Calls a handler with an exception and counts what it skips: True skips the item, False ends the stream.
 
     Raises:
         Exception: the one given, where a missing package or a lack of memory is its cause: no item could work, or
             another would on another machine, and skipping would be silent loss of data.
         TypeError: if the handler answers anything but True or False: a handler that forgets its ``return`` would
-            otherwise end the stream without a word.
+            otherwise end the stream silently.
     """
     if isinstance(exception, _NEVER_SKIPPED) or isinstance(exception.__cause__, _NEVER_SKIPPED):
         raise exception
@@ -148,12 +140,12 @@ def count_loss(skipped: Counter[str], reason: str, exception: Exception | None =
 
 
 class Asked:
-    """A handler of one iteration of a pipe: called with an exception, it asks and remembers.
+    """The handler of one iteration of a pipe, which remembers whether it has ended the stream.
 
     Args:
         handler: The handler.
         skipped: The pipe's own count by exception type.
-        note: Notes on an exception where it came, before the handler is asked.
+        note: Called before the handler, to note on the exception where it was raised.
 
     Attributes:
         is_over: Whether the handler has ended the stream.
@@ -168,7 +160,7 @@ class Asked:
         self.is_over = False
 
     def __call__(self, exception: Exception) -> bool:
-        """Asks the handler as `keep_going` does."""
+        """Calls the handler as `keep_going` does."""
         self._note(exception)
         if not keep_going(self._handler, exception, self._skipped):
             self.is_over = True
@@ -218,7 +210,7 @@ def leave_unsaid(kinds: Iterable[str]) -> None:
 
 
 def _warn_count(outcome: str, kind: str) -> int | None:
-    """Counts a warning; gives the count where it is to be shown."""
+    """Counts a warning; returns the count where it is to be shown."""
     _warned[outcome, kind] += 1
     count = _warned[outcome, kind]
     return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else None

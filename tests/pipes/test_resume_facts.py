@@ -25,6 +25,7 @@ from torchdata_wds.pipes.resume_facts import (
     Wanted,
     Watch,
 )
+from torchdata_wds.pipes.resuming import Way
 
 assert torchdata_wds.ShardLister
 
@@ -159,7 +160,7 @@ def test_watch_belongs_to_no_stream_when_it_is_copied() -> None:
 
 
 class Only(IterDataPipe):
-    """Gives so many numbers, at first only those that are wanted: as a source whose `restart` was called."""
+    """Gives so many numbers, at first only those that are wanted: as a source that was resumed."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -168,6 +169,11 @@ class Only(IterDataPipe):
     def __iter__(self) -> Iterator[int]:
         wanted, self.wanted = self.wanted, Wanted((), 0)
         yield from (item for item in range(self.count) if item >= wanted.first or item in wanted.early)
+
+
+def way(length: int | None) -> Way:
+    """A stream whose pass has so many items before the shuffle, where that is known."""
+    return Way(Facts(), 0, 0, length)
 
 
 def test_wds_shuffle_goes_on_when_it_was_stopped_anywhere() -> None:
@@ -180,7 +186,7 @@ def test_wds_shuffle_goes_on_when_it_was_stopped_anywhere() -> None:
         whole = list(pipe)
         first = draw.randrange(count + 1)
         early = sorted(draw.sample(range(first), draw.randrange(first + 1) // 3))
-        source.wanted = pipe.set_seed(seed).restart(Wanted(early, first), count)
+        source.wanted = pipe.set_seed(seed).resume(Wanted(early, first), way(count))[0]
         assert len(source.wanted.early) <= len(early) + pipe.buffer_size
         assert list(pipe) == [whole[item] for item in early] + whole[first:]
         assert sorted(pipe) == list(range(count))  # the next epoch is whole
@@ -190,7 +196,7 @@ def test_wds_shuffle_needs_no_length_when_its_source_goes_on() -> None:
     """Before the source ends the order does not depend on where that will be."""
     for first in (0, 1, 20, 69):
         found = {
-            repr(Only(100).wds_shuffle(30, initial=5).set_seed(1).restart(Wanted((), first), length))
+            repr(Only(100).wds_shuffle(30, initial=5).set_seed(1).resume(Wanted((), first), way(length))[0])
             for length in (None, 100, 101)
         }
         assert len(found) == 1
@@ -198,7 +204,7 @@ def test_wds_shuffle_needs_no_length_when_its_source_goes_on() -> None:
 
 def test_wds_shuffle_wants_its_buffer_when_it_passes_over_many_items() -> None:
     """Numbers are passed over without an item, and only the buffer's are wanted."""
-    wanted = Only(0).wds_shuffle(100).set_seed(1).restart(Wanted((), 100_000), None)
+    wanted = Only(0).wds_shuffle(100).set_seed(1).resume(Wanted((), 100_000), way(None))[0]
     assert wanted.first == 100_000 + 99
     assert len(wanted.early) == 99
 
@@ -207,7 +213,7 @@ def test_wds_shuffle_wants_its_buffer_when_it_passes_over_many_items() -> None:
 def test_wds_shuffle_wants_the_same_when_it_keeps_the_order(first: int) -> None:
     """Turned off, it passes items on as they are."""
     pipe = Only(9).wds_shuffle(4).set_shuffle(False)
-    assert pipe.restart(Wanted((1,), first), 9) == Wanted((1,), first)
+    assert pipe.resume(Wanted((1,), first), way(9))[0] == Wanted((1,), first)
 
 
 def stopped_shuffle() -> tuple[Only, Any, list[int]]:
@@ -215,7 +221,7 @@ def stopped_shuffle() -> tuple[Only, Any, list[int]]:
     source = Only(40)
     pipe = source.wds_shuffle(8, initial=2).set_seed(3)
     whole = list(pipe)
-    source.wanted = pipe.set_seed(3).restart(Wanted((), 20), 40)
+    source.wanted = pipe.set_seed(3).resume(Wanted((), 20), way(40))[0]
     return source, pipe, whole
 
 

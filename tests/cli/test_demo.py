@@ -142,22 +142,6 @@ def test_demo_shards_hold_images_labels_and_json(tmp_path: Path) -> None:
     assert len(set(SIZES)) > 1
 
 
-def test_demo_reads_the_users_shards_when_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Patterns are listed as everywhere; text shards go without the stages for images."""
-    write_text_shards(tmp_path, (5, 0, 12))
-    assert run("--shards", tmp_path / "shard-{000000..000002}.tar", "--workers", 0) == 0
-    output = capsys.readouterr().out
-    assert output.endswith(VERDICT)
-    assert "samples              17\n" in output
-
-
-def test_demo_takes_several_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A shell expands globs into several arguments."""
-    urls = write_text_shards(tmp_path, (5, 3))
-    assert run("--workers", 0, "--shards", *urls) == 0
-    assert "samples              8\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["x.tar.bz2", "pipe"])
 def test_demo_reads_shards_that_are_no_plain_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -205,29 +189,25 @@ def test_augment_gives_images_of_one_size_and_keeps_none() -> None:
 # ------------------------------------------------------------------------------------------------- lost and doubled
 
 
-def test_demo_fails_and_names_samples_when_some_are_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ([1], "2 of 9 samples lost:\n  s0-00000 of {url}\n  s0-00001 of {url}\n"),
+        ([0], "7 of 9 samples lost:\n  s1-00000 of {other}\n"),
+        ([0, 1, 0], "2 of 9 samples doubled:\n  s0-00000 of {url}\n  s0-00001 of {url}\n"),
+    ],
+)
+def test_demo_fails_and_names_samples_when_some_are_lost_or_doubled(
+    read: list[int], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph that forgets a shard is found out."""
+    """A graph that forgets a shard, or reads one twice, is found out; five samples are named."""
     urls = write_text_shards(tmp_path, (2, 7))
     build = demo.build_pipe
-    monkeypatch.setattr(demo, "build_pipe", lambda patterns, fields: build(patterns[:1], fields))
+    monkeypatch.setattr(demo, "build_pipe", lambda _, fields: build([urls[number] for number in read], fields))
     assert run("--workers", 0, "--shards", *urls) == 1
     output = capsys.readouterr().out
-    assert "7 of 9 samples lost:\n  s1-00000 of " in output
-    assert output.endswith("  and 2 more\n")
-
-
-def test_demo_fails_and_names_samples_when_some_are_doubled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A graph that reads a shard twice is found out."""
-    urls = write_text_shards(tmp_path, (2, 3))
-    build = demo.build_pipe
-    monkeypatch.setattr(demo, "build_pipe", lambda patterns, fields: build([*patterns, patterns[0]], fields))
-    assert run("--workers", 0, "--shards", *urls) == 1
-    output = capsys.readouterr().out
-    assert f"2 of 5 samples doubled:\n  s0-00000 of {urls[0]}\n  s0-00001 of {urls[0]}\n" in output
+    assert said.format(url=urls[0], other=urls[1]) in output
+    assert output.endswith("  and 2 more\n") is (read == [0])
 
 
 def test_demo_counts_a_sample_as_lost_when_it_does_not_decode(

@@ -134,7 +134,7 @@ def test_cache_refuses_a_folder_that_is_none(tmp_path: Path) -> None:
     for action in ("list", "verify", "clear"):
         done = run_wds("cache", action, tmp_path)
         assert done.status == 1
-        assert "no folder of a cache" in done.err
+        assert "not a cache folder" in done.err
         assert run_wds("cache", action, tmp_path / "no").status == 0
     assert len(list(tmp_path.iterdir())) == 1
 

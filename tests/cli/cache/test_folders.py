@@ -147,7 +147,7 @@ def test_list_refuses_what_is_no_cache(tmp_path: Path) -> None:
     """A folder of other files, and what is no folder; an empty one has nothing to say."""
     assert list_cache(tmp_path) == []
     put(tmp_path, "x.tar")
-    with pytest.raises(CacheError, match="no folder of a cache"):
+    with pytest.raises(CacheError, match="not a cache folder"):
         list_cache(tmp_path)
     with pytest.raises(CacheError, match="cannot be read"):
         list_cache(tmp_path / "x.tar")

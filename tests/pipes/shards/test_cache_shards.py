@@ -152,7 +152,7 @@ def test_cache_shards_copies_where_urls_are_looked_for_when_they_are_rewritten(t
 def test_cache_shards_says_where_it_belongs_when_items_are_no_shards(tmp_path: Path, item: Any) -> None:
     """Each through the handler; and the stage has no length then."""
     given = [item, "http://h/x.tar"]
-    with pytest.raises(ShardListError, match="belongs before load_wds_shards"):
+    with pytest.raises(ShardListError, match="put it before load_wds_shards"):
         list(IterableWrapper(given, deepcopy=False).cache_shards(tmp_path))
     pipe = IterableWrapper(given, deepcopy=False).cache_shards(tmp_path, handler=ignore_and_continue)
     assert [shard.url for shard in pipe] == ["http://h/x.tar"]

@@ -1,4 +1,4 @@
-"""``cache``: what caches of shards and samples have left in a folder."""
+"""``cache``: lists, verifies or clears the copies and samples in a cache folder."""
 
 from __future__ import annotations
 
@@ -19,20 +19,13 @@ from torchdata_wds.cli.progress_bar import Progress, paused, stdout_is_apart
 from torchdata_wds.errors import CacheError
 from torchdata_wds.pipes.shards.cache_shards import check_copy
 
-__all__ = ["COMMAND", "duration"]
-
-
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?([smhdw])")
 
 
 def duration(text: str) -> float:
-    """Reads a span of time such as ``7d``, and gives it in seconds.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is none.
-    """
+    """Converts a span of time such as ``7d`` to seconds; an ArgumentTypeError if it is not one."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a span of time such as 30m, 12h, 7d or 2w, not {text!r}")
@@ -40,7 +33,7 @@ def duration(text: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``cache``: those of each action."""
+    """Adds the actions of ``cache`` and their arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = _action(actions, "list", "show each copy of a shard and file of samples", _list)
     listing.add_argument("--json", action="store_true", help="a JSON object a line")
@@ -57,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Does what is asked for, and returns the exit status."""
+    """Runs the chosen action; returns the exit status."""
     if not os.path.lexists(arguments.folder):
         say(f"the folder {printable(arguments.folder)} does not exist (yet): nothing is cached there")
         return 0
@@ -140,7 +133,7 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
 
 
 def _remove(file: CacheFile) -> bool:
-    """Removes a file, or says why it stays; one that has gone by itself is as good as removed."""
+    """Removes a file, or says why it stays; returns whether it is gone."""
     try:
         outcome = remove_file(file)
     except CacheError as error:
@@ -152,7 +145,7 @@ def _remove(file: CacheFile) -> bool:
 
 
 def _span(seconds: float) -> str:
-    """A span of time in its largest unit.
+    """Formats a span of time in its largest unit.
 
     Example:
         >>> _span(200000.0), _span(59)

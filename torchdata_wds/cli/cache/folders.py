@@ -1,7 +1,7 @@
-"""What caches have left in a folder: copies of shards, files of samples, and what their makers need or have left over.
+"""The files of caches in a folder: copies of shards, files of samples, and unfinished or left-over ones.
 
-Only files that caches make are looked at: copies by their names or the mark that they have, files of samples by their
-first bytes, and ``.part`` and ``.lock`` files by the forms of their names.
+Other files are ignored: copies are known by their names or marks, files of samples by their first bytes, ``.part`` and
+``.lock`` files by the form of their names.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.cache.sample_file import HEADER_SIZE, is_ours, open_samples
 from torchdata_wds.storage.locks import LockedFile
 
-__all__ = ["CacheFile", "Removal", "check_file", "choose_old", "list_cache", "remove_file"]
-
-
 State = Literal["whole", "being made", "left over"]
 
-#: An unfinished file that was changed so few seconds ago may not have its lock yet.
+#: An unfinished file may not have its lock yet for this many seconds.
 _NEW_SECONDS = 1.0
 
 
@@ -44,10 +41,9 @@ class CacheFile(NamedTuple):
     Attributes:
         path: Its path.
         kind: ``"shard"``, ``"samples"``, or ``"lock"`` for the lock of a copy.
-        state: ``"whole"`` for what is finished, ``"being made"`` by a process that lives, or ``"left over"`` by one
-            that was killed.
+        state: ``"whole"`` if finished, ``"being made"`` by a living process, or ``"left over"`` by a killed one.
         size: Its size in bytes.
-        used: When it was last used, or changed where it is not finished, in seconds since 1970.
+        used: When it was last used (or changed, if unfinished), in seconds since 1970.
     """
 
     path: str
@@ -58,14 +54,10 @@ class CacheFile(NamedTuple):
 
 
 def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> list[CacheFile]:
-    """Lists the files of the caches in a folder, by their names.
-
-    Args:
-        folder: The folder.
-        recursive: Whether to look into its folders as well, where copies are named by host and path.
+    """Lists the cache files in a folder by name; if `recursive`, also those in its subfolders.
 
     Raises:
-        CacheError: if it cannot be read, or has other files and none of a cache.
+        CacheError: if it cannot be read, or has only other files.
 
     Example:
         >>> import tempfile
@@ -95,22 +87,17 @@ def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> li
         raise CacheError(f"the cache folder {root} cannot be read: {error.strerror or error}") from error
     if others and not files:
         raise CacheError(
-            f"{root} is no folder of a cache: none of the {others:,} files and folders in it is that of cache_shards "
-            "or cache_samples. Name the folder that those have; copies that are named by host and path lie in folders "
-            "inside it, which are looked into only if that is asked for (recursive)"
+            f"{root} is not a cache folder: none of the {others:,} files and folders in it is from cache_shards or "
+            "cache_samples. Name the folder that those use; copies named by host and path lie in its subfolders, which "
+            "are only searched on request (recursive)"
         )
     return sorted(files)
 
 
 def check_file(file: CacheFile, check_copy: Callable[[str, str], None]) -> str | None:
-    """Reads a finished file of a cache to its end.
+    """Reads a finished file to its end; returns what is wrong with it, or None.
 
-    Args:
-        file: The file.
-        check_copy: Raises for a path and URL that are not those of a whole shard.
-
-    Returns:
-        What is wrong with it; None if nothing is, or it has gone meanwhile.
+    `check_copy` raises for a path and URL that are not those of a complete shard.
     """
     try:
         with _unused(file.path):
@@ -127,17 +114,13 @@ def check_file(file: CacheFile, check_copy: Callable[[str, str], None]) -> str |
 def choose_old(
     files: Iterable[CacheFile], *, older_than: float | None = None, max_bytes: float | None = None, now: float
 ) -> list[CacheFile]:
-    """Chooses which files of a cache to remove: what is left over in any case, of the others those used longest ago.
+    """Chooses the files to remove: all left-over ones, then finished ones, the least recently used first.
 
     Args:
         files: The files.
-        older_than: Choose finished ones that were not used for so many seconds; None chooses by `max_bytes` alone.
-        max_bytes: Choose until the rest takes no more bytes; None chooses by `older_than` alone. Without either all
-            finished ones are chosen.
+        older_than: Choose finished files that were not used for this many seconds.
+        max_bytes: Choose files until the remaining ones take no more bytes. Without either limit, all are chosen.
         now: The time, in seconds since 1970.
-
-    Returns:
-        The chosen ones, those that were not used for longest first.
 
     Example:
         >>> files = [CacheFile(str(day), "shard", "whole", 100, 86400.0 * day) for day in range(4)]
@@ -158,17 +141,10 @@ def choose_old(
 
 
 def remove_file(file: CacheFile) -> Removal:
-    """Removes a file of a cache, unless another process makes or reads it.
-
-    Args:
-        file: The file.
+    """Removes a file unless another process makes or reads it; a CacheError if that fails.
 
     Returns:
-        What became of it: ``"removed"``, ``"in use"``, or ``"gone"`` where it was not there any more, or is another
-        one by now.
-
-    Raises:
-        CacheError: if it cannot be removed.
+        ``"removed"``, ``"in use"``, or ``"gone"`` if it no longer exists or was replaced.
     """
     try:
         if file.kind == "lock":
@@ -192,7 +168,7 @@ def _entries(folder: str, recursive: bool) -> Iterator[os.DirEntry[str]]:
 
 
 def _file_of(entry: os.DirEntry[str]) -> CacheFile | None:
-    """What an entry of a folder is to a cache; None for what is not one's."""
+    """Returns the cache file of a folder's entry; None if it is not one."""
     status = entry.stat(follow_symlinks=False)
     path, name, size = entry.path, entry.name, status.st_size
     if not stat.S_ISREG(status.st_mode) or name == ROOM:
@@ -210,18 +186,18 @@ def _file_of(entry: os.DirEntry[str]) -> CacheFile | None:
 
 
 def _state(status: os.stat_result, path: str) -> State:
-    """Tells whether somebody has the lock of an unfinished file; one that is new may be about to get it."""
+    """Returns the state of an unfinished file by its lock, which a new file may not have yet."""
     if abs(time.time() - status.st_mtime) < _NEW_SECONDS:
         return "being made"
     with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
         is_free = file.lock(shared=True)
-        # Without locks only the time tells that nobody fills it any more.
+        # Without locks, only its age shows that nobody fills it any more.
         is_young = not file.has_locks and time.time() - status.st_mtime < OLD_SECONDS
         return "left over" if is_free and not is_young else "being made"
 
 
 def _read(path: str, size: int) -> bytes:
-    """Reads the beginning of a file without a trace of it, where the system allows that: its use is what counts."""
+    """Reads the beginning of a file, if possible without changing its time of access, which eviction goes by."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         file = os.open(path, flags | getattr(os, "O_NOATIME", 0))
@@ -234,7 +210,7 @@ def _read(path: str, size: int) -> bytes:
 
 
 def _is_lock_of_copy(path: str) -> bool:
-    """Tells whether a ``.lock`` file is that of a copy: it is empty, or has the name of the copy's part in it."""
+    """Returns whether a ``.lock`` file is that of a copy: it is empty, or contains the name of the copy's part."""
     base = os.path.basename(path).removesuffix(LOCK)  # noqa: PTH119 - a str, as in all of this module
     content = os.fsdecode(_read(path, 4096))
     if not content:
@@ -244,7 +220,7 @@ def _is_lock_of_copy(path: str) -> bool:
 
 
 def _remove_part(path: str) -> Removal:
-    """Removes what the maker of a copy has left; the lock of the copy keeps others from making it meanwhile."""
+    """Removes the part of a dead process, holding the copy's lock so that no other process starts to make it."""
     found = UNIQUE.search(path)
     lock = CopyLock.acquire(path[: found.start()] if found else path)
     if lock is None:
@@ -267,7 +243,7 @@ def _remove_lock(path: str) -> Removal:
 
 @contextlib.contextmanager
 def _unused(path: str) -> Iterator[None]:
-    """Lets a file look as if it had not been read: by its time of access the one unused for longest is found."""
+    """Restores a file's time of access, by which eviction finds the least recently used."""
     before = os.stat(path)  # noqa: PTH116
     yield
     with contextlib.suppress(OSError):
@@ -278,7 +254,7 @@ def _unused(path: str) -> Iterator[None]:
 def _check_size(path: str) -> None:
     with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
         if is_of_other_size(file.fileno()):
-            raise CacheError(f"the copy {path} has not the length any more with which it was made: it is cut")
+            raise CacheError(f"the copy {path} no longer has the length with which it was made: it is cut")
 
 
 def _check_samples(path: Path) -> None:

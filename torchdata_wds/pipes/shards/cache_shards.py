@@ -1,4 +1,4 @@
-"""Shard URLs to shards with a local copy."""
+"""Turns shard URLs into shards with a local copy."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from torchdata_wds.storage.places import place_of, resolve
 from torchdata_wds.storage.sources.local import open_local
 from torchdata_wds.storage.urls import STDIN, check_letter
 
-__all__ = ["CachedShard", "ShardCacherIterDataPipe", "check_copy"]
-
 
 class CachedShard(NamedTuple):
-    """A shard and the place of its local copy, as ``.cache_shards()`` gives them to ``.load_wds_shards()``.
+    """A shard and the path of its local copy, as ``.cache_shards()`` yields them to ``.load_wds_shards()``.
 
     Attributes:
-        url: The shard's URL, as it came.
-        path: The copy's absolute path, whether it is there yet or not.
-        part: The slice that came, if one came.
-        cache: What makes the copy; None reads what is there, or else the URL.
-        facts: Its size and digest as an index states them, which the copy is compared with; None compares nothing.
+        url: The shard's URL, as it was listed.
+        path: The copy's absolute path, whether or not it exists yet.
+        part: The slice to read, if the item was one.
+        cache: Makes the copy; None reads the copy if it exists, else the URL.
+        facts: The size and digest that an index states, with which the copy must agree; None checks neither.
 
     Example:
         >>> CachedShard("https://me:secret@host/x.tar", "/cache/x.tar")
@@ -55,17 +53,14 @@ class CachedShard(NamedTuple):
     facts: ShardFacts | None = None
 
     def open(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the copy, which is made if it is not there.
+        """Opens the decompressed shard from its copy, which is made if it is missing.
 
         Args:
-            offset: Decompressed bytes to leave out.
-
-        Returns:
-            The decompressed shard, to be closed by the caller; ``b""`` says that its end was verified.
+            offset: The number of decompressed bytes to skip.
 
         Raises:
             ShardOpenError: if there is no copy, and the source cannot be opened.
-            ShardFormatError: if the copy, and a fresh one too, is not as the index says.
+            ShardFormatError: if the copy disagrees with the index, even after a new download.
         """
         if self.cache is None:
             there = os.path.exists(self.path)  # noqa: PTH110 - a str
@@ -73,14 +68,12 @@ class CachedShard(NamedTuple):
         return self.cache.open(self.url, self.path, offset, finish=self.part is not None, facts=self.facts)
 
     def fetch(self) -> Path:
-        """Makes the copy if it is not there, waits for it, and gives its path.
-
-        For what reads files by itself: ``.cache_shards(folder).map(CachedShard.fetch)``.
+        """Makes the copy if it is missing, and returns its path: ``.cache_shards(folder).map(CachedShard.fetch)``.
 
         Raises:
             CacheError: if it cannot be kept.
             ShardOpenError: if the source cannot be opened or read.
-            ShardFormatError: if the copy, and a fresh one too, is not as the index says.
+            ShardFormatError: if the copy disagrees with the index, even after a new download.
         """
         return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path, self.facts)
 
@@ -93,51 +86,49 @@ class CachedShard(NamedTuple):
 class ShardCacherIterDataPipe(WdsPipe[Any]):
     """Keeps local copies of shards, made while they are first read (functional name: ``cache_shards``).
 
-    It stands between the shards and ``load_wds_shards``. Each shard is downloaded once, by one process of the machine,
-    in a thread that does not wait for its consumer; whoever else reads it meanwhile reads along. A copy holds the
-    object's own bytes, appears only when it is whole, and is used as it is from then on: a shard that changes under
-    the same URL is not noticed, except with ``split_shards(index=True)`` before: a copy that has not the size and
-    digest of the index is fetched again, once, and an error if the fresh one has not either. It is then read when
-    it is whole. Where a copy cannot be made or read (the disk is full, the folder cannot be written or fails, a
-    file has vanished or is cut, the process that downloads does not go on for five minutes), the source is read
-    instead, with a warning. A compressed copy whose damage shows only while it is read is removed, and raises.
+    Put it between the shards and ``load_wds_shards``. One process per machine downloads each shard, in a thread that
+    does not wait for its reader; other processes read along. A copy holds the object's own bytes, appears only when
+    complete, and is then used as it is. A shard that changes under the same URL is only noticed after
+    ``split_shards(index=True)``: the whole shard is downloaded before it is read, once more if the copy lacks the size
+    and digest of the index; if the new one lacks them too, that is an error. If a copy cannot be made or read (a full
+    disk, a folder that fails, a file that has vanished or is cut, a download without progress for five minutes), the
+    source is read instead, with a warning. A compressed copy that turns out damaged while it is read is removed, and
+    raises.
 
-    The folder holds only the copies, and files that end in ``.part`` or ``.lock``, for downloads. With ``"basename"``,
-    ``"path"`` or a function, what was put there by hand is used as it is, and never changed or evicted. Where two URLs
-    have one such name, the second is an error.
+    The folder holds only copies, and the ``.part`` and ``.lock`` files of downloads. With ``"basename"``, ``"path"`` or
+    a function as `name`, files that you put there are used as they are, and never changed or evicted; if two URLs have
+    the same name, the second is an error.
 
-    A shard that is left before its end (an early break) is not kept, but one of which a `ShardSlice` is read is.
+    A shard that is not read to its end (an early break) is not kept, unless a `ShardSlice` of it was read.
 
     Args:
-        source_datapipe: Yields URLs (str or Path) or `ShardSlice` of ``split_shards``.
-        folder: The folder of the copies, made if need be; ``~`` is expanded. None turns the cache off.
-        max_bytes: How large all copies may be together; the least recently used are removed, none that somebody reads.
-            What is being downloaded comes on top. A shard that is larger is not kept. Only copies that this package has
-            made count and are removed; by other names than the default it knows them only where the file system keeps
-            extended attributes. None is no limit.
-        name: What a copy is called: None for the shard's own name and a digest of where it comes from, which is the
-            whole URL or command, or what rewriting rules, ``AIS_ENDPOINT`` and the endpoint or account of its store
-            make of that, without credentials; ``"unsigned"`` for the same without query parameters that sign a URL;
-            ``"basename"``; ``"path"`` for host and path; or a ``callable(url) -> path`` inside the folder. By the last
-            three, a copy from another place is an error where the file system keeps extended attributes, and elsewhere
-            yours to keep out of the folder.
-        verify: Whether to keep only what is whole: a tar archive's end marker, and the checksums of compression. The
-            length is always checked.
-        while_reading: Whether to read from the first byte on, while the shard is downloaded; False downloads first.
+        source_datapipe: Yields URLs (str or Path) or the `ShardSlice` of ``split_shards``.
+        folder: The folder of the copies, which is created; ``~`` is expanded. None turns the cache off.
+        max_bytes: The largest size of all copies together: the least recently used that are not being read are removed.
+            Unfinished downloads come on top; a larger shard is not kept. Only copies that this package made count and
+            are removed; with names other than the default, it needs extended attributes to know them. None is no limit.
+        name: The name of a copy: None for the shard's own name and a digest of its origin, which is the whole URL or
+            command, after rewriting rules, ``AIS_ENDPOINT`` and the endpoint or account of its store, without
+            credentials; ``"unsigned"`` for the same without query parameters that sign a URL; ``"basename"``;
+            ``"path"`` for host and path; or a ``callable(url) -> path`` inside the folder. With the last three, a copy
+            from another place is an error if the file system has extended attributes; otherwise keep it out yourself.
+        verify: Whether to keep only complete shards, by a tar archive's end marker and the checksums of compression.
+            The length is always checked.
+        while_reading: Whether to read a shard while it is downloaded; False downloads it first.
         cache_local: Whether to copy local files too, such as those of a network file system.
-        verbose: Whether to log each hit, download and eviction, with a progress bar where tqdm is installed;
+        verbose: Whether to log each hit, download and eviction, with a progress bar if tqdm is installed;
             ``WDS_VERBOSE_CACHE=1`` does the same.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for downloading.
-        rewrite: Where URLs are looked for instead, as in ``list_shards``; samples keep the URLs as they come.
-        handler: Asked about each item that is no shard, or has no name. What cannot be downloaded is found out by
-            ``load_wds_shards``, and goes to its handler.
+        storage_options: fsspec options by protocol for downloading, such as ``{"s3": {...}}``.
+        rewrite: Rules for finding URLs elsewhere, as in ``list_shards``; samples keep the original URLs.
+        handler: Called for each item that is not a shard, or has no name. Errors of downloads go to the handler of
+            ``load_wds_shards``.
 
     Yields:
-        CachedShard: One for each shard that comes, without any work done yet; local files, unless `cache_local`, and
-        standard input as they came.
+        CachedShard: One per shard, before any download; standard input, and local files unless `cache_local`, pass
+        unchanged.
 
     Raises:
-        ShardListError: through the handler, for an item that is no URL.
+        ShardListError: through the handler, for an item that is not a URL.
         CacheError: through the handler, for a URL without a name of its own.
 
     Example:
@@ -205,7 +196,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         yield from map_items(self.source_datapipe, cached, self.handler, self.skipped, pipe=self)
 
     def _index(self) -> Callable[[str], ShardFacts | None]:
-        """What tells size and digest of the shards that a splitter above divides."""
+        """Returns a function that looks up a shard's size and digest in the index of a splitter above."""
         splitter = next((pipe for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe)), None)
         return (lambda _: None) if splitter is None or splitter.index is None else splitter.index.facts
 
@@ -221,7 +212,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         if not isinstance(url, (str, os.PathLike)) or not isinstance(text := os.fspath(url), str):
             raise ShardListError(
                 f"cache_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path) and "
-                "ShardSlice, for it belongs before load_wds_shards, behind list_shards, shuffle and sharding_filter"
+                "ShardSlice: put it before load_wds_shards, after list_shards, shuffle and sharding_filter"
             )
         if isinstance(url, str):
             check_letter(text, "cache_shards got the shard")
@@ -253,14 +244,9 @@ def _check_unshared(name: str, url: str, origin: str, taken: dict[str, str]) -> 
 
 
 def check_copy(path: str, url: str) -> None:
-    """Checks that a file is a whole shard: a tar archive to its end marker, compressed data to its checksum.
+    """Raises a ShardFormatError unless a file is a complete shard: to the end marker of tar, or a checksum.
 
-    Args:
-        path: The file.
-        url: Where it comes from: what is not called a tar archive may be something else.
-
-    Raises:
-        ShardFormatError: if it is not.
+    Only what `url` names a tar archive, or begins as one, must be one.
     """
     with open_local(place_of(path, storage.StorageOptions())) as stream:
         if not names_a_tar(url) and not begins_a_tar(stream.read(BLOCK)):

@@ -26,12 +26,9 @@ from torchdata_wds.storage.urls import mask_url
 if TYPE_CHECKING:
     from torchdata_wds.storage.cache.settings import CacheSettings
 
-__all__ = ["StalledError", "Waiting", "download_bar", "report", "Download", "Outcome"]
-
-
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 
-#: A process that gives nothing for so many seconds may be suspended: others go to the source by themselves.
+#: After this many seconds without progress, a process may be suspended: others read the source.
 _LONGEST_WAIT = 300.0
 
 
@@ -93,7 +90,7 @@ def download_bar(url: str, verbose: bool) -> Iterator[Callable[[int], Any]]:
 
 _PATIENCE = 1.0
 
-#: Threads that go on behind the interpreter's end are frozen there, with whatever they hold.
+#: The interpreter freezes daemon threads at its end, with all locks they hold: do not wait for them long.
 _PATIENCE_AT_EXIT = 0.2
 
 _SENT_AT_ONCE = 8 << 20
@@ -194,7 +191,7 @@ class Download:
                 seal(self._file.fileno())
             with self._ending:
                 self._release()
-            # Those who read along see by this that no more is to come.
+            # Other readers see by the shared lock that no more bytes will follow.
             self._file.lock(shared=True)
             self._file.leave()
             if outcome is not Outcome.DIRECT and self._source is not None:
@@ -331,7 +328,7 @@ class Download:
                 report(cache.verbose, "evicted %s: %s bytes", copy.path, f"{copy.size:,}")
             if fits:
                 return self._rename()
-        self._note(f"max_bytes={cache.max_bytes:,} is less than the shards that are being read take")
+        self._note(f"max_bytes={cache.max_bytes:,} is less than the size of the shards that are being read")
         return False
 
     def _rename(self) -> bool:

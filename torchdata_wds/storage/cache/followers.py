@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 
     from torchdata_wds.storage.cache.settings import CacheSettings
 
-__all__ = ["FollowedShard", "Origin", "find_origin"]
-
-
-#: A download that nobody reads any more is waited for while it comes on at least once in so many seconds.
+#: Closing waits for a download that nobody reads any more while it progresses at least once in this many seconds.
 _FINISH_SECONDS = 10.0
 
 
 class _LostError(Exception):
-    """What was read from has gone before its end."""
+    """The file that was read ended too early: its download was given up, or somebody cut it."""
 
 
 class FollowedShard(Source):
@@ -65,10 +62,7 @@ class FollowedShard(Source):
             target = view if not behind else memoryview(bytearray(min(behind, BUFFER_SIZE)))
             try:
                 count = self._origin.read(target, self._checked)
-            except _LostError:
-                self._find_another()
-                continue
-            except StalledError as error:
+            except (_LostError, StalledError) as error:
                 self._find_another(error)
                 continue
             if not behind:
@@ -82,23 +76,24 @@ class FollowedShard(Source):
         assert self._proof is not None
         return os.pread(self._proof.fileno(), len(data), self._checked) == data
 
-    def _find_another(self, reason: OSError | None = None) -> None:
+    def _find_another(self, reason: _LostError | StalledError) -> None:
+        # What was delivered is proven by the file it came from. While the next origin catches up with that, the old
+        # file stays the proof, even if this next one is lost as well.
         if self._checked == self._position:
             self._drop_proof()
             self._proof = self._origin.release_file()
         self._origin.close()
-        if reason is None:
-            self._origin = find_origin(self._cache, self._url, self._path)
-        else:
+        if isinstance(reason, StalledError):
             self._origin = _open_source(self._cache, self._url, reason)
+        else:
+            self._origin = find_origin(self._cache, self._url, self._path)
         self._checked = 0
 
     def _has_changed(self) -> ShardOpenError:
         shard = mask_url(self._url)
         return ShardOpenError(
-            f"shard {shard} changed while it was read: it was asked for again because its download had been given up, "
-            f"and what came was different behind byte {self._checked:,}, of {self._position:,} that were read before. "
-            "Try again",
+            f"shard {shard} changed while it was read: its download was given up and started again, and the new bytes "
+            f"differ after byte {self._checked:,} of the {self._position:,} that were already read. Try again",
             shard=shard,
         )
 
@@ -114,7 +109,7 @@ class FollowedShard(Source):
 
     def _close(self) -> None:
         try:
-            # Who is interrupted does not want to wait.
+            # Ctrl-C and other errors should end soon.
             if self._finish and not self._is_interrupted and sys.exc_info()[0] is None:
                 self._origin.finish()
         finally:
@@ -129,7 +124,7 @@ class Origin:
         self._source = source
 
     def read(self, view: memoryview, position: int) -> int:  # noqa: ARG002 - a source goes forward only
-        """Reads bytes at a position; 0 only at the verified end. A `_LostError` means to look for them elsewhere."""
+        """Reads bytes at a position; 0 only at the verified end. After a `_LostError`, find another origin."""
         return self._source.readinto(view) or 0
 
     def release_file(self) -> LockedFile | None:
@@ -169,7 +164,7 @@ class _FileOrigin(Origin):
                 return count
             if self._is_filled or self._is_stopped:
                 break
-            if self._file.lock(shared=True):  # who filled it has ended, in whatever way
+            if self._file.lock(shared=True):  # the process that filled it has ended, in whatever way
                 self._is_filled = True
             else:
                 waiting.go_on()

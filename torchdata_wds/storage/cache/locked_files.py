@@ -21,39 +21,20 @@ from typing import Literal, NamedTuple
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.locks import LockedFile, lock
 
-__all__ = [
-    "CopyLock",
-    "Kept",
-    "OLD_SECONDS",
-    "ROOM",
-    "Removal",
-    "UNIQUE",
-    "is_of_other_size",
-    "is_sealed",
-    "make_room",
-    "mark_as_ours",
-    "mark_of",
-    "open_copy",
-    "open_part",
-    "remove_unlocked",
-    "seal",
-]
-
-
 #: Held while copies are counted and removed, one per folder: no copy has a lock of this name.
 ROOM = PART + LOCK
 
-#: What became of a file that was to be removed; a file that is another one by now is gone.
+#: What became of a file to be removed; a file that was replaced counts as gone.
 Removal = Literal["removed", "in use", "gone"]
 
 _MARK = "user.torchdata_wds"
 
-#: The time of change that a file gets which ended well, and is not kept.
+#: The time of change that marks a complete file which is not kept.
 _SEAL = 1_000_000_000
 
 UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
 
-#: Seconds after which a part that nobody fills is removed although its shard was not asked for again.
+#: Seconds after which a part that nobody fills is removed, even if nobody reads its shard again.
 OLD_SECONDS = 24 * 3600.0
 
 
@@ -194,7 +175,7 @@ def open_copy(path: str) -> LockedFile:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     copy = LockedFile(file)
     copy.lock(shared=True)
     with contextlib.suppress(OSError):

@@ -24,9 +24,6 @@ from torchdata_wds.storage.sources.aistore import object_address
 from torchdata_wds.storage.sources.fsspec import protocol_of
 from torchdata_wds.storage.urls import AIS, LOCAL, STDIN
 
-__all__ = ["origin_of"]
-
-
 # The package's own client reads these, without fsspec's configuration.
 _WEB = ("http", "https")
 

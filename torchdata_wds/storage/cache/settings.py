@@ -17,8 +17,6 @@ from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = ["CacheSettings", "Check"]
-
 #: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
 Check = Callable[[str, str], None]
 

@@ -41,7 +41,9 @@ from torchdata_wds.codecs.stored.objects import (
     Cursor,
     Parts,
     RefusedError,
+    data_chunk,
     is_image,
+    is_known,
     is_tensor,
     read_array,
     read_image,
@@ -201,7 +203,7 @@ class _Writer(Parts):
             self.write_str(value)
         elif isinstance(value, bytes):
             self.sized(value, b"b")
-        elif _is_known(type(value)):
+        elif is_known(type(value)):
             self.add(b"k")
             self.name(type(value).__name__)
             self.write(list(value) if isinstance(value, list) else tuple(value))
@@ -239,18 +241,6 @@ _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
 }
 
 
-def _is_known(kind: type) -> bool:
-    """Returns whether a class is stored by its name. Only these are made again: a file cannot name others."""
-    return kind in (ShardMember, ShardSlice) or (kind.__name__ == "DataChunk" and kind is _data_chunk())
-
-
-def _data_chunk() -> type:
-    """Returns the class of torch's batches, which is only imported when needed."""
-    from torch.utils.data import DataChunk
-
-    return DataChunk
-
-
 def _entry(value: Any) -> bytes | None:
     """Encodes an entry of an image's info; None if it cannot be stored."""
     writer = _Writer(allow_pickle=False)
@@ -270,7 +260,7 @@ def _find_value(inside: Any, wanted: Any) -> str | None:
         if any(key is wanted for key in inside):
             return f", as a key of {len(inside):,}"
         pairs = inside.items()
-    elif type(inside) in (list, tuple) or _is_known(type(inside)):
+    elif type(inside) in (list, tuple) or is_known(type(inside)):
         pairs = enumerate(inside)
     elif type(inside) in (set, frozenset):
         return ", in a set" if any(value is wanted for value in inside) else None
@@ -315,7 +305,7 @@ class _Reader(Cursor):
         """Reads an object of one of the known classes."""
         name, values = self.name(), self.read()
         if name == "DataChunk":
-            return _data_chunk()(values)
+            return data_chunk()(values)
         return {"ShardMember": ShardMember, "ShardSlice": ShardSlice}[name](*values)
 
     def read_pickle(self) -> Any:

@@ -12,6 +12,8 @@ import numpy as np
 
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.codecs.values.numpy import decode_npy, encode_npy
+from torchdata_wds.format.index.slices import ShardSlice
+from torchdata_wds.format.tar.members import ShardMember
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,18 @@ def reason_of(value: Any) -> str:
     if isinstance(value, (list, set, frozenset, int, float)):
         return "a subclass of a built-in type would lose its type; make it a plain value"
     return "a sample cache stores built-in values, NumPy arrays, tensors and PIL images only"
+
+
+def is_known(kind: type) -> bool:
+    """Returns whether a class is stored by its name. Only these are made again: a file cannot name others."""
+    return kind in (ShardMember, ShardSlice) or (kind.__name__ == "DataChunk" and kind is data_chunk())
+
+
+def data_chunk() -> type:
+    """Returns the class of torch's batches, which is only imported when needed."""
+    from torch.utils.data import DataChunk
+
+    return DataChunk
 
 
 class Parts:

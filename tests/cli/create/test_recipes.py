@@ -107,7 +107,7 @@ def test_recipe_refuses_a_field_that_comes_twice(sort: bool) -> None:
         ("a.txt nothing.txt", "there is no file"),
         ("a.txt .", "is a folder"),
         ("a.txt /dev/null", "is not a regular file"),
-        (b"\xff.txt text:x", "'\\udcff', which is no character of its own"),
+        (b"\xff.txt text:x", "'\\udcff', which is not a character of its own"),
     ],
 )
 def test_recipe_says_what_is_wrong_with_a_line(line: str | bytes, problem: str, tmp_path: Path) -> None:

@@ -7,16 +7,6 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "check_choice",
-    "check_count",
-    "check_flags",
-    "checked_context",
-    "checked_int",
-    "checked_timeout",
-    "is_number",
-]
-
 
 def check_count(name: str, value: object, least: int) -> None:
     """Raises a ValueError unless an option is an int of at least `least`."""

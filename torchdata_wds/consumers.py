@@ -19,26 +19,7 @@ from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from torchdata_wds.environment import launched_place
 
-__all__ = [
-    "Grid",
-    "Place",
-    "find_sharder",
-    "graph_of",
-    "grid_of",
-    "in_stock_worker",
-    "is_joined",
-    "note_join",
-    "place_among_ranks",
-    "place_of",
-    "process_place",
-    "rank_place",
-    "ranks_of_filter",
-    "stock_place",
-    "upstream",
-]
-
 _WORKER_MAIN = ("torchdata.dataloader2.communication.eventloop", "DataPipeToQueuesLoop")
-
 _joined = False
 
 

@@ -19,20 +19,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = [
-    "ais_endpoint",
-    "ais_schemes",
-    "ais_token",
-    "aws_config",
-    "pattern_variable",
-    "rewriting_variables",
-    "is_secure",
-    "launched_place",
-    "reports_caching",
-    "store_variables",
-]
-
-
 #: The variables that the libraries of stores read to find them, by protocol; the first that is set decides.
 _STORE_VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("s3", "s3a"), ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),

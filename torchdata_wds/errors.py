@@ -61,13 +61,9 @@ class Advice(NamedTuple):
 
 #: The two ways to skip what fails.
 SKIPPING = ("handler=warn_and_continue", "--errors skip")
-
 SKIP_DAMAGED = Advice.of("Skip damaged shards with {}.", *SKIPPING)
-
 SKIP_SAMPLES = Advice.of("Repair it, or skip such samples with {}.", *SKIPPING)
-
 DOWNLOAD_AGAIN = Advice.of("Download it again, or skip damaged shards with {}.", *SKIPPING)
-
 TRY_AGAIN = Advice.of("Try again, or skip failing shards with {}.", *SKIPPING)
 
 #: What is wrong with a shard's bytes; ``wds validate`` reports these words.

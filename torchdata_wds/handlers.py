@@ -24,18 +24,13 @@ __all__ = [
     "handled",
 ]
 
-
 Handler = Callable[[Exception], bool]
-
 logger = logging.getLogger(__name__)
 
 #: How often each of the five handlers has met each exception type in this process, by "handler/exception type".
 handled: Counter[str] = Counter()
-
 _NEVER_SKIPPED = (ImportError, MemoryError)
-
 _WARNED_IN_FULL = 10
-
 _warned: Counter[tuple[str, str]] = Counter()
 
 #: The kinds of warnings that this process has logged once, or leaves to the process that spawned it.

@@ -13,12 +13,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-__all__ = ["INTERRUPTED", "arm", "armed", "disarm"]
-
-
 #: The exit status after Ctrl-C, as a shell reports it.
 INTERRUPTED = 128 + signal.SIGINT
-
 _PACKAGE, _PROGRAM = "torchdata_wds", "wds"
 
 

@@ -46,13 +46,11 @@ _NAMED = 5  # how many lost or doubled samples are named
 
 #: Samples in each of the demo's own shards: uneven, so that the workers' parts differ in length.
 SIZES = (131, 64, 97, 150, 12, 118, 83, 129)
-
 _NAME = "train"
 _SIGNS = frozenset("{}*?[]")  # of patterns
 _WIDTH, _HEIGHT = 160, 120
 _CLASSES = 10
 _NOT_FOR_TARFILE = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
-
 SampleId = tuple[str, str]  # URL and key
 
 

@@ -26,7 +26,6 @@ from torchdata_wds.format.tar.members import Mark, Unit
 
 _WIDEST_KEY = 60  # a longer one moves only the rest of its own line
 _COUNTED = ("samples", "members", "bytes")
-
 Sizes = dict[str, int]
 
 

@@ -34,7 +34,6 @@ _KEY, _URL = "__key__", "__url__"
 
 #: How a cell shows bytes that are not UTF-8.
 Binary = Literal["error", "escape", "base64"]
-
 _BASE64 = "base64:"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}  # as surrogateescape decodes them
@@ -43,7 +42,6 @@ _SEQUENCE = re.compile(r"\\(x[89a-fA-F][0-9a-fA-F]|.?)", re.DOTALL)
 
 #: What becomes of values that JSON cannot hold.
 JsonBinary = Literal["base64", "skip"]
-
 _UNSTRICT = (b"NaN", b"Infinity")
 _FOLDED = ("torch", "cbor")  # their files can refer to what they hold already, and even to themselves
 _ITEM = 64  # bytes that a number in a list takes, about

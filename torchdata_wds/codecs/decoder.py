@@ -16,8 +16,6 @@ from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeO
 from torchdata_wds.codecs.plans import Plan, Planner, UserDecoder, plan_decoding
 from torchdata_wds.format.samples.names import is_metadata
 
-__all__ = ["Decoder", "DecoderLike", "decode_sample"]
-
 DecoderLike = str | Callable[[str, bytes], Any]
 
 

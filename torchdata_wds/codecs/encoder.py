@@ -13,10 +13,7 @@ from torchdata_wds.codecs.plans import EncodingPlan, Planner, UserEncoder, plan_
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import as_bytes, is_written
 
-__all__ = ["Encoder", "EncoderLike", "encode_sample"]
-
 SampleEncoder = Callable[[dict[str, Any]], Mapping[str, Any]]
-
 EncoderLike = bool | str | Mapping[str, Callable[[Any], bytes]] | SampleEncoder
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from torchdata_wds.errors import SKIPPING, Advice, DecodingError, EncodingError, UnsafeDataError
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = ["NoValueError", "StepFailedError", "describe_failure", "describe_value"]
-
 _SHOWN_BYTES = 16
 _SHOWN_CAUSE = 600
 _SHOWN_VALUE = 60

@@ -6,8 +6,6 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["ExtensionDecoder", "handle_extension", "is_named", "matches", "parse_extensions"]
-
 
 class ExtensionDecoder:
     """A decoder of the fields with some extensions; ``handle_extension`` makes one and describes the arguments."""

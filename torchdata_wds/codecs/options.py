@@ -8,8 +8,6 @@ from typing import Any
 
 from torchdata_wds.checks import check_flags, checked_int
 
-__all__ = ["BYTES_TYPES", "DEFAULT_MAX_BYTES", "DecodeOptions", "EncodeOptions", "MissingPackageError"]
-
 #: The types of values that are data of a field already.
 BYTES_TYPES = (bytes, bytearray, memoryview)
 

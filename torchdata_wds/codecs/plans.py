@@ -15,17 +15,13 @@ from torchdata_wds.codecs.options import BYTES_TYPES, DecodeOptions, EncodeOptio
 from torchdata_wds.codecs.suffixes import SUFFIXES, compress, decompress, is_compressed
 from torchdata_wds.codecs.table import find_codec
 
-__all__ = ["EncodingPlan", "Plan", "Planner", "UserDecoder", "UserEncoder", "plan_decoding", "plan_encoding"]
-
 #: Bytes -> value; raises StepFailedError.
 Plan = Callable[[bytes], Any]
 
 #: Value -> bytes; raises StepFailedError.
 EncodingPlan = Callable[[Any], bytes]
-
 UserDecoder = Callable[[str, bytes], Any]
 UserEncoder = Callable[[Any], Any]
-
 T = TypeVar("T")
 R = TypeVar("R")
 P = TypeVar("P")

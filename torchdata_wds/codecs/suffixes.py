@@ -19,8 +19,6 @@ from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, MissingPackageError,
 from torchdata_wds.storage import open_compressor
 from torchdata_wds.storage.compression import XZ_MEMORY_LIMIT
 
-__all__ = ["SUFFIXES", "compress", "decompress", "is_compressed"]
-
 _FIRST_PIECE = 512
 _NOT_ZERO = re.compile(rb"[^\0]|\Z")
 _ZSTD_WINDOW = 128 << 20

@@ -17,8 +17,6 @@ from torchdata_wds.codecs.values.tenbin import decode_tenbin, encode_tenbin
 from torchdata_wds.codecs.values.text import decode_int, decode_int_or_word, decode_text, encode_int, encode_text
 from torchdata_wds.codecs.values.torch import decode_torch, encode_torch
 
-__all__ = ["CODECS", "Codec", "find_codec"]
-
 
 @dataclass(frozen=True)
 class Codec:

@@ -30,7 +30,6 @@ from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 
 Entries = tuple[SpecEntry, ...]
-
 Transform = Callable[..., Any]
 
 # Lists are in memory anyway; a smaller buffer would leave the shards of one dataset together.

@@ -21,7 +21,6 @@ RecordFormat = Literal["cbor", "msgpack"]
 
 #: What a record may have at most, unless ``max_bytes=`` says otherwise: 1 GiB.
 DEFAULT_MAX_BYTES = 2**30
-
 _PIECE = 1 << 16
 
 #: What a stream without ``read1`` is asked for at a time: where it fails then, so much before may be lost.
@@ -32,7 +31,6 @@ _MAX_WINDOW = 1 << 24
 
 #: Seconds after which a piece is taken as it is: the records of a slow source do not wait for it to fill.
 _PATIENCE = 0.02
-
 _TAR_MAGIC = b"ustar"
 _TAR_MAGIC_AT = 257
 _TEXT_SIZE = 16

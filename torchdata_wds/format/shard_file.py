@@ -32,7 +32,6 @@ Destination = str | os.PathLike[str] | BinaryIO
 
 # tar writes whole records of 20 blocks
 _RECORD = 20 * BLOCK
-
 _FLUSH_AT = 256 << 10
 
 

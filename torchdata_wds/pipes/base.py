@@ -12,10 +12,7 @@ from torchdata_wds.pipes.form_names import argument_hint
 from torchdata_wds.pipes.forms import WdsPipe
 
 __all__ = ["Held", "WdsPipe", "in_order", "register", "functional_forms"]
-
-
 T = TypeVar("T")
-
 P = TypeVar("P", bound=type[IterDataPipe[Any]])
 
 #: Every functional name of the package and the pipe behind it, in the order of their definition.

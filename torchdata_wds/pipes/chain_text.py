@@ -14,23 +14,10 @@ from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.storage.secrets.masking import mask_text
 
-__all__ = [
-    "chain_text",
-    "form_name",
-    "full_name",
-    "known_name",
-    "short_name",
-    "sources_of",
-    "stage_text",
-    "stages_of",
-    "value_text",
-]
-
 _LONGEST = 60
 
 #: How much of a long text is searched for secrets.
 _LOOKED_AT = 2000
-
 _MISSING = object()
 
 #: Arguments of native pipes that say where items come from, besides those that are pipes.

@@ -35,9 +35,6 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
 from torchdata_wds.pipes.shares import reads_shards, share_of
 
-__all__ = ["check_division", "running_pipes", "warn_about_workers", "warn_when_idle"]
-
-
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
 
 #: What code calls that asks for the worker's number; WebDataset's own has the second name.

@@ -17,8 +17,6 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import stages_of
 
-__all__ = ["ARGUMENTS", "EXPORTS", "METHODS", "SHORTER", "TORCHDATA_FORMS", "argument_hint", "export_hint", "install"]
-
 #: Names of WebDataset that are those of forms here without ``wds_``.
 SHORTER = ("compose", "decode", "extract_keys", "map_dict", "map_tuple", "rename", "rename_keys", "to_tuple")
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     Rewrite = str | Mapping[str, str] | RewriteRules | None
 
 __all__ = ["WdsPipe"]
-
-
 T_co = TypeVar("T_co", covariant=True)
 
 

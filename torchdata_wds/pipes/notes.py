@@ -14,9 +14,6 @@ from torchdata_wds.pipes.chain_text import form_name, sources_of, stage_text
 from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.storage import mask_url
 
-__all__ = ["Latest", "note_failure", "note_source_failure"]
-
-
 #: How many frames inside that of a pipe are searched for the sample that it was at.
 _NEAR = 4
 

@@ -15,9 +15,6 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.chain_text import form_name, stages_of
 
-__all__ = ["check_functions", "check_main_functions"]
-
-
 #: Where graphs are copied by plain pickle, and the variable that holds the graph there. Others, such as copy, dill and
 #: cloudpickle, can do more.
 _COPIERS = {
@@ -27,7 +24,6 @@ _COPIERS = {
 }
 
 _DEPTH = 4
-
 _MOST_PARTS = 100
 
 

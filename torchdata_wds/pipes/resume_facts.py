@@ -18,23 +18,6 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.urls import mask_url
 
-__all__ = [
-    "EpochEnded",
-    "Facts",
-    "ItemsSkipped",
-    "PassBegun",
-    "PassEnded",
-    "Reached",
-    "ShardBegun",
-    "ShardOpened",
-    "SkipNotice",
-    "Wanted",
-    "Watch",
-    "merge_skips",
-    "other_shards",
-]
-
-
 #: Of how many shards versions are kept: as many as a worker may open ahead of what is delivered.
 _MOST_VERSIONS = 1000
 

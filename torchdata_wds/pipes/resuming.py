@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.pipes.resume_facts import Facts, Wanted
 
-__all__ = ["Step", "Way", "said_by"]
-
 
 class Way(NamedTuple):
     """What is known of a stream that goes on.

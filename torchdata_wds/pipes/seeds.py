@@ -15,8 +15,6 @@ from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.consumers import Place, place_of, upstream
 
-__all__ = ["Passes", "above_filters", "Seed", "mix"]
-
 
 def mix(*parts: int | str) -> int:
     """Returns a uint64 that depends on every part, the same on all machines and Python versions."""

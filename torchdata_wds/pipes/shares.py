@@ -13,9 +13,6 @@ from torchdata_wds.consumers import Place, upstream
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import known_name, short_name
 
-__all__ = ["Share", "reads_shards", "share_of"]
-
-
 #: Stages that yield the items of all their sources.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
 

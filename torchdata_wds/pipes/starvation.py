@@ -18,13 +18,9 @@ from torchdata_wds.pipes.chain_text import known_name, short_name, sources_of
 from torchdata_wds.pipes.division import running_pipes
 from torchdata_wds.pipes.samples.map import ItemMapper
 
-__all__ = ["CycledPasses", "CycledShards", "DrawnShards", "most_empty_passes"]
-
-
 #: A source that yields nothing in this many passes never will. One of several consumers may have empty passes by
 #: chance, so it is allowed more of them.
 _EMPTY_PASSES = 10
-
 _MOST_EMPTY_PASSES = 100
 
 #: A stage that drops items by what is in them may do so to many in a row.

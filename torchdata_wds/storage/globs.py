@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
-
 _ANY_DEPTH = "**"
 
 # The patterns that were warned about: each is searched once an epoch, in each worker.

@@ -22,7 +22,6 @@ from torchdata_wds.storage.urls import AIS, STDIN, is_chaining, local_path, mask
 
 # "?" is a query in a web address, "*" is the shell's in a command.
 _NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
-
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DEEPEST = 10
 _WHY = "where a rewriting rule looks for"

@@ -14,7 +14,6 @@ from torchdata_wds.storage.byte_streams import Source
 from torchdata_wds.storage.secrets.masking import mask_text
 
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 #: Errors that no second attempt will change.
@@ -28,7 +27,6 @@ _LONGEST_SECONDS = 30.0
 
 #: The longest time without progress that is spent on pauses, whatever the server asks for.
 _LONGEST_WITHOUT_PROGRESS = 600.0
-
 _WORTH_A_WARNING = 5.0
 
 # Not the global generator, whose state belongs to the user, and not one that all workers share by fork.

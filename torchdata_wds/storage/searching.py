@@ -19,7 +19,6 @@ from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
 
 #: What the names of shards end in: ".tar", ".tar.gz", ".tgz", ...
 SHARD_SUFFIXES = (".tar", *(suffix if suffix.startswith(".t") else f".tar{suffix}" for suffix in SUFFIXES))
-
 _MAGIC = re.compile(r"[*?[]")
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 

@@ -15,8 +15,6 @@ from torchdata_wds.consumers import Place
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.workers.resume.planner import is_torchdata
 
-__all__ = ["current_ranks", "ranks_of", "shard_by_rank", "find_branches", "runs_once"]
-
 
 def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
     """Divides the work of a graph among the ranks, if `distributed`.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["ignore_interrupts", "interrupts_held"]
-
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:

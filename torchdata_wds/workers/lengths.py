@@ -10,8 +10,6 @@ from torchdata_wds.consumers import upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.workers.resume.planner import is_torchdata
 
-__all__ = ["promised_length", "warn_of_more"]
-
 
 def promised_length(datapipe: IterDataPipe[Any]) -> int | None:
     """Returns the length that ``.set_length(n)`` gives a graph, before workers run it; None without one."""

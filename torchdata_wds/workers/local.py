@@ -14,8 +14,6 @@ from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.workers.resume.states import Streams
 from torchdata_wds.workers.resume.stream import SeedGraph, Seeds, Stream
 
-__all__ = ["LocalIterDataPipe"]
-
 
 class LocalIterDataPipe(WdsPipe[Any]):
     """Runs the stages before it as the only stream; the arguments are those of `Stream`."""

@@ -6,8 +6,6 @@ import importlib
 
 from torchdata_wds.pipes.form_names import install
 
-__all__ = ["import_torchdata"]
-
 
 def import_torchdata() -> None:
     """Imports torchdata, which registers its functional forms; an ImportError says why it cannot be loaded."""

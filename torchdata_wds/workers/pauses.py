@@ -7,8 +7,6 @@ from typing import Any
 from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-__all__ = ["Pausable"]
-
 
 class Pausable:
     """What a reading service does at ``limit(n)`` and ``resume()``; DataLoader2 looks for its private methods.

@@ -42,7 +42,6 @@ from torchdata_wds.workers.worker_functions import WorkerFunctions, checked_func
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
 
-
 try:
     import torchdata
 
@@ -64,9 +63,7 @@ except ImportError as error:
     ) from error
 
 ResetFn = Callable[[DataPipe], DataPipe]
-
 WorkerFn = Callable[..., DataPipe]
-
 _SEED_LIMIT = 2**64
 
 

@@ -17,9 +17,6 @@ from torchdata_wds.workers.skips import SkipWatch, logger
 if TYPE_CHECKING:
     from torchdata_wds.workers.resume.checkpoints import Run
 
-__all__ = ["EpochSkips", "log_skips"]
-
-
 _MOST_SHOWN = 5
 
 

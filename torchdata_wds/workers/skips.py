@@ -14,11 +14,7 @@ from torchdata_wds.pipes.chain_text import stage_text
 from torchdata_wds.pipes.resume_facts import ItemsSkipped
 from torchdata_wds.pipes.seeds import above_filters
 
-__all__ = ["SkipWatch"]
-
-
 logger = logging.getLogger(__name__)
-
 _LONGEST_EXAMPLE = 500
 
 

@@ -11,8 +11,6 @@ from torch.utils.data.graph import DataPipe
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.resume.stream import Seeds
 
-__all__ = ["WorkerFunctions", "checked_function"]
-
 
 class WorkerFunctions(NamedTuple):
     """What is called in each worker, when it starts and before each epoch.

@@ -21,7 +21,6 @@ from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_
 from torchdata_wds.writers.tar_writer import TarOptions, check_options, sample_packer
 
 logger = logging.getLogger(__name__)
-
 _FILE_OPTIONS = ("compress", "index", "storage_options")
 
 

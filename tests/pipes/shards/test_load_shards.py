@@ -419,7 +419,7 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
 ) -> None:
     """Several consumers without a sharding filter: one warning that says what to add."""
     monkeypatch.setattr(handlers, "_said", set())
-    monkeypatch.setattr(division, "_speaks", lambda: True)
+    monkeypatch.setattr(division, "_warns", lambda: True)
     urls = write_text_shards(tmp_path, [1])
     with caplog.at_level(logging.WARNING):
         list(fused(urls))

@@ -14,7 +14,6 @@ from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
 
 #: What to do with a sample that lacks a chosen field.
 Missing = Literal["error", "skip", "empty"]
-
 _ALWAYS = ("__key__", "__url__")
 _EMPTY = b""
 

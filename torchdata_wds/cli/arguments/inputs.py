@@ -38,7 +38,6 @@ from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage.urls import STDIN, scheme_of
 
 T = TypeVar("T")
-
 _PROGRESS_STEP = 64
 
 

@@ -20,7 +20,6 @@ from torchdata_wds.errors import CacheError
 from torchdata_wds.pipes.shards.cache_shards import check_copy
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?([smhdw])")
 
 

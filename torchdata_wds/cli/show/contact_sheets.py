@@ -29,7 +29,6 @@ _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 
 # For keys with letters that Pillow's own font lacks: the first of the system's fonts that has them all.
 _OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
-
 Colour = tuple[int, int, int]
 Place = tuple[int, int]
 

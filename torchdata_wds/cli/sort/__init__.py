@@ -30,7 +30,6 @@ SortType = Literal["text", "int", "float", "shuffle"]
 
 #: What to do with a sample that lacks the field to sort by.
 MissingValue = Literal["error", "skip", "last"]
-
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _SHOWN = 40
 
@@ -186,7 +185,6 @@ _READERS: dict[SortType, Callable[[bytes], Any]] = {
     "float": _read_float,
     "shuffle": bytes,
 }
-
 
 COMMAND = Command(
     "sort samples by their key or a field, in bounded memory",

@@ -16,9 +16,7 @@ Sample = Mapping[str, Any]
 
 #: The value that a sample is sorted by, and the sample, or its place in the file of large ones.
 Entry = tuple[Any, Any]
-
 _value_of = itemgetter(0)
-
 _BUFFER = 16 << 10  # samples are read from random places, so that most of what is read ahead is wasted
 _MOST_RUNS = 1000
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 4 << 10, 1 << 20

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["ImageDecoder", "image_decoder"]
-
 
 class ImageDecoder:
     """A decoder of image fields; ``image_decoder`` makes one and describes the arguments."""

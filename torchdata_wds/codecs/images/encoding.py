@@ -22,8 +22,6 @@ from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGE_ENCODERS", "encode_image", "refuse_image"]
-
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["open_image", "read_orientation"]
-
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
-
 _ORIENTATION = 0x0112
 
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.codecs.images.pixels import Pixels
 
-__all__ = ["JpegHeader", "read_header", "read_jpeg"]
-
 _START = b"\xff\xd8\xff"
 _FRAME = struct.Struct(">BHHB")
 
@@ -23,19 +21,16 @@ _SKIPPED = frozenset([0xDB, 0xC4, 0xDD, 0xFE])
 
 # Baseline, extended and progressive: what is coded with Huffman tables and is not lossless.
 _FRAMES = frozenset([0xC0, 0xC1, 0xC2])
-
 _SCAN = 0xDA
 _FIRST_APPLICATION, _LAST_APPLICATION = 0xE0, 0xEF
 
 # EXIF, XMP and Photoshop's resources: Pillow parses them as it opens a file, and some damage there ends that.
 _METADATA = frozenset([0xE1, 0xED])
-
 _SEVERAL_IMAGES = b"MPF\0"
 
 # Pillow refuses files where an application segment is cut short; of the usual ones only Adobe's is below 16 bytes.
 _USUAL_LENGTH = 16
 _ADOBE = 14, 0xEE
-
 _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
 
 

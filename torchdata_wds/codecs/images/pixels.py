@@ -12,11 +12,8 @@ from torchdata_wds.codecs.images.specs import ImageSpec
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Pixels", "fitting_size", "to_pil", "to_values", "turn", "to_pixels"]
-
 #: uint8 or uint16, HW or HWC.
 Pixels = np.ndarray[Any, Any]
-
 _CHANNELS = (1, 2, 3, 4)
 
 # How many floats are made into pixels at a time.

@@ -21,11 +21,8 @@ from torchdata_wds.codecs.images.pixels import Pixels, fitting_size
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["is_deep", "read_deep", "resize_deep", "EXIF_PREFIX", "write_bitmap", "write_deep_png", "write_pnm"]
-
 _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16([LBN])")
 _TIFF_PHOTOMETRIC = 262
-
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # channels -> PNG's colour type
 _FILTER_UP = 2

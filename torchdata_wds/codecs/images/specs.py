@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["IMAGE_FIELDS", "IMAGE_SPECS", "ImageSpec", "parse_image_spec"]
-
 #: The extensions that hold images.
 IMAGE_FIELDS = (
     *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff"),

@@ -12,7 +12,6 @@ from torchdata_wds.codecs.media.audio import read_samples
 from torchdata_wds.codecs.media.video import Clip, read_frames
 
 __all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
-
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
 AUDIO_FIELDS = "flac wav mp3 ogg m4a sox wma opus aac"
 

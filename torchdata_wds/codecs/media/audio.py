@@ -12,8 +12,6 @@ import numpy as np
 from torchdata_wds.codecs.media.files import import_av, open_media
 from torchdata_wds.codecs.media.video import origin_of
 
-__all__ = ["Samples", "read_samples"]
-
 Values = np.ndarray[Any, Any]
 
 # FFmpeg's name of a sample format, without the p of the planar ones -> what is subtracted, and what is full scale.

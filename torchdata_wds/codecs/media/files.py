@@ -9,8 +9,6 @@ from typing import Any
 
 from torchdata_wds.codecs.options import import_optional
 
-__all__ = ["find_cut", "import_av", "open_media"]
-
 # What a member may be, whatever it is called: FFmpeg's names of the formats that hold their data themselves. It also
 # knows playlists and scripts (hls, dash, concat, ...), which name other files and addresses to read.
 _FORMATS = (

@@ -13,8 +13,6 @@ import numpy as np
 from torchdata_wds.codecs.images.pixels import Pixels, turn
 from torchdata_wds.codecs.media.files import import_av, open_media
 
-__all__ = ["Clip", "Frames", "origin_of", "read_frames"]
-
 # Display matrix -> EXIF orientation: its signs (a, b, c, d), where x' = ax + cy and y' = bx + dy.
 _ORIENTATIONS = {
     (-1, 0, 0, 1): 2,
@@ -29,7 +27,6 @@ _ORIENTATIONS = {
 # Where each packet holds one frame and says when it is shown.
 _WHOLE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 _WHOLE_CODECS = ("h264", "hevc", "vp9")
-
 _MOST_PIXELS = 2**31 - 1
 
 

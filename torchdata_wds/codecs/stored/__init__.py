@@ -60,9 +60,7 @@ from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.format.tar.members import ShardMember
 
 __all__ = ["StoredValue", "decode_value", "encode_value"]
-
 _MAX_DEPTH, _PICKLE_PROTOCOL = 100, 4
-
 _I64, _F64, _COMPLEX = struct.Struct("<cq"), struct.Struct("<cd"), struct.Struct("<cdd")
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _U64 = struct.Struct("<Q")
-
 _FORTRAN, _SCALAR = 1, 2
 
 

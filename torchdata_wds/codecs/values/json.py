@@ -13,11 +13,8 @@ from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.codecs.values.text import without_bom
 from torchdata_wds.handlers import warn_once
 
-__all__ = ["decode_json", "encode_json", "write_json"]
-
 # Deeper values would read back or not, depending on how deep in other calls the reader stands.
 _MAX_DEPTH = 500
-
 _CONTAINERS = (dict, list, tuple)
 _PLAIN = frozenset([type(None), bool, int, float, str])
 _STR = frozenset([str])

@@ -12,13 +12,10 @@ import numpy as np
 
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
-__all__ = ["decode_npy", "decode_npz", "encode_npy", "encode_npz"]
-
 _ZIP_END, _ZIP_END_SIZE = b"PK\x05\x06", 22
 
 # The first moment that a zip archive can name: its bytes must not depend on the time of day.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-
 _ZIP_UNIX = 3
 _MAX_NAME = 60_000
 _MOST_WITHOUT_BYTES = 1 << 20

@@ -9,8 +9,6 @@ from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
 
-__all__ = ["decode_pickle", "encode_pickle"]
-
 # Fixed, so that the bytes do not depend on the Python that writes them.
 _PROTOCOL = 4
 

@@ -16,11 +16,8 @@ import numpy as np
 from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions, import_optional
 
-__all__ = ["decode_cbor", "decode_msgpack", "encode_cbor", "encode_msgpack"]
-
 # What is smaller than this does not run out of memory, unless it claims more than it has.
 _LARGE = 16 << 20
-
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _BASICS = "None, bool, int, float, str, bytes, list, dict"
 
@@ -29,7 +26,6 @@ _CBOR_DEPTH = 150
 
 # The canonical form of a set in a set is made twice, for the order and for the bytes: 2 ** depth times at the bottom.
 _CBOR_SET_DEPTH = 12
-
 _CBOR_PLAIN = frozenset([type(None), bool, int, float, str, bytes, bytearray])
 
 # What is written and read back one by one, to see whether it is equal; subclasses, too.

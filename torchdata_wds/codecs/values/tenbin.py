@@ -16,8 +16,6 @@ import numpy as np
 
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
-__all__ = ["decode_tenbin", "encode_tenbin"]
-
 _MAGIC = b"~TenBin~"
 _PREFIX = struct.Struct("<8sq")
 _DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])

@@ -9,8 +9,6 @@ from typing import Any
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.handlers import warn_once
 
-__all__ = ["decode_int", "decode_int_or_word", "decode_text", "encode_int", "encode_text", "without_bom"]
-
 _BOM = b"\xef\xbb\xbf"
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 

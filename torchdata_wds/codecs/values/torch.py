@@ -14,14 +14,11 @@ from torchdata_wds.codecs.values.torch_claims import check_claims
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["decode_torch", "encode_torch"]
-
 # Not bytes and complex: torch.save writes some of them as calls of functions that weights_only refuses.
 _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
 
 # What pickle writes in one way up to here, and in others beyond.
 _MAX_INT = 2**31
-
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple)
 
 # Storages begin at addresses that suit every type; the parts that are cut out of them must, too.

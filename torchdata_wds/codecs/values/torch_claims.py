@@ -18,11 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["check_claims"]
-
 #: The bytes that a field may claim: a constant, plus a multiple of its size.
 _ROOM, _TIMES = 16 << 20, 8
-
 _LARGEST_ITEM = 16
 _HASH_MODULUS = sys.hash_info.modulus
 _MOST_OF_A_HASH = 200
@@ -38,7 +35,6 @@ _TEXT_ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8")
 
 # In the old format the field's value is the last of these: a magic number, a version, facts of the machine, the value.
 _OLD_PARTS = 4
-
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY_SIZE, _END_SIZE, _END_64_SIZE, _LOCATOR_64_SIZE = 30, 22, 56, 20
 

@@ -14,7 +14,6 @@ from torchdata_wds.format.samples.field_items import FieldItem, parse_field_item
 
 #: The keys of an entry that have a meaning here; others go to the program's function.
 ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions", "missing")
-
 _SAMPLED_KEYS = ("prefix", "buckets", "datasets")
 _SOURCE_KEYS = ("name", "buckets", "shards", "resample", "choose", "perepoch")
 Missing = Literal["error", "skip", "none"]

@@ -24,7 +24,6 @@ _WEB = ("http", "https")
 
 #: fsspec's references are templates, which its older versions render without a sandbox.
 _TEMPLATES = "reference"
-
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}", re.ASCII)
 
@@ -33,7 +32,6 @@ _MAX_SHARDS = 10_000_000
 
 #: How many URLs of a pattern are looked at before it is used; each is looked at again when it is listed.
 _LOOKED_AT = 1000
-
 _shortener = reprlib.Repr()
 _shortener.maxstring = _shortener.maxother = 100
 

@@ -21,7 +21,6 @@ from torchdata_wds.option_types import Layout
 
 #: How many images may wait for a document that names them: then the older half is given up.
 MOST_WAITING = 1000
-
 _WAITING = ("auto", "dash")
 _SHOWN_KEYS = 5
 

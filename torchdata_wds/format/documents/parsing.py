@@ -17,7 +17,6 @@ IMAGE_EXTENSIONS = (
 
 #: What MMC4's form has besides what an image's ``info`` and a document's ``metadata`` keep.
 INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})
-
 DOCUMENT_KEYS = frozenset({"text_list", "image_info", "similarity_matrix"})
 
 #: The fields that documents have as `.wds_interleaved()` yields them.

@@ -13,7 +13,6 @@ _CURES = {
 }
 
 _LONE_SURROGATE = "it holds {!r}, which is not a character of its own (a lone surrogate)"
-
 _KEEP_CASE = Advice.of("Rename it, or write and read with {}", "lowercase=False", "--keep-case")
 
 

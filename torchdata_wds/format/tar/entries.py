@@ -15,7 +15,6 @@ from torchdata_wds.format.tar.sparse_maps import SparseSource, full_size
 
 #: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
 DEFAULT_MAX_MEMBER_BYTES = 4 << 30
-
 _ZERO_BLOCK = bytes(BLOCK)
 _PIECE = 16 << 20  # a header may lie about a size: memory is taken only as bytes arrive
 _LARGEST_EXTENDED_HEADER = 16 << 20

@@ -35,7 +35,6 @@ EXTENSIONS = PAX | {LONG_NAME, LONG_LINK, GLOBAL_PAX}
 
 # Some programs write the size of a link's target, or of a folder's list, where nothing follows: all readers know it.
 _NEVER_SIZED = frozenset({HARD_LINK, DIRECTORY})
-
 _LARGEST_NUMBER = (1 << 63) - 1
 
 #: What a type flag stands for, in the words that skipped members are counted by.
@@ -171,7 +170,6 @@ _SPARSE = frozenset(f"GNU.sparse.{name}" for name in ("major", "map", "size", "r
 
 # All that reading looks at. What else a global header says would be carried along for each of the entries after it.
 _RELEVANT = _SPARSE | {"path", "linkpath", "size", "GNU.sparse.minor", "GNU.sparse.name", "GNU.sparse.numblocks"}
-
 _PAIR = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
 

@@ -16,7 +16,6 @@ SparseSource = list[bytes] | dict[str, bytes]
 
 #: Offset in the full content and length of each piece that is stored, in their order.
 Segments = list[tuple[int, int]]
-
 _PAIR = 24  # two numbers of twelve bytes
 _MOST_PIECES = 1_000_000  # a few kilobytes can be unpacked to a map of many more
 _LONGEST_NUMBER = 20  # digits, and the end of the line

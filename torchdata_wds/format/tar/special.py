@@ -54,7 +54,6 @@ RECENT_BYTES = 4 << 20
 
 #: How often a compressed shard may be decompressed to look up links, as long as it is up to there.
 _PASSES = 32
-
 _PIECE = 1 << 20
 _ENTRY_BYTES = 200  # what a name and its place in a dict take, about
 K = TypeVar("K")

@@ -22,9 +22,7 @@ _LARGE = 1 << 16
 
 # What files of images and arrays begin with: as bytes in a batch, they were probably meant to be decoded.
 _FILES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\x93NUMPY", b"BM")
-
 _CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields=...)."
-
 _lend: Lend | None = None
 
 

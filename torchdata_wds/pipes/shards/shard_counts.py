@@ -20,9 +20,7 @@ from torchdata_wds.storage.urls import is_local, scheme_of
 _THREADS = 16
 _PIECE = 4096
 _LONGEST_HEADER = 1 << 20
-
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]")
-
 _KINDS = "It must be a wids shard list, or an object from URL or base name to the number of samples"
 
 

@@ -10,8 +10,6 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata_wds.pipes.base import Held, WdsPipe, register
 from torchdata_wds.pipes.notes import note_source_failure
 
-__all__ = ["StageComposerIterDataPipe"]
-
 
 @register("wds_compose")
 class StageComposerIterDataPipe(WdsPipe[Any]):

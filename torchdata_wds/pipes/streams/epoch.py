@@ -20,9 +20,6 @@ from torchdata_wds.pipes.resuming import Step, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
 
-__all__ = ["EpochCounterIterDataPipe"]
-
-
 T = TypeVar("T")
 
 

@@ -14,9 +14,6 @@ from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import running_pipes
 
-__all__ = ["JoinWorkersIterDataPipe"]
-
-
 T = TypeVar("T")
 
 

@@ -20,9 +20,6 @@ from torchdata_wds.option_types import Stop
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import Passes, Seed
 
-__all__ = ["SampleMixerIterDataPipe"]
-
-
 T = TypeVar("T")
 
 _STOPS = (

@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = ["Check", "ShardCache"]
-
-
 logger = logging.getLogger(__name__)
-
 _BLOCK = 512
-
 _PLAIN_BUFFER_SIZE = 1 << 16
 
 

@@ -92,7 +92,6 @@ _PATIENCE = 1.0
 
 #: The interpreter freezes daemon threads at its end, with all locks they hold: do not wait for them long.
 _PATIENCE_AT_EXIT = 0.2
-
 _SENT_AT_ONCE = 8 << 20
 
 

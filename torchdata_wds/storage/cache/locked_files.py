@@ -26,12 +26,10 @@ ROOM = PART + LOCK
 
 #: What became of a file to be removed; a file that was replaced counts as gone.
 Removal = Literal["removed", "in use", "gone"]
-
 _MARK = "user.torchdata_wds"
 
 #: The time of change that marks a complete file which is not kept.
 _SEAL = 1_000_000_000
-
 UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
 
 #: Seconds after which a part that nobody fills is removed, even if nobody reads its shard again.

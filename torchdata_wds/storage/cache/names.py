@@ -20,13 +20,9 @@ from torchdata_wds.storage.urls import is_local, local_path, mask_url, scheme_of
 
 #: The suffixes of files that are not finished copies.
 PART, LOCK = ".part", ".lock"
-
 _LONGEST_STEM = 100
-
 _OTHER_SUFFIX = re.compile(r"(\.[a-z][a-z0-9]{0,9})?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
-
 _OWN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*-[0-9a-f]{32}(\.[a-z][a-z0-9]{0,9})?(\.(gz|bz2|xz|zst))?")
-
 _IN_COMMAND = re.compile(r"[^\s'\"/=:|<>&;()]+\.(?:tar|tgz|tbz2?|txz|tzst)(?:\.[a-z0-9]{2,4})?(?=$|[\s'\"?|<>&;)])")
 
 #: Query parameters of signed URLs: of AWS and its CloudFront, Google and Azure.

@@ -26,7 +26,6 @@ from torchdata_wds.storage.urls import AIS, LOCAL, STDIN
 
 # The package's own client reads these, without fsspec's configuration.
 _WEB = ("http", "https")
-
 _DEFAULT_PLACES = frozenset({"https://huggingface.co"})
 
 #: Words in the names of options that choose a place, and words that exclude an option such as ``proxy_host``.

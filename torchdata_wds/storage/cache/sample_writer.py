@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 #: The suffix of an incomplete file.
 PART = ".part"
-
 _PAGE_SIZE = 16384
 
 #: The samples or bytes of a transaction: large ones are fast, and none is open while a sample is out.

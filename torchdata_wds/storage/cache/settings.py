@@ -19,7 +19,6 @@ from torchdata_wds.storage.urls import mask_url
 
 #: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
 Check = Callable[[str, str], None]
-
 logger = logging.getLogger(__name__)
 _without_locks: set[str] = set()
 

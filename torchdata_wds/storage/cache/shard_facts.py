@@ -11,7 +11,6 @@ _MARK = "user.torchdata_wds.sha256"
 
 #: Digests computed by this process, by device, inode, size and time of change.
 _digests: dict[tuple[int, int, int, int], str] = {}
-
 _MOST_DIGESTS = 100_000
 
 

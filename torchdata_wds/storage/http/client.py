@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 #: How long a server is left alone that asks for it and does not say how long, and the longest time for one that does.
 _SECONDS, _LONGEST_SECONDS = 0.5, 300.0
-
 _REDIRECTS = 8
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -40,7 +39,6 @@ _HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encodin
 
 #: Bodies of answers that are not the shard are read up to this size, to keep the connection.
 _WORTH_READING = 16 * 1024
-
 _SHOWN = 200
 
 # Workers read several shards at once, and a store redirects to many hosts.

@@ -20,7 +20,6 @@ _PIECE = 512 * 1024
 #: How much of what was delivered is requested again if only its bytes show that the object is the same.
 _OVERLAP = 16 * 1024
 _SMALLEST_OVERLAP = 64
-
 _LONGEST_TAG = 40  # of one that is kept in states
 
 

@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 #: How many different values of the same names are remembered.
 _MOST = 8
-
 _by_mark: dict[str, Any] = {}
 _by_names: dict[Hashable, OrderedDict[str, Any]] = {}
 

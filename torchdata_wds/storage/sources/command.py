@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
-
 _PREFIX = "pipe:"
 _ENOUGH_READ = 128 + signal.SIGPIPE
 _SHOWN_LINES, _SHOWN_BYTES = 5, 2000

@@ -35,7 +35,6 @@ RETRIES = 5
 
 #: The same before it is open: clients make several attempts themselves, and the address may be wrong.
 OPEN_RETRIES = 2
-
 _READ_AHEAD = 16 << 20
 
 # What tells one version of an object from another, as stores call it; the first that both sides have decides.

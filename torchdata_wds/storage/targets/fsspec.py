@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 #: Attempts to upload that may follow the first.
 RETRIES = 4
 _SHOWN_NAME = 100
-
 _NOT_ASKING = Advice("overwrite=True does not ask", "--force does not ask")
 
 

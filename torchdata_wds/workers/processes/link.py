@@ -16,16 +16,12 @@ from torchdata_wds.workers.processes.messages import Message, Receiver
 from torchdata_wds.workers.processes.shared_memory import CAN_SHARE, Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 
-__all__ = ["END", "WorkerLink"]
-
-
 #: Stands for the end of a worker's stream.
 END: Final = object()
 
 #: How many segments of shared memory, and so open files, all workers of a set may have in the main process if most
 #: of their batches are held there; and how many more than are ahead each worker may have anyway, and keeps.
 _MOST_SEGMENTS = 128
-
 _SPARE_SEGMENTS = 6
 
 #: How many seconds a worker may take to end; its own guard sees to it sooner.

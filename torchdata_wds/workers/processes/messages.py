@@ -28,14 +28,9 @@ import torch.multiprocessing  # makes ForkingPickler know the tensors that are n
 
 from torchdata_wds.workers.processes.shared_memory import Limits, Segment, SegmentPool, SegmentTable, Span
 
-__all__ = ["LARGE", "Packer", "unpack", "Message", "Receiver", "Sender"]
-
-
 #: From how many bytes on a buffer is left outside of the pickle: below, one more copy costs less than the bookkeeping.
 LARGE = 1 << 16
-
 _PROTOCOL = 5
-
 Buffer = bytes | bytearray | memoryview
 
 
@@ -142,9 +137,7 @@ def _tensor_of(buffer: Buffer, dtype: torch.dtype, size: tuple[int, ...], stride
 
 # A message is sent once it has so many items or bytes, or so many seconds after its first item was begun.
 MOST_ITEMS = 256
-
 MOST_BYTES = 1 << 15
-
 LINGER = 0.001
 
 #: After how many seconds items are sent although the next one is not made yet.

@@ -26,8 +26,6 @@ from torchdata_wds.workers.resume.states import Streams, begun_facts
 from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds
 from torchdata_wds.workers.worker_functions import WorkerFunctions
 
-__all__ = ["PooledIterDataPipe", "WorkerPool"]
-
 
 class PooledIterDataPipe(WdsPipe[Any]):
     """Stands in the main process for the stages that a pool runs, for the rank `place`."""

@@ -23,13 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["fork_mark", "has_forked_since", "CAN_SHARE", "Limits", "Segment", "SegmentPool", "SegmentTable", "Span"]
-
-
 # Two counts, because other threads go on while handlers of a fork run: what begins or ends between the two counts to
 # the fork as well.
 _begun = 0
-
 _ended = 0
 
 
@@ -70,11 +66,8 @@ CAN_SHARE = hasattr(socket, "send_fds") and hasattr(socket, "AF_UNIX")
 
 # Bytes before the data of a segment: the first of them says whether it is in use, the rest aligns the data.
 _HEADER = 64
-
 _FREE, _IN_USE, _SEEN_BY_FORK = range(3)
-
 _LEAST = 1 << 16
-
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 

@@ -38,8 +38,6 @@ from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
 from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream
 from torchdata_wds.workers.worker_functions import WorkerFunctions
 
-__all__ = ["NoticeBoard", "Failure", "RemoteTraceback", "Order", "WorkerGraph", "run_worker"]
-
 
 class NoticeBoard:
     """Numbers in shared memory by which the main process and its workers tell each other what is current."""

@@ -19,9 +19,6 @@ from torchdata_wds.workers.resume.signatures import Signature
 from torchdata_wds.workers.resume.states import Streams, pack_facts, unpack_facts
 from torchdata_wds.workers.resume.stream import Seeds
 
-__all__ = ["Checkpoint", "Run", "has_epoch", "pack_runs", "pack_streams", "taken_by", "unpack_streams"]
-
-
 logger = logging.getLogger(__name__)
 
 _EPOCH_BEHIND = (

@@ -36,8 +36,6 @@ from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.resume_facts import Facts, Reached, Wanted
 from torchdata_wds.pipes.resuming import Step, Way, said_by
 
-__all__ = ["gives_shards_again", "is_one_to_one", "is_torchdata", "Chain", "find_chain", "has_functions"]
-
 #: Native pipes that give one item for each, and those that may stand before the loader.
 _ONE_TO_ONE = (Mapper, Collator)
 _BEFORE_LOADER = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper)
@@ -95,7 +93,6 @@ def _step_of(pipe: Any) -> Any:
 
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-
 _TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_wds")
 
 

@@ -30,22 +30,8 @@ from torchdata_wds.pipes.chain_text import full_name, short_name
 from torchdata_wds.pipes.resuming import said_by
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
 
-__all__ = [
-    "ShardContent",
-    "contents_of",
-    "describe_changes",
-    "Signature",
-    "check_signature",
-    "describe_shards",
-    "graph_signature",
-    "shards_digest",
-    "without_lists",
-]
-
-
 #: How many shards are looked at, evenly among all: a state stays small, and taking it quick.
 _MOST_SHARDS = 64
-
 _BLOCK = 4096
 
 

@@ -38,16 +38,10 @@ from torchdata_wds.workers.resume.states import Streams
 from torchdata_wds.workers.resume.stream import Seeds
 from torchdata_wds.workers.skip_reports import log_skips
 
-__all__ = ["EpochNumbers", "iteration_key", "StatefulPipeline"]
-
-
 #: Places in the memory: the number that was set, how often one was set, the last epoch, and recent iterations.
 _SET, _TIMES, _LAST, _RECENT = range(4)
-
 _RECENT_COUNT = 16
-
 _EPOCH_LIMIT = 2**31
-
 _TIMES_BITS = 22
 
 

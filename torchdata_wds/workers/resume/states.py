@@ -16,8 +16,6 @@ from torchdata_wds.pipes.resume_facts import Facts, PassBegun, ShardBegun
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.workers.resume.stream import Point, Seeds
 
-__all__ = ["Turns", "Streams", "begun_facts", "pack_facts", "unpack_facts"]
-
 
 class Turns:
     """The turns of workers that are asked one after another until each has ended.
@@ -69,9 +67,7 @@ _MOST_BYTES = 6000
 
 #: Of how many shards a state keeps the versions that their stores have told, over all workers if they are not more.
 _MOST_VERSIONS = 64
-
 _SHARD = struct.Struct("<IQQI")
-
 _PLACE = struct.Struct("<QQ")
 
 

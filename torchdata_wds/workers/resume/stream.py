@@ -26,8 +26,6 @@ from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Wa
 from torchdata_wds.workers.resume.planner import Chain, find_chain
 from torchdata_wds.workers.skips import SkipWatch
 
-__all__ = ["OwnGenerators", "seed_generators", "Point", "SeedGraph", "Seeds", "Stream"]
-
 
 def seed_generators(*place: int | str) -> None:
     """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) from all arguments.
@@ -102,11 +100,8 @@ def _set_numpy(state: _NumpyState) -> None:
 
 
 logger = logging.getLogger(__name__)
-
 Seeds = tuple[int, int]
-
 SeedGraph = Callable[[DataPipe, Seeds, int], object]
-
 _END: Final = object()
 
 #: Before each so many-th item the global generators are seeded, where nothing asks for each item.

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gc
+import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kits.readers import READERS, reading_with
+
+
+def pytest_configure() -> None:
+    """Takes Ctrl-C as usual: a shell that starts the tests in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -225,9 +225,8 @@ def _either(name: str, value: Any, other: str, same: Any) -> Any:
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
     if isinstance(urls, IterDataPipe):
         return urls
-    if isinstance(urls, Mapping) or (
-        isinstance(urls, (str, os.PathLike)) and str(urls).lower().endswith((".yaml", ".yml", ".json"))
-    ):
+    is_file = isinstance(urls, (str, os.PathLike)) and str(urls).lower().endswith((".yaml", ".yml", ".json"))
+    if is_file or isinstance(urls, Mapping):
         raise ShardListError(
             "WebDataset takes shards; a dataset file or dict that lists them goes to load_dataset(...)"
         )

@@ -102,8 +102,7 @@ class ShardWriter(Unique):
         self.shards: list[ShardInfo] = []
         packing: dict[str, Any] = dict(options)
         self._options = {name: packing.pop(name) for name in _FILE_OPTIONS if name in packing}
-        self._options["overwrite"] = overwrite
-        self._options["storage_options"] = StorageOptions(options.get("storage_options"))
+        self._options |= {"overwrite": overwrite, "storage_options": StorageOptions(options.get("storage_options"))}
         self.pack = sample_packer(**packing)
         self._names = pattern
         _check_destination(pattern.name(0), opener, options)
@@ -239,8 +238,7 @@ class ShardWriter(Unique):
 
 def _check_destination(name: str, opener: object, options: TarOptions) -> None:
     """Finds out what is wrong about all shards before the first one is opened."""
-    kind = compression_for(name, options.get("compress"))
-    if kind is not None:
+    if (kind := compression_for(name, options.get("compress"))) is not None:
         open_compressor(kind)
     if options.get("index"):
         if opener is not None:

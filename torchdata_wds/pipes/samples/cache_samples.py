@@ -136,8 +136,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         """The number of samples of an epoch: those of the finished file, or of the source."""
         if self.file is not None:
             try:
-                reader = open_samples(self._path(self.file))
-                if reader is not None:
+                if (reader := open_samples(self._path(self.file))) is not None:
                     with reader:
                         return self._checked_count(reader)
             except WdsError as error:
@@ -192,7 +191,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
             if len(stored.data) > writer.max_bytes:
                 raise ValueError(f"it takes {len(stored.data):,} bytes, and SQLite holds {writer.max_bytes:,} at most")
         except (ValueError, UnsafeDataError) as error:
-            key = _key_of(sample)
+            key = str(sample.get("__key__", "?")) if isinstance(sample, dict) else "?"
             kind = UnsafeDataError if isinstance(error, UnsafeDataError) else EncodingError
             raise kind(f"cache_samples cannot store sample {key!r}: {error}", key=key) from error.__cause__
         return stored
@@ -209,8 +208,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
 
     def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
         """Completes the file, unless it may lack samples that the next pass would have."""
-        failed = self._failures() - failed_before
-        if failed:
+        if failed := self._failures() - failed_before:
             warn_once(
                 f"cache_samples lost {writer.path}",
                 f"the sample cache {writer.path} is not kept: stages above have skipped {failed} shards that could not "
@@ -225,7 +223,16 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
 
     def _failures(self) -> int:
         """Counts failures above that the next pass may not have: of a source, or that may have ended the stream."""
-        return sum(_count_failures(pipe) for pipe in upstream(self.source_datapipe))
+        count = 0
+        for pipe in upstream(self.source_datapipe):
+            skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
+            if not isinstance(skipped, Counter):
+                continue
+            if handler in (warn_and_continue, ignore_and_continue):
+                count += skipped["ShardOpenError"]
+            else:
+                count += sum(times for name, times in skipped.items() if name.endswith(("Error", "Exception")))
+        return count
 
     def _serve(self, reader: SampleReader) -> Iterator[T]:
         """Yields the samples of a finished file."""
@@ -271,9 +278,8 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
 
     def _path(self, file: str) -> Path:
         """Returns the file of this consumer."""
-        if any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
-            return part_name(file, place_among_ranks(place_of(self)))
-        return part_name(file, process_place())
+        is_divided = any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self))
+        return part_name(file, place_among_ranks(place_of(self)) if is_divided else process_place())
 
     def _fix_order(self) -> None:
         """Gives all passes over the source the same order, so that files written by different passes fit together."""
@@ -320,16 +326,3 @@ def _check_above(source: IterDataPipe[Any]) -> None:
         if reason:
             name = type(pipe).__name__.removesuffix("IterDataPipe")
             raise ValueError(f"cache_samples comes after {name}, {reason}: put it before")
-
-
-def _count_failures(pipe: Any) -> int:
-    skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
-    if not isinstance(skipped, Counter):
-        return 0
-    if handler in (warn_and_continue, ignore_and_continue):
-        return skipped["ShardOpenError"]
-    return sum(times for name, times in skipped.items() if name.endswith(("Error", "Exception")))
-
-
-def _key_of(sample: Any) -> str:
-    return str(sample.get("__key__", "?")) if isinstance(sample, dict) else "?"

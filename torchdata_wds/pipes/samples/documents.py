@@ -192,8 +192,7 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
         entries = found.document.images
         names = [entry.name for entry in entries if entry.name is not None]
         fields = {} if self.layout == "base64" else find_images(names, found.fields)
-        unnamed = sum(is_image_field(field) for field in found.fields.keys() - set(fields.values()))
-        if unnamed:
+        if unnamed := sum(is_image_field(field) for field in found.fields.keys() - set(fields.values())):
             self.skipped["image without a name in its document"] += unnamed
         in_json = self.layout in ("auto", "base64")
         return [

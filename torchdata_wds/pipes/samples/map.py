@@ -28,13 +28,7 @@ def map_items(
 ) -> Iterator[T]:
     """Applies a function to each item; drops None, calls the handler for exceptions, counts both.
 
-    Args:
-        items: The items.
-        function: Returns None for an item that is to be dropped.
-        handler: Called for each exception.
-        skipped: Counts what is skipped by exception type, and what is dropped.
-        dropped: The name that dropped items are counted by.
-        pipe: The stage, for a note on exceptions.
+    `skipped` counts failures by exception type, dropped ones by the name `dropped`; a note on exceptions names `pipe`.
 
     Example:
         >>> skipped = Counter()

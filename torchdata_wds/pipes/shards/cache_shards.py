@@ -222,7 +222,14 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         origin = origin_of(text, self.storage_options)
         name = copy_name(text, self.name, origin)
         if not cache.is_named_by_digest:
-            _check_unshared(name, text, origin, taken)
+            digest = digest_of(unsigned(origin))
+            if taken.setdefault(name, digest) != digest:
+                shard = storage.mask_url(text)
+                raise CacheError(
+                    f"shard {shard} has the same name in the cache as another one: {name!r}. Leave name= out, or pass "
+                    "one that tells them apart",
+                    shard=shard,
+                )
         facts = None if part is None else index()(text)
         return CachedShard(text, os.path.join(cache.folder, name), part, cache, facts)  # noqa: PTH118 - a str
 
@@ -230,17 +237,6 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         if self.handler is not reraise_exception:
             raise TypeError("cache_shards may skip items: its length is not known; .set_length(n) sets one")
         return len(self.source_datapipe)
-
-
-def _check_unshared(name: str, url: str, origin: str, taken: dict[str, str]) -> None:
-    digest = digest_of(unsigned(origin))
-    if taken.setdefault(name, digest) != digest:
-        shard = storage.mask_url(url)
-        raise CacheError(
-            f"shard {shard} has the same name in the cache as another one: {name!r}. Leave name= out, or pass one that "
-            "tells them apart",
-            shard=shard,
-        )
 
 
 def check_copy(path: str, url: str) -> None:

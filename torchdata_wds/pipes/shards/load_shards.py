@@ -182,14 +182,9 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     ) -> Generator[Generator[Unit, None, None], None, None]:
         """Yields the members of each shard as they come, followed by a mark, for a grouping that heeds the marks.
 
-        They must be begun before the next shard is taken, and closed if they are not read to the end.
-
-        Args:
-            ask: The handler of this pipe.
-            watch: Notes each shard.
-            begun: The item of the source to begin with; those before it are left out, except those in `skips`.
-            skips: How many samples to leave out at the beginning of items, by the items' numbers.
-            keys: The rule of the grouping, if it is not that of this pipe.
+        They must be begun before the next shard is taken, and closed if they are not read to the end. `watch` notes
+        each shard; items of the source before `begun` are left out, except those in `skips`, which says how many
+        samples to leave out at the beginning of items, by their numbers. `keys` is the grouping's rule, if it differs.
         """
         warn_about_workers(self)
         self._cycled.begin(self)

@@ -59,8 +59,7 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
         if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
             raise ValueError(f"n must be a whole number of shards from 1, or None for an endless stream, not {n!r}")
         check_flags(replacement=replacement)
-        sharder = find_sharder(source_datapipe)
-        if sharder is not None:
+        if (sharder := find_sharder(source_datapipe)) is not None:
             raise ValueError(
                 f"resample_shards draws from the whole list of shards, but {sharder} upstream leaves each consumer a "
                 "part of it: remove that stage, resample_shards stands in its place"

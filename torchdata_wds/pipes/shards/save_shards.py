@@ -125,9 +125,8 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         return True
 
     def _writer(self, place: Place) -> ShardWriter:
-        own: dict[str, int] = {"writers": place.consumers, "turn": place.number}
-        if isinstance(self.pattern, str) and "{worker" in self.pattern:
-            own = {"worker": place.number}
+        is_named = isinstance(self.pattern, str) and "{worker" in self.pattern
+        own = {"worker": place.number} if is_named else {"writers": place.consumers, "turn": place.number}
         return ShardWriter(
             ShardNames(self.pattern, rank=rank_place().number, **own),
             max_count=self.max_count,

@@ -74,12 +74,9 @@ class _Sidecars(ShardCounts):
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
         """Reads the first line of each index, those on servers in threads."""
-        local, missing = [], []
-        for url in dict.fromkeys(urls):
-            if _is_local(url):
-                local.append(url)
-            elif url not in self._known:
-                missing.append(url)
+        distinct = dict.fromkeys(urls)
+        local = [url for url in distinct if is_local(url)]
+        missing = [url for url in distinct if url not in self._known and not is_local(url)]
         if missing:
             pool = ThreadPoolExecutor(min(_THREADS, len(missing)))
             try:
@@ -102,7 +99,7 @@ class _CountFile(ShardCounts):
     def __init__(self, url: str) -> None:
         self._url = url
         self._table: _CountTable | None = None
-        self.is_local = _is_local(url)
+        self.is_local = is_local(url)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _CountFile, (self._url,)
@@ -175,10 +172,6 @@ def header_facts(header: IndexHeader) -> ShardFacts | None:
     return None if header.bytes is None and header.sha256 is None else ShardFacts(header.bytes, header.sha256)
 
 
-def _is_local(url: str) -> bool:
-    return is_local(url)
-
-
 def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
     """Reads the first line of the index beside a shard."""
     shown = mask_url(url)
@@ -222,7 +215,7 @@ def _read_table(url: str, storage_options: StorageOptions) -> _CountTable:
 
 def _wids_pairs(content: dict[str, Any], url: str) -> list[tuple[str, Any]]:
     """Returns URLs and counts of a wids shard list; relative URLs are joined to its base, or to its own folder."""
-    folder, slash, _ = (url if _is_local(url) else url.partition("?")[0]).rpartition("/")
+    folder, slash, _ = (url if is_local(url) else url.partition("?")[0]).rpartition("/")
     pairs = []
     for part in (content, *content.get("datasets", ())):
         base = part.get("base") or content.get("base") or folder + slash

@@ -52,12 +52,7 @@ class ShardSource(NamedTuple):
         return self.given is None and storage.can_reopen(self.part.url, storage_options=self.options)
 
     def open(self, keys: KeyRule, seeks: bool) -> OpenedShard:
-        """Opens the shard at the first sample of the part, or else at its beginning.
-
-        Args:
-            keys: The rule by which the index must have counted.
-            seeks: Whether indexes count the samples as the loader does.
-        """
+        """Opens the shard at the part's first sample if an index can tell (`seeks`: it counts alike), or its start."""
         part = self.part
         if self.given is not None:
             return storage.wrap_stream(self.given, part.url), None

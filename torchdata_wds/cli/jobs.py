@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import signal
 import sys
@@ -10,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -35,14 +34,8 @@ CHECK_INTERVAL = 1.0
 def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
     """Calls a function for each item and yields the results in the order of the items.
 
-    Args:
-        function: Pickled, as are items and results, unless only one process is wanted.
-        items: The items.
-        processes: The largest number of processes; with 1, or one item, none is started.
-
-    Raises:
-        RuntimeError: if a process was killed.
-        Exception: what the function raises, when its result is due.
+    With one process, or one item, no process is started and nothing is pickled. What the function raises is raised when
+    its result is due; a RuntimeError then, if its process was killed.
 
     Example:
         >>> list(map_in_order(abs, [3, -1], 1))
@@ -85,13 +78,7 @@ def run_in_processes(
     """Yields each item with what the function returned for it, as soon as it is ready.
 
     A worker that dies is a failure of the item it worked on, and another takes its place. Closing the generator early
-    ends the workers.
-
-    Args:
-        work: Returns "" or what failed. It must not raise. It is pickled unless processes are forked.
-        items: The items, which are pickled.
-        num_workers: The number of processes; never more than items.
-        start_method: ``"fork"``, ``"spawn"``, ``"forkserver"``, or None for Python's default.
+    ends the workers. `work` must not raise, and is pickled unless processes are forked; items are always pickled.
     """
     todo = deque(items)
     context = multiprocessing.get_context(start_method)
@@ -102,7 +89,8 @@ def run_in_processes(
             workers[-1].give(todo.popleft())
         while workers:
             wait([line for worker in workers for line in (worker.line, worker.process.sentinel)], CHECK_INTERVAL)
-            for worker in [worker for worker in workers if worker.is_ready()]:
+            # a worker is done with its item, or dead
+            for worker in [worker for worker in workers if worker.process.exitcode is not None or worker.line.poll()]:
                 result, is_alive = worker.take()
                 if not is_alive:
                     workers.remove(worker)
@@ -140,20 +128,14 @@ class _Worker:
     def give(self, item: Any) -> None:
         """Sends it an item; `take` notices if it has died."""
         self._item = item
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.line.send(item)
-
-    def is_ready(self) -> bool:
-        """Whether it is done with its item, or dead."""
-        return self.process.exitcode is not None or self.line.poll()
 
     def take(self) -> tuple[tuple[Any, str], bool]:
         """Returns its item with the result, and whether it can take another."""
-        try:
+        with suppress(EOFError, ConnectionResetError):
             if self.line.poll():
                 return (self._item, self.line.recv()), self.process.exitcode is None
-        except (EOFError, ConnectionResetError):
-            pass
         self.process.join()
         status = self.process.exitcode
         hint = ", as when the system has no more memory" if status == -signal.SIGKILL else ""

@@ -36,28 +36,17 @@ _NEW_SECONDS = 1.0
 
 
 class CacheFile(NamedTuple):
-    """One file of a cache.
-
-    Attributes:
-        path: Its path.
-        kind: ``"shard"``, ``"samples"``, or ``"lock"`` for the lock of a copy.
-        state: ``"whole"`` if finished, ``"being made"`` by a living process, or ``"left over"`` by a killed one.
-        size: Its size in bytes.
-        used: When it was last used (or changed, if unfinished), in seconds since 1970.
-    """
+    """One file of a cache; a lock is that of a copy."""
 
     path: str
     kind: Literal["shard", "samples", "lock"]
-    state: State
+    state: State  # finished, in the hands of a living process, or left by a killed one
     size: int
-    used: float
+    used: float  # when it was last used (or changed, if unfinished), in seconds since 1970
 
 
 def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> list[CacheFile]:
-    """Lists the cache files in a folder by name; if `recursive`, also those in its subfolders.
-
-    Raises:
-        CacheError: if it cannot be read, or has only other files.
+    """Lists the cache files in a folder by name; a CacheError if it has only other files.
 
     Example:
         >>> import tempfile
@@ -95,16 +84,19 @@ def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> li
 
 
 def check_file(file: CacheFile, check_copy: Callable[[str, str], None]) -> str | None:
-    """Reads a finished file to its end; returns what is wrong with it, or None.
-
-    `check_copy` raises for a path and URL that are not those of a complete shard.
-    """
+    """Reads a finished file to its end; returns what is wrong with it, or None. `check_copy` raises for a bad shard."""
     try:
         with _unused(file.path):
             if file.kind == "samples":
-                _check_samples(Path(file.path))
+                if (reader := open_samples(Path(file.path))) is not None:
+                    with reader:
+                        for _ in reader.rows():
+                            pass
             else:
-                _check_size(file.path)
+                with LockedFile(os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)) as copy:
+                    if is_of_other_size(copy.fileno()):
+                        what = f"the copy {file.path} no longer has the length with which it was made: it is cut"
+                        raise CacheError(what)
                 check_copy(file.path, file.path)
     except (WdsError, OSError) as error:
         return cli_message(error) if os.path.lexists(file.path) else None
@@ -116,11 +108,8 @@ def choose_old(
 ) -> list[CacheFile]:
     """Chooses the files to remove: all left-over ones, then finished ones, the least recently used first.
 
-    Args:
-        files: The files.
-        older_than: Choose finished files that were not used for this many seconds.
-        max_bytes: Choose files until the remaining ones take no more bytes. Without either limit, all are chosen.
-        now: The time, in seconds since 1970.
+    Finished files are chosen if they were not used for `older_than` seconds, or until the remaining ones take at most
+    `max_bytes`; without either limit, all are.
 
     Example:
         >>> files = [CacheFile(str(day), "shard", "whole", 100, 86400.0 * day) for day in range(4)]
@@ -141,11 +130,7 @@ def choose_old(
 
 
 def remove_file(file: CacheFile) -> Removal:
-    """Removes a file unless another process makes or reads it; a CacheError if that fails.
-
-    Returns:
-        ``"removed"``, ``"in use"``, or ``"gone"`` if it no longer exists or was replaced.
-    """
+    """Removes a file unless another process makes or reads it; it is gone if it no longer exists or was replaced."""
     try:
         if file.kind == "lock":
             return _remove_lock(file.path)
@@ -249,18 +234,3 @@ def _unused(path: str) -> Iterator[None]:
     with contextlib.suppress(OSError):
         if os.path.samestat(before, os.stat(path)):  # noqa: PTH116
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def _check_size(path: str) -> None:
-    with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
-        if is_of_other_size(file.fileno()):
-            raise CacheError(f"the copy {path} no longer has the length with which it was made: it is cut")
-
-
-def _check_samples(path: Path) -> None:
-    reader = open_samples(path)
-    if reader is None:
-        return
-    with reader:
-        for _ in reader.rows():
-            pass

@@ -189,21 +189,11 @@ def open_part_list(
     allow_pipe: bool = False,
     **options: Any,
 ) -> PartList:
-    """Opens a folder, or reads a recipe or plan.
+    """Opens a folder, or reads a recipe or plan from a path, ``-`` (standard input) or any other URL.
 
-    Args:
-        source: A path, ``-`` (standard input) or any other URL; only a path may be a folder.
-        kind: What it is; None means what `kind_of` says.
-        folder: What relative paths in a list are relative to; None is the folder of the list, and the working
-            directory for one that is not a regular file.
-        sort: Whether a recipe is sorted by key.
-        allow_pipe: Whether a recipe may run commands (``pipe:``), wherever it is from.
-        options: Those of `Plan`, whose delimiter is by default that of the suffix.
-
-    Raises:
-        SpecError: if the source is not there, or is not what it should be.
-        ShardOpenError: if it cannot be read.
-        ValueError: if an option is wrong.
+    Relative paths in a list are relative to `folder`, by default that of the list, and for a list that is not a regular
+    file the working directory. Only with `allow_pipe` may a recipe run commands (``pipe:``), wherever it is from.
+    Options are those of `Plan`, whose delimiter is by default that of the suffix.
     """
     if not source:  # as a shell makes of a variable that is not set; to a Path it is the working directory
         raise SpecError("the name of the source is empty")

@@ -23,14 +23,7 @@ _ABSENT = Stamp(-1, 0)
 
 
 class Part(NamedTuple):
-    """The future content of one field of one sample.
-
-    Attributes:
-        key: The sample's key.
-        field: The field, which is written in lower case.
-        source: Where its content comes from.
-        line: The line of the list that names it, from 1; 0 if there is no list.
-    """
+    """The future content of one field of one sample, and the line that names it, from 1; 0 without a list."""
 
     key: str
     field: str
@@ -78,17 +71,11 @@ class Problems:
 
 
 class PartList(Protocol):
-    """Parts of samples, those of one sample next to each other.
-
-    Attributes:
-        name: Its name in messages, such as ``recipe x.txt``.
-        url: The ``__url__`` of its samples.
-        cure: What to do about a sample whose parts are apart; "" where that cannot be.
-    """
+    """Parts of samples, those of one sample next to each other; `name` is for messages, such as ``recipe x.txt``."""
 
     name: str
     url: str
-    cure: str
+    cure: str  # what to do about a sample whose parts are apart; "" where that cannot be
 
     def parts(self, problems: Problems) -> Iterator[Part]:
         """Yields the parts, the same each time, and adds what is not a part to the problems."""
@@ -99,16 +86,9 @@ class SampleAssembler:
 
     Iterating checks everything first, unless `check` was called; only then is anything read.
 
-    Args:
-        parts: The parts.
-        missing: What to do about a missing file, a URL that cannot be read or a command that fails: raise, leave out
-            the file or its whole sample, or take it as empty. A sample without fields is left out.
-        report: Called with the error for each of these that is not raised.
-
-    Attributes:
-        count: The number of samples, before any is left out.
-        missing_files: The number of missing files, URLs and commands so far.
-        left_out: The number of samples left out so far.
+    `missing` is what to do about a missing file, a URL that cannot be read or a command that fails: raise, leave out
+    the file or its whole sample, or take it as empty. `report` is called with each such error that is not raised, and
+    `missing_files` counts them. A sample without fields is left out, and is still in `count`.
 
     Example:
         >>> from torchdata_wds.cli.create.recipes import Recipe
@@ -131,12 +111,7 @@ class SampleAssembler:
         self._is_checked = False
 
     def check(self) -> None:
-        """Checks every part, once: keys, fields, and that the files are there and can be read.
-
-        Raises:
-            SpecError: if something is wrong, with the first problems and their number, or if there are no parts.
-            UnsafeDataError: for a command under ``WDS_SECURE=1``.
-        """
+        """Checks every part, once: keys, fields, and that the files are there and can be read; else a SpecError."""
         if self._is_checked:
             return
         problems = Problems(self._parts.name)
@@ -154,7 +129,13 @@ class SampleAssembler:
         for part in run:
             field = part.field.lower()
             if not fields:
-                self._check_key(part, lines, problems)
+                try:
+                    check_key(key)
+                except SampleError as error:
+                    problems.add(part.place, error)
+                if self._parts.cure and (first_line := lines.setdefault(key, part.line)) != part.line:
+                    began = f"sample {key!r} began at line {first_line:,}, and others stand between"
+                    problems.add(part.place, f"{began}. {self._parts.cure}")
             if (first := fields.setdefault(field, part)) is not part:
                 problems.add(part.place, f"field {field!r} of sample {key!r} is given before, by {first.place}")
             try:
@@ -171,22 +152,8 @@ class SampleAssembler:
             self._sizes.append(size)
             self._changed.append(changed)
 
-    def _check_key(self, part: Part, lines: dict[str, int], problems: Problems) -> None:
-        try:
-            check_key(part.key)
-        except SampleError as error:
-            problems.add(part.place, error)
-        if self._parts.cure and (first := lines.setdefault(part.key, part.line)) != part.line:
-            began = f"sample {part.key!r} began at line {first:,}, and others stand between"
-            problems.add(part.place, f"{began}. {self._parts.cure}")
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Reads the samples: ``__key__``, ``__url__`` and bytes by field.
-
-        Raises:
-            SpecError: as `check` does.
-            SampleError: if a part cannot be read, or a file was changed after it was checked.
-        """
+        """Reads the samples; a SampleError if a part cannot be read, or was changed after it was checked."""
         self.check()
         stamps = map(Stamp, self._sizes, self._changed)
         parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
@@ -216,9 +183,8 @@ class SampleAssembler:
                 raise _no_file(part)
             return read_source(part.source, stamp)
         except SampleError as error:
-            what = (
-                f"{self._parts.name}, {part.place}: field {part.field!r} of sample {part.key!r}: {cli_message(error)}"
-            )
+            place = f"{self._parts.name}, {part.place}"
+            what = f"{place}: field {part.field!r} of sample {part.key!r}: {cli_message(error)}"
             placed = SampleError(what, shard=error.shard, key=part.key, field=part.field)
             if self._missing == "error" or (stamp != _ABSENT and not part.source.is_elsewhere):
                 raise placed from error
@@ -229,11 +195,7 @@ class SampleAssembler:
 
 
 def check_part_field(field: str, key: str) -> None:
-    """Checks the name, in lower case, of a field that is to become a member; `key` is for messages.
-
-    Raises:
-        SampleError: if it could not be read back, or describes the sample as ``__url__`` does.
-    """
+    """Raises a SampleError if a field, in lower case, could not be read back or is metadata as ``__url__`` is."""
     if is_metadata(field):
         raise SampleError(
             f"field {field!r} has a name of the form __x__, which describes the sample and is not written"

@@ -17,12 +17,7 @@ from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
 
 class MemberSource(NamedTuple):
-    """Where one content comes from.
-
-    Attributes:
-        kind: ``"file"``, ``"text"``, ``"base64"``, ``"pipe"`` or ``"url"``.
-        value: The path, the text, the base64 digits, or the URL, which has ``pipe:`` before a command.
-    """
+    """Where one content comes from: a path, a text, base64 digits, or a URL, which has ``pipe:`` before a command."""
 
     kind: Literal["file", "text", "base64", "pipe", "url"]
     value: str
@@ -43,12 +38,7 @@ _BITS = (1 << 63) - 1
 
 
 class Stamp(NamedTuple):
-    """A file's state when it was checked.
-
-    Attributes:
-        size: Its size in bytes.
-        changed: Its time of modification in nanoseconds since 1970, the low 63 bits of it.
-    """
+    """A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970."""
 
     size: int
     changed: int
@@ -61,15 +51,10 @@ _LONGEST_PATH = 4096
 
 
 def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> MemberSource:
-    """Parses a source as recipes have them.
+    """Parses ``text:`` or ``base64:`` with what follows, ``pipe:command``, ``file:path``, a path, or a URL.
 
-    Args:
-        text: A path, ``file:path``, ``text:`` or ``base64:`` with what follows, ``pipe:command``, or a URL.
-        folder: The folder or URL that relative paths are relative to; "" is the working directory.
-        trusted: Whether a URL may render templates; ``WDS_SECURE=1`` forbids it in any case.
-
-    Raises:
-        SampleError: if it is none of these.
+    Relative paths are relative to a folder or URL. Only if `trusted`, and never under ``WDS_SECURE=1``, may a URL
+    render templates.
 
     Example:
         >>> parse_source("a cat.jpg", "images").value
@@ -89,9 +74,6 @@ def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> Member
 
 def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberSource:
     """Parses a source that is a path or a URL as `parse_source` does: a table of data runs no command.
-
-    Raises:
-        SampleError: if it is neither.
 
     Example:
         >>> parse_path("s3://bucket/a.jpg", "images")
@@ -127,12 +109,7 @@ def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberS
 def check_source(source: MemberSource) -> Stamp | None:
     """Checks a source as far as that goes without reading or running anything.
 
-    Returns:
-        The stamp of a file, None if there is no such file; `NO_FILE` for any other source.
-
-    Raises:
-        SampleError: if it cannot be read.
-        UnsafeDataError: for a command under ``WDS_SECURE=1``.
+    Returns the stamp of a file, None if there is no such file, or `NO_FILE` for any other source.
     """
     if source.kind == "file":
         return _check_file(source.value)
@@ -165,15 +142,7 @@ def _check_file(path: str) -> Stamp | None:
 
 
 def read_source(source: MemberSource, stamp: Stamp) -> bytes:
-    """Reads a source: the bytes as they are stored, compressed or not.
-
-    Args:
-        source: The source.
-        stamp: What `check_source` returned.
-
-    Raises:
-        SampleError: if it cannot be read, a file has changed since, or a command fails.
-        UnsafeDataError: for a command under ``WDS_SECURE=1``.
+    """Reads a source as it is stored, compressed or not; a SampleError if a file no longer has its stamp.
 
     Example:
         >>> read_source(MemberSource("base64", "aGVsbG8="), NO_FILE)

@@ -38,18 +38,8 @@ class Plan:
     With tabs, a line is a row, and cells are escaped as in `tables.escape_cell`; with any other delimiter, the table is
     CSV, where a cell with a delimiter, quote or line end is in quotes.
 
-    Args:
-        data: The table.
-        url: Where it is from.
-        folder: The folder or URL that relative paths are relative to.
-        delimiter: The character between cells.
-        key_format: The numbering of samples, in the syntax of `str.format`.
-        escapes: Whether a backslash in a table with tabs begins an escape.
-        base64: Whether a text that begins with ``base64:`` stands for bytes, in Base64.
-
-    Raises:
-        SpecError: if its first line is wrong.
-        ValueError: if the delimiter is not one character, or the format lacks ``{number}`` or has anything else.
+    Relative paths are relative to `folder`, which may be a URL. `key_format` numbers samples in the syntax of
+    `str.format`. With `base64`, a text that begins with ``base64:`` stands for bytes.
 
     Example:
         >>> plan = Plan(b"__key__\t@jpg\tcls\nx\tcat.jpg\t3\n", "plan.tsv")

@@ -33,15 +33,8 @@ class Recipe:
     A line is ``name source``, cut at its first blanks: all that follows belongs to the source, which is as in
     `parse_source`. Lines end with ``\n`` or ``\r\n``; blank lines are passed over.
 
-    Args:
-        data: The recipe.
-        url: Where it is from.
-        folder: The folder or URL that relative paths are relative to.
-        sort: Whether to sort the lines by key, so that those of a sample come together.
-        trusted: Whether it may run commands, and render templates.
-
-    Raises:
-        SpecError: if it is not text.
+    Relative paths are relative to `folder`, which may be a URL. With `sort`, lines are sorted by key, so that those of
+    a sample come together. Only a trusted recipe may run commands and render templates.
 
     Example:
         >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")

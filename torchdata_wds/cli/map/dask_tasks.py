@@ -27,20 +27,8 @@ def run_on_dask(
     Local shards must be reachable under the same path everywhere. The function is sent by value with those modules of
     a folder that it needs, so that the workers do not need that folder; everything else must be installed there.
 
-    Args:
-        function: What is run.
-        tasks: The work.
-        address: The scheduler's, such as ``tcp://host:8786``, or ``local`` for a cluster of processes on this machine.
-        num_workers: The number of processes of the ``local`` cluster.
-        folder: The folder whose modules are sent.
-
-    Yields:
-        Each task with "" or what failed, as they are ready.
-
-    Raises:
-        ImportError: if the package distributed is not installed.
-        ConnectionError: if no scheduler answers.
-        RuntimeError: if the function cannot be sent.
+    The address is the scheduler's, such as ``tcp://host:8786``, or ``local`` for a cluster of `num_workers` processes
+    on this machine. Tasks come with "" or what failed, as they are ready.
     """
     distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
     data = _by_value(function, Path(folder))

@@ -19,10 +19,7 @@ from torchdata_wds.writers.tar_writer import TarWriter
 
 
 def load_function(name: str) -> ShardFunction:
-    """Imports a function named ``module:function``, whose module is looked for in ``sys.path``.
-
-    Raises:
-        ImportError: if there is no such function, or its module fails.
+    """Imports a function named ``module:function``; an ImportError if there is none, or its module fails.
 
     Example:
         >>> load_function("shutil:copyfile").__name__
@@ -55,16 +52,8 @@ def load_sample_function(name: str) -> ShardFunction:
 def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target: str) -> None:
     """Writes a shard of what a function makes of each sample of another, in their order.
 
-    Args:
-        function: Called with a sample, which has ``__key__``, ``__url__`` and bytes by field. It returns a sample, None
-            to leave it out, or any number of samples; values that are not bytes are encoded by their field.
-        source: The shard to read.
-        target: The shard to write.
-
-    Raises:
-        SampleError: if it returns something else, or a sample that cannot be written.
-        ShardFormatError: if the shard is damaged.
-        ShardOpenError: if one of them cannot be opened.
+    The function returns a sample, None to leave it out, or any number of samples; values that are not bytes are encoded
+    by their field.
     """
     samples = KeyGrouperIterDataPipe(ShardLoaderIterDataPipe(IterableWrapper([source], deepcopy=False)))
     with TarWriter(target) as writer, closing(iter(samples)) as given:  # type: ignore[type-var]

@@ -35,18 +35,11 @@ _NOTHING = "the function has returned without writing the file that its second a
 
 
 class ShardTask(NamedTuple):
-    """The work for one shard.
-
-    Attributes:
-        source: The input.
-        target: The output: an absolute path, or a URL that the function writes itself.
-        staging: The folder for unfinished output; None for a URL.
-        overwrite: Whether to replace an output that exists.
-    """
+    """The work for one shard: the target is an absolute path, or a URL that the function writes itself."""
 
     source: str
     target: str
-    staging: str | None
+    staging: str | None  # the folder for unfinished output; None for a URL
     overwrite: bool
 
 
@@ -57,19 +50,7 @@ Results = Generator[tuple[ShardTask, str], None, None]
 def work_on_shards(
     urls: Sequence[str], arguments: argparse.Namespace, work: Callable[[list[ShardTask]], Results]
 ) -> int:
-    """Makes the outputs that are not there yet, shows progress, and says which shards failed.
-
-    Args:
-        urls: All shards, of which ``arguments.part`` chooses some.
-        arguments: With ``output``, ``force`` and ``part``.
-        work: Does tasks.
-
-    Returns:
-        The exit status: 1 if a shard failed.
-
-    Raises:
-        ShardListError: if the outputs cannot be named.
-    """
+    """Makes the outputs that are not there yet, shows progress, says which shards failed, and returns 1 if one did."""
     # named before a part is taken: numbers count all shards, and two parts never write one file
     tell_part(len(urls), arguments.part)
     pairs = part_of(list(zip(urls, name_targets(urls, arguments.output), strict=True)), arguments.part)
@@ -93,11 +74,7 @@ def work_on_shards(
 
 
 def existing_targets(targets: Iterable[str]) -> set[str]:
-    """Returns which of some paths and URLs exist, listing each folder once.
-
-    Raises:
-        ShardOpenError: if a store cannot be listed.
-    """
+    """Returns which of some paths and URLs exist, listing each folder once."""
     folders: dict[str, list[tuple[str, str]]] = {}
     for target in targets:
         folder, slash, name = (local_path(target) if _is_local(target) else target).rpartition("/")
@@ -111,11 +88,7 @@ def existing_targets(targets: Iterable[str]) -> set[str]:
 
 @contextmanager
 def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -> Iterator[list[ShardTask]]:
-    """Makes tasks of inputs and outputs, with temporary folders beside the outputs until the context is left.
-
-    Raises:
-        OSError: if the folder of a local output cannot be made.
-    """
+    """Makes tasks of inputs and outputs, with temporary folders beside the outputs until the context is left."""
     tasks = []
     folders: dict[str, str] = {}
     with ExitStack() as stack:
@@ -147,14 +120,10 @@ def absolute(task: ShardTask) -> ShardTask:
 def run_task(
     load: Callable[[], ShardFunction], task: ShardTask, explain: Callable[[BaseException], str] | None = None
 ) -> str:
-    """Does the work for one shard, and returns "" or what failed.
+    """Does the work for one shard, and returns "" or what failed, by default the last lines of the traceback.
 
-    Args:
-        load: Returns the function, which is called with the input and the name of a file to write. The base name of
-            that file is that of the output; files beside it whose names begin with it and a dot, such as an index, go
-            with it.
-        task: The work.
-        explain: Returns the message of an exception; None takes the last lines of its traceback.
+    `load` returns the function, which is called with the input and the name of a file to write. The base name of that
+    file is that of the output; files beside it whose names begin with it and a dot, such as an index, go with it.
 
     Example:
         >>> import shutil

@@ -33,18 +33,11 @@ def is_target_pattern(output: str) -> bool:
 
 
 def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -> list[str]:
-    """Returns the name of the output for each shard.
+    """Returns the name of the output for each shard; a ShardListError if two would have one, or replace an input.
 
-    Args:
-        urls: The shards.
-        pattern: A folder, one that exists or ends in ``/``, for outputs with the base names of the inputs. Or a name
-            with ``{name}`` (the base name without ``.tar``, ``.tar.gz`` and the like) or ``{shard}`` (the number among
-            the inputs, as ``{shard:06d}`` with zeros).
-        in_place: Whether an output may replace the input that it is made of.
-
-    Raises:
-        ShardListError: if the pattern has an unknown place or is not a name, an input lacks a base name where one is
-            needed, two outputs would have one name, or an output would replace an input.
+    The pattern is a folder, one that exists or ends in ``/``, for outputs with the base names of the inputs. Or a name
+    with ``{name}`` (the base name without ``.tar``, ``.tar.gz`` and the like) or ``{shard}`` (the number among the
+    inputs, as ``{shard:06d}`` with zeros). With `in_place` an output may replace the input that it is made of.
 
     Example:
         >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/{name}-{shard:02d}.tar")

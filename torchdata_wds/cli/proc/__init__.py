@@ -139,11 +139,7 @@ class MadeSamples:
         self._left_out: Counter[str] = Counter()
 
     def write(self, reader: SampleReader, arguments: argparse.Namespace) -> None:
-        """Writes what becomes of a reader's samples into one archive.
-
-        Raises:
-            SampleError: if one is lost, unless such samples are to be skipped.
-        """
+        """Writes what becomes of a reader's samples into one archive."""
         try:
             with (
                 SampleOutput(arguments) as output,

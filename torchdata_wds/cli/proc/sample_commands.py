@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,19 +48,12 @@ _SUCCESS = (0, 128 + signal.SIGPIPE)
 
 
 class CommandResult(NamedTuple):
-    """What a command made of one sample.
-
-    Attributes:
-        samples: What to write; None if the sample is lost.
-        output: What the command wrote to standard output and error.
-        error: What went wrong, if anything did, even if the samples are taken in spite of it.
-        unused: Names the files that the command left and that belong to no sample, if there are any.
-    """
+    """What a command made of one sample; None if the sample is lost."""
 
     samples: list[dict[str, Any]] | None
-    output: bytes = b""
-    error: SampleError | None = None
-    unused: SampleError | None = None
+    output: bytes = b""  # to standard output and error
+    error: SampleError | None = None  # even if the samples are taken in spite of it
+    unused: SampleError | None = None  # names the files that belong to no sample
 
 
 class SampleCommand:
@@ -71,20 +63,9 @@ class SampleCommand:
     `read_folder` reads it. It runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard
     input; whatever it leaves in the background is killed, unless it has made a session of its own.
 
-    Args:
-        command: The command.
-        script: A file to run instead.
-        parallel: How many run at a time.
-        ordered: Whether results come in the order of the samples, and not as they are ready.
-        timeout: Seconds after which a command is killed with all that it has started, and has failed.
-        folder: Where the samples' folders are made; None is the folder for temporary files.
-        log_field: A field of each new sample for what the command wrote to standard output and error, the last MiB.
-        ignore_failures: Whether to take what a failed command leaves.
-
-    Raises:
-        UnsafeDataError: under ``WDS_SECURE=1``.
-        SampleError: if `log_field` cannot be a field.
-        ValueError: unless there is either a command or a script.
+    After `timeout` seconds a command is killed with all that it has started, and has failed; with `ignore_failures`,
+    what a failed command leaves is taken. `log_field` of each new sample is the last MiB of what the command wrote to
+    standard output and error. The samples' folders are made in `folder`, by default that for temporary files.
 
     Example:
         >>> command = SampleCommand("tr a-z A-Z < sample.txt > sample.up")
@@ -129,15 +110,9 @@ class SampleCommand:
         self._ignore_failures = ignore_failures
 
     def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
-        """Runs the command on each sample, and yields a result for each.
+        """Runs the command on each sample, and yields a result for each; a bounded number is read ahead.
 
         Closing the generator early kills the commands that run.
-
-        Args:
-            samples: ``__key__``, perhaps ``__url__``, and bytes by field. Only a bounded number is read ahead.
-
-        Raises:
-            OSError: if a file cannot be written, or no command can be started.
         """
         running = _Running()
         pending: deque[Future[CommandResult]] = deque()
@@ -213,7 +188,7 @@ def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
     return failure(sample, what, subject="the command for sample")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _temporary_folder(parent: str | None) -> Iterator[str]:
     """A folder that is removed even while processes that escaped still write there."""
     made = tempfile.TemporaryDirectory(prefix="wds-proc-", dir=parent, ignore_cleanup_errors=True)
@@ -292,11 +267,11 @@ class _Started:
         process that it left in the background may hold open.
         """
         last = time.monotonic() + seconds
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             selector = stack.enter_context(selectors.PollSelector())
             selector.register(self.shell.pipe, selectors.EVENT_READ)
             end = None
-            with contextlib.suppress(AttributeError, OSError):
+            with suppress(AttributeError, OSError):
                 end = os.pidfd_open(self.shell.group)
                 stack.callback(os.close, end)
                 selector.register(end, selectors.EVENT_READ)

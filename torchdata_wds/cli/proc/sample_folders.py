@@ -41,10 +41,6 @@ def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, s
 def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
     """Writes a sample's key, and its fields but ``__url__`` and the like, into files of an empty folder.
 
-    Raises:
-        SampleError: if a field has a name that no file can have, or is not bytes.
-        OSError: if a file cannot be written.
-
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -78,23 +74,13 @@ def _write(folder: Path, field: str, data: bytes, sample: Mapping[str, Any]) -> 
 
 
 def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reads what has become of a sample in its folder.
+    """Reads the samples that a sample has become in its folder, and lists the paths of files that belong to none.
 
-    Args:
-        folder: What `write_folder` has filled.
-        sample: The sample that was written there.
-
-    Returns:
-        The samples, and the relative paths of the files that belong to none. First comes the sample of ``sample.*``,
-        then those of ``sample-NAME.*`` in the order of their numbers or names, then the same of each subfolder by name.
-        ``__key__`` is what ``sample.__key__`` or ``sample-NAME.__key__`` says, without a line feed at its end, or else
-        the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the old one. Files belong to no sample if
-        they have other names or are in deeper folders, and so does a key without fields, except that of the folder
-        itself.
-
-    Raises:
-        SampleError: if a file of a sample is not a regular file or cannot be read, its field is metadata, or a key is
-            not text.
+    First comes the sample of ``sample.*``, then those of ``sample-NAME.*`` in the order of their numbers or names, then
+    the same of each subfolder by name. ``__key__`` is what ``sample.__key__`` or ``sample-NAME.__key__`` says, without
+    a line feed at its end, or else the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the old one.
+    Files belong to no sample if they have other names or are in deeper folders, and so does a key without fields,
+    except that of the folder itself.
 
     Example:
         >>> import tempfile

@@ -108,12 +108,7 @@ COMMAND = Command(
 
 
 def report_shard(url: str, rules: ValidationRules, most: int) -> ShardReport:
-    """Validates a shard, and keeps the first `most` findings of each kind.
-
-    Raises:
-        ValueError: if a rule is not valid.
-        ImportError: if the shard's compression needs a package that is not installed.
-    """
+    """Validates a shard, and keeps the first `most` findings of each kind."""
     validation = ShardValidation(url, rules)
     report = ShardReport(validation.shard)
     plan = report.plan
@@ -139,10 +134,7 @@ def report_shard(url: str, rules: ValidationRules, most: int) -> ShardReport:
 
 
 class Printer:
-    """Prints findings to standard output, as text or JSON.
-
-    With `goes_on` a reader that goes away does not end the program, which has more to do.
-    """
+    """Prints findings as text or JSON; with `goes_on`, a reader that goes away does not end the program."""
 
     def __init__(self, as_json: bool, *, goes_on: bool = False) -> None:
         self._as_json = as_json

@@ -21,9 +21,7 @@ class Finding(NamedTuple):
         kind: What it is, in a word.
         message: What was found, and what to do about it.
         shard: The shard's URL, credentials masked.
-        member: Name of the archive member.
-        key: Key of the sample.
-        field: Field of the sample.
+        member, key, field: The archive member, and the sample's key and field.
         offset: Where, in bytes of the decompressed archive: a member's place is that of its header.
         samples: The number of samples it is about, where one finding covers several.
     """
@@ -109,11 +107,8 @@ class FieldSets:
 class RepairPlan:
     """What must be known before the good samples of a shard can be written.
 
-    Attributes:
-        bad: Numbers of the runs of members that are left out.
-        lost: The keys of those, and of a sample that was cut off.
-        runs: For each key that comes back, the number of its runs of members.
-        count: The number of runs of members, including one that was cut off.
+    `bad` numbers the runs of members that are left out, and `lost` has their keys and that of a sample that was cut
+    off; `runs` counts the runs of each key that comes back, and `count` all runs, including one that was cut off.
     """
 
     bad: set[int] = field(default_factory=set)
@@ -124,17 +119,7 @@ class RepairPlan:
 
 @dataclass
 class ShardReport:
-    """The findings of one shard.
-
-    Attributes:
-        shard: Its URL as messages may show it.
-        findings: The first of each kind.
-        counts: The number of samples or members with each level and kind.
-        sound: The number of whole, sound samples.
-        bad: The number of the others.
-        field_sets: The fields of the sound samples.
-        plan: How to write them again.
-    """
+    """The first findings of each kind in one shard, `counts` of all by level and kind, and its samples in numbers."""
 
     shard: str
     findings: list[Finding] = field(default_factory=list)
@@ -166,15 +151,7 @@ class ShardReport:
 
 @dataclass
 class Totals:
-    """The findings of all shards, counted.
-
-    Attributes:
-        counts: As in `ShardReport`.
-        good: The number of shards without an error.
-        damaged: The number of the others.
-        sound: As in `ShardReport`.
-        bad: As in `ShardReport`.
-    """
+    """The findings of all shards, counted: `good` and `damaged` are shards, `sound` and `bad` samples."""
 
     counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
     good: int = 0

@@ -12,17 +12,7 @@ from collections.abc import Iterator, Sequence
 from torchdata_wds.format.samples.names import skip_reason, split_name
 from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.entries import TarEntry
-from torchdata_wds.format.tar.headers import (
-    BLOCK,
-    DIRECTORY,
-    HARD_LINK,
-    HEADER_WORDS,
-    REGULAR,
-    full_name,
-    is_file,
-    parse_number,
-    text,
-)
+from torchdata_wds.format.tar.headers import BLOCK, DIRECTORY, HARD_LINK, full_name, is_file, parse_number, text
 from torchdata_wds.format.tar.sparse_maps import Segments
 
 _NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*|[\x80\xff].*", re.DOTALL)
@@ -48,9 +38,7 @@ Oddity = tuple[str, str]
 def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     """Reports what is odd about the headers of an entry, in messages that go on after the member's name.
 
-    Args:
-        entry: The entry.
-        blocks: Its headers: each extended one as its block and its content, then its own block.
+    `blocks` are its headers: each extended one as its block and its content, then its own block.
 
     Example:
         >>> import tarfile
@@ -78,7 +66,12 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     long_names = [data.partition(b"\0")[0] for kind, data, _ in extended if kind == headers.LONG_NAME]
     if long_names and records.get("path", long_names[-1]) != long_names[-1]:
         yield "two-names", f"has two long names: {text(records['path'])!r} counts, not {text(long_names[-1])!r}"
-    yield from _odd_sizes(records, block)
+    size = parse_number(block[124:136])
+    other = headers.record_number({keyword: value for keyword, value in records.items() if value}, "size")
+    if other is not None and other != size and other <= _LARGEST_OCTAL:
+        yield "two-sizes", f"has {other:,} bytes by its PAX record and {size:,} by its header; the record counts"
+    if block[156] == HARD_LINK and size:
+        yield "sized-link", f"is a hard link with a size of {size:,} bytes; some programs expect content after it"
     yield from _odd_block(entry, block)
 
 
@@ -101,22 +94,13 @@ def _odd_records(data: bytes, has_more: bool) -> Iterator[Oddity]:
         yield "bytes-after-records", "has other bytes after its PAX records"
 
 
-def _odd_sizes(records: dict[str, bytes], block: bytes) -> Iterator[Oddity]:
-    size = parse_number(block[124:136])
-    other = headers.record_number({keyword: value for keyword, value in records.items() if value}, "size")
-    if other is not None and other != size and other <= _LARGEST_OCTAL:
-        yield "two-sizes", f"has {other:,} bytes by its PAX record and {size:,} by its header; the record counts"
-    if block[156] == HARD_LINK and size:
-        yield "sized-link", f"is a hard link with a size of {size:,} bytes; some programs expect content after it"
-
-
 def _odd_block(entry: TarEntry, block: bytes) -> Iterator[Oddity]:
     kind, name, magic = block[156], full_name(block), block[257:263]
     if entry.kind == DIRECTORY and (kind in _KNOWN_FILES - {0} or (kind == 0 and not name.endswith(b"/"))):
         yield "folder-as-file", "is a folder by the slash at its end, and a file by its type"
     if kind == 0 and is_file(entry.kind) and name.endswith(b"/"):
         yield "file-as-folder", f"is a folder by its short name {text(name)!r}, and a file by its long one"
-    if kind in REGULAR - _KNOWN_FILES:
+    if kind in headers.REGULAR - _KNOWN_FILES:
         yield "unknown-type", f"is of the unknown type {chr(kind)!r}; it is read as a file, as POSIX says"
     if block[345] and magic != b"ustar\0" and chr(kind) not in "SM":
         what = "has bytes at the place of a name's prefix in a header that is not ustar: others read a name there"
@@ -132,14 +116,17 @@ def _odd_block(entry: TarEntry, block: bytes) -> Iterator[Oddity]:
 def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:
     """Reports what is odd about a valid sparse map of a content of `size` bytes."""
     if any(length % BLOCK for _, length in segments[:-1]):
-        yield "sparse-pieces", f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it"
+        yield (
+            "sparse-pieces",
+            f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it",
+        )
     if (sum(segments[-1]) if segments else 0) < size:
         yield "sparse-end", "is sparse, and its map ends before its size: GNU tar gives less"
 
 
 def odd_kind(entry: TarEntry) -> Oddity | None:
     """Describes an entry that is neither a file nor a folder."""
-    word = HEADER_WORDS.get(entry.kind)
+    word = headers.HEADER_WORDS.get(entry.kind)
     if is_file(entry.kind) or word == "directory":
         return None
     if word is None:
@@ -149,12 +136,7 @@ def odd_kind(entry: TarEntry) -> Oddity | None:
 
 
 def odd_name(name: str, has_key: bool, blocks: Sequence[bytes]) -> Iterator[Oddity]:
-    """Reports what is odd about a member's name.
-
-    Args:
-        name: The name.
-        has_key: Whether the rule for keys makes it part of a sample.
-        blocks: The blocks of its headers, which hold the name as it was written.
+    """Reports what is odd about a member's name, which its header `blocks` hold as it was written.
 
     Example:
         >>> [kind for kind, _ in odd_name("/../.hidden", False, [])]

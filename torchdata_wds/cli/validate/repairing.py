@@ -25,14 +25,7 @@ _LOST = "other members of sample {!r} are bad or cut off, so these are left out 
 class Repair:
     """Writes the good samples of validated shards to the outputs that ``--fix`` names.
 
-    Args:
-        arguments: The command's.
-        urls: The shards.
-        listed: Those of all parts, which name the outputs.
-
-    Raises:
-        UsageError: if a shard cannot be read twice, or two would be written to one file.
-        ShardOpenError: if a file exists or cannot be written.
+    The shards `listed`, which are those of all parts, name the outputs.
     """
 
     def __init__(self, arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str]) -> None:
@@ -62,16 +55,9 @@ class Repair:
     def write(
         self, plans: Sequence[RepairPlan], rules: ValidationRules, tell: Callable[[Finding], None], bad: int
     ) -> int:
-        """Writes the samples.
+        """Writes the samples; returns how many could not be written although they are good.
 
-        Args:
-            plans: The plan of each shard.
-            rules: The rules of the validation.
-            tell: Called with each finding about samples that are joined or left out.
-            bad: The number of samples that validation found bad.
-
-        Returns:
-            The number of samples that could not be written although they are good.
+        `tell` is called with each finding about samples that are joined or left out; `bad` samples were found.
         """
         parts = [self._samples(url, plan, rules, tell) for url, plan in zip(self._urls, plans, strict=True)]
         if self._targets is None:

@@ -60,14 +60,9 @@ _DEFAULT = ValidationRules()
 
 
 class CheckedSample(NamedTuple):
-    """A run of members with one key, after its findings.
+    """A run of members with one key, after its findings: `number` in its shard, from 0, without faulty members.
 
-    Attributes:
-        number: The number of the run in its shard, from 0.
-        sample: ``__key__``, ``__url__`` and bytes by field, without faulty members.
-        offset: Where it begins.
-        is_sound: Whether nothing is wrong with it by itself.
-        reappears: Whether its key came before.
+    It is sound if nothing is wrong with it by itself, and reappears if its key came before.
     """
 
     number: int
@@ -100,16 +95,8 @@ class ShardValidation:
     Errors are what loaders with the same options refuse or lose, and an index beside the shard that does not fit;
     warnings are what they pass over. One sample is in memory.
 
-    Attributes:
-        shard: The URL as messages may show it.
-        sound: The number of sound samples so far.
-        bad: The number of samples that are wrong or cut off.
-        cut: The key of the sample that was cut off.
-        field_sets: The fields of the sound samples.
-
-    Raises:
-        ValueError: if an option is not valid.
-        ImportError: when iterating, if the shard's compression needs a package that is not installed.
+    `sound` and `bad` count the samples so far, `cut` is the key of one that was cut off, `field_sets` has the fields of
+    the sound ones.
 
     Example:
         >>> import pathlib, tempfile

@@ -133,7 +133,12 @@ def remove_file(file: CacheFile) -> Removal:
     """Removes a file unless another process makes or reads it; it is gone if it no longer exists or was replaced."""
     try:
         if file.kind == "lock":
-            return _remove_lock(file.path)
+            if not os.path.lexists(file.path):
+                return "gone"
+            if (lock := CopyLock.acquire(file.path.removesuffix(LOCK))) is None:
+                return "in use"
+            lock.release()
+            return "removed"
         if file.kind == "shard" and file.state == "left over":
             return _remove_part(file.path)
         return remove_unlocked(file.path)
@@ -207,23 +212,12 @@ def _is_lock_of_copy(path: str) -> bool:
 def _remove_part(path: str) -> Removal:
     """Removes the part of a dead process, holding the copy's lock so that no other process starts to make it."""
     found = UNIQUE.search(path)
-    lock = CopyLock.acquire(path[: found.start()] if found else path)
-    if lock is None:
+    if (lock := CopyLock.acquire(path[: found.start()] if found else path)) is None:
         return "in use"
     try:
         return remove_unlocked(path)
     finally:
         lock.release()
-
-
-def _remove_lock(path: str) -> Removal:
-    if not os.path.lexists(path):
-        return "gone"
-    lock = CopyLock.acquire(path.removesuffix(LOCK))
-    if lock is None:
-        return "in use"
-    lock.release()
-    return "removed"
 
 
 @contextlib.contextmanager

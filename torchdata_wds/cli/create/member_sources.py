@@ -111,8 +111,6 @@ def check_source(source: MemberSource) -> Stamp | None:
 
     Returns the stamp of a file, None if there is no such file, or `NO_FILE` for any other source.
     """
-    if source.kind == "file":
-        return _check_file(source.value)
     if source.kind == "base64":
         _decode_base64(source.value)
     elif source.kind == "pipe":
@@ -121,10 +119,9 @@ def check_source(source: MemberSource) -> Stamp | None:
             raise UnsafeDataError(f"{shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
         if not source.value.removeprefix("pipe:").strip():
             raise SampleError("pipe: names no command; write 'pipe:cat a.jpg', say")
-    return NO_FILE
-
-
-def _check_file(path: str) -> Stamp | None:
+    if source.kind != "file":
+        return NO_FILE
+    path = source.value
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files takes longer than this
     except (FileNotFoundError, NotADirectoryError):

@@ -62,7 +62,13 @@ class Plan:
     ) -> None:
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise ValueError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
-        _check_format(key_format)
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None]
+            is_right = set(names) == {"number"} and bool(key_format.format(number=0))
+        except (ValueError, LookupError) as error:
+            raise ValueError(f"the format of keys {key_format!r} is wrong: {error}") from error
+        if not is_right:
+            raise ValueError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
         self.name = list_name("plan", url)
         self.url = url
         self._folder = folder
@@ -156,13 +162,3 @@ class Plan:
                 first = reader.line_num + 1
         except csv.Error as error:
             problems.add(f"line {first:,}", f"it is not CSV: {error}")
-
-
-def _check_format(key_format: str) -> None:
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None]
-        is_right = set(names) == {"number"} and bool(key_format.format(number=0))
-    except (ValueError, LookupError) as error:
-        raise ValueError(f"the format of keys {key_format!r} is wrong: {error}") from error
-    if not is_right:
-        raise ValueError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")

@@ -156,9 +156,8 @@ class SampleCommand:
                 made, others = read_folder(folder, sample)
                 for new in made if self._log_field is not None else ():
                     if self._log_field in new:
-                        raise _failure(
-                            sample, f"has left a file for the field {self._log_field!r}, where its output goes"
-                        )
+                        what = f"has left a file for the field {self._log_field!r}, where its output goes"
+                        raise _failure(sample, what)
                     new[str(self._log_field)] = output
             except SampleError as error:
                 return CommandResult(None, output, error)

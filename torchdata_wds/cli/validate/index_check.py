@@ -17,9 +17,7 @@ _CURE = "It is of another version of the shard, and loaders that divide the shar
 class IndexCheck:
     """The index beside a shard, compared with the samples as they are read; one made by another rule for keys is not.
 
-    Attributes:
-        fault: The first thing that is wrong with it; None if it is right or absent.
-        is_readable: Whether it is an index at all, if there is one.
+    `fault` is the first thing that is wrong with it; None if it is right or absent.
     """
 
     def __init__(self, url: str, keys: KeyRule, storage_options: StorageOptions) -> None:

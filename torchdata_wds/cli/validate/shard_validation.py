@@ -129,8 +129,7 @@ class ShardValidation:
         is_broken = False
         try:
             with open_shard(self.url, storage_options=self._options) as stream:
-                largest = self._max_member_bytes
-                archive = _Archive(stream, self.shard, max_member_bytes=largest, **self._markers)
+                archive = _Archive(stream, self.shard, max_member_bytes=self._max_member_bytes, **self._markers)
                 yield from self._read(archive)
                 self._index.finish(archive.offset)
                 if self._passed_over and not self.sound + self.bad:
@@ -210,8 +209,12 @@ class ShardValidation:
             return
         number = self.sound + self.bad
         self._index.compare(run[0].key, run[0].start, run[-1].stop)
-        again = self._reappearing(run)
-        if again is not None:
+        again: Finding | None = None
+        rule = self._rules.on_reappearing
+        try:
+            check_new(self._draft(run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
+        except ReappearingKeyError as error:
+            again = self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", cli_message(error))
             yield again
         sample, findings = self._make_sample(run)
         if self._check_fields is not None:
@@ -225,14 +228,6 @@ class ShardValidation:
         else:
             self.bad += 1
         yield CheckedSample(number, sample, run[0].start, is_sound, again is not None)
-
-    def _reappearing(self, run: list[_Part]) -> Finding | None:
-        rule = self._rules.on_reappearing
-        try:
-            check_new(self._draft(run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
-        except ReappearingKeyError as error:
-            return self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", cli_message(error))
-        return None
 
     def _make_sample(self, run: list[_Part]) -> tuple[dict[str, Any], list[Finding]]:
         """Makes a sample of the members that fit together, with findings about the others."""

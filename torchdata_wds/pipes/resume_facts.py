@@ -159,11 +159,7 @@ class Watch:
         self.facts.append(EpochEnded(passing, taken))
 
     def begin_shard(self, ordinal: int, digest: int) -> None:
-        """Tells which item of its source a loader has come to.
-
-        Args:
-            ordinal: The number of the item in the pass.
-            digest: A CRC-32 over the items up to and with it.
+        """Tells which item of its source a loader has come to; `digest` is a CRC-32 over the items up to and with it.
 
         Raises:
             ShardListError: if it came to another one when the stream was first run, or after another number of samples.

@@ -29,7 +29,7 @@ class _Report:
 
     def __init__(self) -> None:
         self._key = f"{os.getpid()}-{uuid.uuid4().hex}"
-        self.running: Callable[[], list[ItemsSkipped] | None] = _nothing
+        self.running: Callable[[], list[ItemsSkipped] | None] = lambda: None
         self.last: list[ItemsSkipped] = []
         _reports[self._key] = self
 
@@ -37,16 +37,11 @@ class _Report:
         return _report_of, (self._key,)
 
 
-def _nothing() -> None:
-    return None
-
-
 _reports: WeakValueDictionary[str, _Report] = WeakValueDictionary()
 
 
 def _report_of(key: str) -> _Report:
-    found = _reports.get(key)
-    return _Report() if found is None else found
+    return _reports.get(key) or _Report()
 
 
 class EpochSkips:

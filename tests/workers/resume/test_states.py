@@ -20,7 +20,7 @@ from tests.kits.workers_kit import run_script
 from torchdata_wds.pipes.resume_facts import EpochEnded, Facts, PassBegun, PassEnded, ShardBegun, SkipNotice, Wanted
 from torchdata_wds.workers.resume import states
 from torchdata_wds.workers.resume.checkpoints import Checkpoint
-from torchdata_wds.workers.resume.signatures import check_signature, graph_signature, shards_digest
+from torchdata_wds.workers.resume.signatures import check_signature, describe_shards, graph_signature
 from torchdata_wds.workers.resume.states import Streams, Turns, pack_facts, unpack_facts
 from torchdata_wds.workers.resume.stream import OwnGenerators, seed_generators
 
@@ -374,32 +374,33 @@ def test_signature_is_the_same_when_another_process_makes_it() -> None:
 def test_shards_are_told_apart_when_they_differ_in_name_or_order() -> None:
     """The count and a checksum of each source; what a pattern stands for counts, not the pattern."""
     lists = [["a.tar"], ["b.tar"], ["a.tar", "b.tar"], ["b.tar", "a.tar"], ["a.tar", "a.tar"], []]
-    digests = [shards_digest(IterableWrapper(urls).shuffle()) for urls in lists]
+    digests = [describe_shards(IterableWrapper(urls).shuffle())["shards"] for urls in lists]
     assert [count for ((count, _),) in digests] == [1, 1, 2, 2, 2, 0]
     assert len({str(digest) for digest in digests}) == len(lists)
-    listed = shards_digest(IterableWrapper(["{a,b}.tar"]).list_shards())
-    assert listed == shards_digest(IterableWrapper([["a.tar"], "b.tar"]).list_shards())
+    listed = describe_shards(IterableWrapper(["{a,b}.tar"]).list_shards())["shards"]
+    assert listed == describe_shards(IterableWrapper([["a.tar"], "b.tar"]).list_shards())["shards"]
 
 
 def test_shards_of_all_sources_are_told_when_streams_join() -> None:
     """One entry a source; a pipe that two others read counts once."""
     shared = IterableWrapper(["a.tar", "b.tar"])
     pipe = shared.map(double).zip(shared.map(half), IterableWrapper(range(3)))
-    assert sorted(count for count, _ in shards_digest(pipe)) == [2, 3]
+    assert sorted(count for count, _ in describe_shards(pipe)["shards"]) == [2, 3]
 
 
 def test_shards_are_looked_up_when_a_pattern_names_a_folder(tmp_path: Path) -> None:
     """Files that have come since make another checksum."""
     (tmp_path / "a.tar").touch()
     pipe = IterableWrapper([str(tmp_path)]).list_shards().sharding_filter()
-    before = shards_digest(pipe)
-    assert before == shards_digest(pipe)
+    before = describe_shards(pipe)["shards"]
+    assert before == describe_shards(pipe)["shards"]
     (tmp_path / "b.tar").touch()
-    assert shards_digest(pipe)[0][0] == 2
+    assert describe_shards(pipe)["shards"][0][0] == 2
 
 
 def signature_of(pipe: IterDataPipe, **more: Any) -> dict[str, Any]:
-    return {"num_workers": 2, "seed": 5, "stages": graph_signature(pipe), "shards": shards_digest(pipe), **more}
+    shards = describe_shards(pipe)["shards"]
+    return {"num_workers": 2, "seed": 5, "stages": graph_signature(pipe), "shards": shards, **more}
 
 
 def test_signatures_agree_when_all_is_the_same() -> None:

@@ -17,7 +17,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -45,7 +45,7 @@ class Packer:
     def __init__(self) -> None:
         self._file = io.BytesIO()
         self._outside: list[pickle.PickleBuffer] = []
-        self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
+        self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)  # type: ignore[call-arg]
 
     def pack(self, item: Any) -> int:
         """Adds an item; returns how many bytes all items take so far, inside and outside the pickle.
@@ -86,15 +86,7 @@ class Packer:
         return False
 
 
-def unpack(data: Buffer, outside: Iterable[Buffer]) -> Any:
-    """Returns an item that was packed; the buffers outside must be writable, as they become part of it."""
-    return pickle.loads(data, buffers=outside)
-
-
 class _TensorPickler(ForkingPickler):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
@@ -270,13 +262,7 @@ class Message:
     """Items that came together, each unpacked when it is taken; see `Envelope`."""
 
     def __init__(
-        self,
-        turn: int,
-        is_last: bool,
-        ends: Sequence[int],
-        body: Any,
-        outside: Sequence[Any],
-        facts: Sequence[Any] = (),
+        self, turn: int, is_last: bool, ends: Sequence[int], body: Any, outside: Sequence[Any], facts: Sequence[Any]
     ) -> None:
         self.turn = turn
         self.is_last = is_last
@@ -303,7 +289,7 @@ class Message:
         outside = self._outside
         if self.is_empty:  # from now on the items alone hold the shared memory
             self._body, self._outside = memoryview(b""), iter(())
-        return unpack(data, outside)
+        return pickle.loads(data, buffers=outside)  # writable ones: they become part of the item
 
     def discard(self) -> None:
         """Drops the items that are left; tensors sent in torch's own way hold files open until they are taken."""

@@ -56,7 +56,7 @@ class WorkerPool:
         prefetch_factor: int,
         multiprocessing_context: str | None,
         timeout: float,
-        functions: WorkerFunctions | None = None,
+        functions: WorkerFunctions,
     ) -> None:
         self._graph = WorkerGraph(seed_graph, datapipe, functions)
         self._num_workers = num_workers
@@ -94,28 +94,21 @@ class WorkerPool:
         """Returns the epoch's items; called again in the same epoch (by ``cycle``), a new pass in a new order."""
         if not self._is_fresh:
             self._pass += 1
-            self._check_empty()
+            self._empty = 0 if self.streams.taken else self._empty + 1
+            if self._empty >= most_empty_passes(1):
+                raise ShardListError(
+                    f"the workers gave nothing in {self._empty} passes in a row, and the main process begins one after "
+                    "the other. Check that the shards have samples, what filters leave, and what handlers skip"
+                )
             shared, local = self._seeds
             seeds = mix(shared, "pass", self._pass), mix(local, "pass", self._pass)
-            streams = Streams(self._num_workers, epoch=self.streams.epoch)
+            streams = Streams(self._num_workers)
+            streams.epoch = self.streams.epoch
             for before, facts in zip(self.streams.facts, streams.facts, strict=True):
                 facts.skips = before.skips  # which are those of the epoch
             self._start(seeds, streams)
         self._is_fresh = False
         return self._run(self._board.turn, self.streams)
-
-    def _check_empty(self) -> None:
-        self._empty = 0 if self.streams.taken else self._empty + 1
-        if self._empty >= most_empty_passes(1):
-            raise ShardListError(
-                f"the workers gave nothing in {self._empty} passes in a row, and the main process begins one after the "
-                "other. Check that the shards have samples, what filters leave, and what handlers skip"
-            )
-
-    @property
-    def is_cycled(self) -> bool:
-        """Whether a stage of the main process has begun this epoch more than once."""
-        return self._pass > 0
 
     def close(self) -> None:
         """Ends the workers, within seconds even where one is stuck; idempotent."""
@@ -139,8 +132,7 @@ class WorkerPool:
     def _start(self, seeds: Seeds, streams: Streams) -> None:
         self._check_owner()
         if not self._links and self._context.get_start_method() != "fork":
-            functions = self._graph.functions
-            check_main_functions(self._graph.datapipe, () if functions is None else functions[:2])
+            check_main_functions(self._graph.datapipe, self._graph.functions[:2])
         self._board.turn += 1  # before waiting for the lock: whoever has it gives up now
         with self._lock:
             self._order_seeds = seeds
@@ -195,29 +187,26 @@ class WorkerPool:
         return []
 
     def _run(self, turn: int, streams: Streams) -> Iterator[Any]:
+        turns = deque(streams.turns.order)
         try:
-            yield from self._turns(turn, streams)
+            while turns:
+                self._check_owner()
+                with self._lock:
+                    if turn != self._board.turn:
+                        return
+                    item = self._take(turns[0], turn)
+                    if item is END:
+                        streams.turns.note_end(streams.taken, turns.popleft())
+                    elif type(item) is not Failure:
+                        streams.taken += 1
+                if type(item) is Failure:
+                    item.reraise()
+                if item is not END:
+                    yield item
+                    turns.rotate(-1)
         except KeyboardInterrupt:
             self.was_interrupted = True
             raise
-
-    def _turns(self, turn: int, streams: Streams) -> Iterator[Any]:
-        turns = deque(streams.turns.order)
-        while turns:
-            self._check_owner()
-            with self._lock:
-                if turn != self._board.turn:
-                    return
-                item = self._take(turns[0], turn)
-                if item is END:
-                    streams.turns.note_end(streams.taken, turns.popleft())
-                elif type(item) is not Failure:
-                    streams.taken += 1
-            if type(item) is Failure:
-                item.reraise()
-            if item is not END:
-                yield item
-                turns.rotate(-1)
 
     def _take(self, number: int, turn: int) -> Any:
         link = self._links[number]

@@ -106,12 +106,7 @@ class Segment:
     @property
     def is_free(self) -> bool:
         """Whether nothing refers to its data, in the worker or in the main process."""
-        return not self.is_occupied and not self.is_lent
-
-    @property
-    def is_occupied(self) -> bool:
-        """Whether the main process may be reading it."""
-        return self.memory[0] == _IN_USE
+        return self.memory[0] != _IN_USE and not self.is_lent
 
     @property
     def is_spent(self) -> bool:
@@ -129,10 +124,6 @@ class Segment:
         self._loan = weakref.ref(array)
         self._loan_mark = fork_mark()
         return array
-
-    def occupy(self) -> None:
-        """Notes that the main process is to read it."""
-        self.memory[0] = _IN_USE
 
     def close_descriptor(self) -> None:
         """Closes the file once the main process has it; the memory stays."""
@@ -165,8 +156,7 @@ class SegmentPool:
         with self._lock:
             if 2 * sum(segment.is_lent for segment in self._segments) >= self._most:
                 return None
-            segment = self._take(size)
-            return None if segment is None else segment.lend(size)
+            return segment.lend(size) if (segment := self._take(size)) else None
 
     def store(self, pieces: Iterable[memoryview]) -> tuple[list[Span | memoryview], list[Segment]]:
         """Puts data where the main process finds it.
@@ -180,7 +170,7 @@ class SegmentPool:
             used = {place.segment for place in places if isinstance(place, Span)}
             segments = [self._segments[number] for number in used]
             for segment in segments:
-                segment.occupy()
+                segment.memory[0] = _IN_USE
         return places, segments
 
     def trim(self) -> None:
@@ -199,7 +189,8 @@ class SegmentPool:
 
     def _copy(self, places: list[Span | memoryview]) -> None:
         """Copies the pieces that are not in a segment into one, and replaces them by their places."""
-        sizes = [_aligned(place.nbytes) if isinstance(place, memoryview) else 0 for place in places]
+        # Each takes a whole number of headers, so that the next one is aligned as well: 100 bytes take 128.
+        sizes = [-(-place.nbytes // _HEADER) * _HEADER if isinstance(place, memoryview) else 0 for place in places]
         segment = self._take(sum(sizes)) if any(sizes) else None
         if segment is None:
             return
@@ -220,9 +211,8 @@ class SegmentPool:
                 return segment
         replaced = next((segment for segment in free if segment.is_spent), free[0] if free else None)
         number = len(self._segments) if replaced is None else replaced.number
-        return self._make(number, size) if number < self._most else None
-
-    def _make(self, number: int, size: int) -> Segment | None:
+        if number >= self._most:
+            return None
         try:
             segment = Segment(number, max(1 << (size - 1).bit_length(), _LEAST))
         except OSError:
@@ -267,10 +257,6 @@ def _give_back(segment: mmap.mmap, owner: int, mark: int) -> None:
 def _address(data: memoryview) -> int:
     address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
     return address
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _HEADER) * _HEADER
 
 
 def _open_file(size: int) -> int:

@@ -149,7 +149,7 @@ class WorkerGraph:
     `seed_graph` comes first: unpickling it in a spawned worker silences torchdata before the pipes import it.
     """
 
-    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions | None = None) -> None:
+    def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions) -> None:
         self.seed_graph = seed_graph
         self.functions = functions
         self.datapipe: Any = datapipe
@@ -169,22 +169,17 @@ class WorkerGraph:
         try:
             if self._stream is None:
                 apply_sharding(self.datapipe, workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-                self._stream = self._make_stream(worker, workers)
+                functions = self.functions
+                self.datapipe = functions.initialized(self.datapipe, workers, worker)
+                self._stream = Stream(
+                    self.datapipe,
+                    self.seed_graph,
+                    reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
+                )
             yield from self._stream.items(order.seeds, worker, order.point, order.epoch)
         except Exception as error:  # noqa: BLE001  # all of them are raised again in the main process
             note_source_failure(error)
             yield Failure(error, _where())
-
-    def _make_stream(self, worker: int, workers: int) -> Stream:
-        functions = self.functions
-        if functions is None:
-            return Stream(self.datapipe, self.seed_graph)
-        self.datapipe = functions.initialized(self.datapipe, workers, worker)
-        return Stream(
-            self.datapipe,
-            self.seed_graph,
-            reset=lambda datapipe, seeds, _: functions.reset_for(datapipe, workers, worker, seeds),
-        )
 
     def facts(self) -> list[Fact]:
         """Returns what the graph has reported since the last call."""

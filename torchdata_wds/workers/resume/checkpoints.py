@@ -16,7 +16,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.workers.resume.planner import find_chain, has_functions, is_one_to_one, is_torchdata
 from torchdata_wds.workers.resume.signatures import Signature
-from torchdata_wds.workers.resume.states import Streams, pack_facts, unpack_facts
+from torchdata_wds.workers.resume.states import Streams, Turns, pack_facts, unpack_facts
 from torchdata_wds.workers.resume.stream import Seeds
 
 logger = logging.getLogger(__name__)
@@ -78,12 +78,8 @@ class Checkpoint(NamedTuple):
 def pack_runs(end: DataPipe, runs: Sequence[Run], fronts: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
     """Packs where the streams of a reading service are; None if they begin anew with the next epoch.
 
-    Args:
-        end: The last pipe of the main process's graph.
-        runs: What runs the parts of the graph.
-        fronts: The pipes that stand for them in the main process.
-        graph: The last pipe of what each stream of the first run runs.
-        in_epoch: Whether an epoch has begun and not ended.
+    `end` is the last pipe of the main process, `fronts` stand there for the `runs`; `graph` is the last pipe of each
+    stream of the first run.
 
     Raises:
         RuntimeError: if that cannot be known.
@@ -133,7 +129,7 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
     counts, order, facts = packed
     chain = find_chain(branch)
     facts = [unpack_facts(one) for one in facts]
-    streams = Streams(len(counts), counts=counts, order=order, facts=facts, continues=bool(chain.epochs))
+    streams = Streams(len(counts), turns=Turns(counts, order), facts=facts, continues=bool(chain.epochs))
     skipping = sorted(set().union(*(one.skipping for one in facts)))
     obstacle = chain.obstacle
     if obstacle is None and skipping:
@@ -154,11 +150,7 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
 
 
 def taken_by(end: DataPipe, front: DataPipe) -> int:
-    """Returns how many items of the workers went into those that the end of a graph has delivered.
-
-    Args:
-        end: The last pipe of the main process's graph.
-        front: The pipe that stands there for the workers.
+    """Returns how many items of the workers, for whom `front` stands, went into those that `end` has delivered.
 
     Raises:
         RuntimeError: if a stage between them may hold items that it has not delivered.
@@ -168,7 +160,11 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
     while pipe is not front:
         if type(pipe) is Batcher:
             taken *= pipe.batch_size
-        elif len(sources) == 1 and _holds_nothing(pipe):
+        elif (
+            len(sources) == 1
+            and not vars(pipe).get("skipped")
+            and (is_one_to_one(pipe) or is_torchdata(pipe, "FullSync"))
+        ):
             if has_functions(pipe):
                 warn_once(
                     f"main {short_name(pipe)}",
@@ -183,10 +179,6 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
             )
         ((pipe, sources),) = sources.values()
     return taken
-
-
-def _holds_nothing(pipe: DataPipe) -> bool:
-    return not vars(pipe).get("skipped") and (is_one_to_one(pipe) or is_torchdata(pipe, "FullSync"))
 
 
 def has_epoch(pipe: DataPipe, front: DataPipe) -> bool:

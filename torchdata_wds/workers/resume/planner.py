@@ -85,13 +85,6 @@ class _Batches(Step):
         return source // self.ratio if self._drop_last else -(-source // self.ratio)
 
 
-def _step_of(pipe: Any) -> Any:
-    """Returns a pipe as a `Step`, or None if it is not one."""
-    if type(pipe) is Batcher:
-        return _Batches(pipe)
-    return pipe if isinstance(pipe, Step) and said_by(pipe, "resume") else None
-
-
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_wds")
 
@@ -133,15 +126,10 @@ class Chain(NamedTuple):
         return next((step.cuts_epochs for step in self.steps if step.cuts_epochs or step.reorders), False)
 
     def restart(self, wanted: Wanted, facts: Facts, share: int) -> bool:
-        """Lets all stages begin where only some items are still to come.
+        """Lets all stages begin where only the `wanted` items of the last one are still to come.
 
-        Args:
-            wanted: Which items of the last stage those are.
-            facts: What is known of the stream.
-            share: How many items ``wds_epoch`` gives in an epoch.
-
-        Returns:
-            Whether enough is known for that; if not, the stages must be seeded again and begin at their beginning.
+        ``wds_epoch`` gives `share` items in an epoch. Returns whether enough is known for that; if not, the stages must
+        be seeded again and begin at their beginning.
         """
         way = Way(facts, facts.passes[0].passing, share)
         for number, step in enumerate(self.steps):
@@ -175,7 +163,7 @@ class Chain(NamedTuple):
 def find_chain(end: IterDataPipe[Any]) -> Chain:
     """Follows the stages of a graph from its end to where samples are made."""
     graph = traverse_dps(end)
-    pipes = list(_all_pipes(graph))
+    pipes = list(all_pipes(graph))
     epochs = [pipe for pipe in pipes if getattr(type(pipe), "cuts_epochs", False)]
     # In later passes of a native cycle, nobody has seeded the native shuffle: it draws from torch's global generator.
     draws = any(_is_foreign(pipe) or has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
@@ -185,7 +173,9 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     reorders: Any = None
     ((pipe, sources),) = graph.values()
     while not said_by(pipe, "makes_samples"):
-        step = _step_of(pipe)
+        step: Step | None = _Batches(pipe) if type(pipe) is Batcher else None
+        if isinstance(pipe, Step) and said_by(pipe, "resume"):
+            step = pipe
         obstacle = _obstacle(pipe, step, sources, reorders)
         if obstacle is not None:
             return Chain(counted, steps, None, epochs, obstacle, draws, private)
@@ -221,7 +211,7 @@ def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
     for stage in (grouper, loader):
         if has_functions(stage):
             return f"a function in {short_name(stage)} may draw random numbers"
-    for pipe in _all_pipes(above):
+    for pipe in all_pipes(above):
         if not gives_shards_again(pipe):
             return f"{short_name(pipe)} stands before load_wds_shards"
         if has_functions(pipe):
@@ -231,10 +221,11 @@ def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
     return None
 
 
-def _all_pipes(graph: DataPipeGraph) -> Iterator[DataPipe]:
+def all_pipes(graph: DataPipeGraph) -> Iterator[Any]:
+    """Yields all pipes of a graph, last one first, and one that several read as often as it is read."""
     for pipe, sources in graph.values():
         yield pipe
-        yield from _all_pipes(sources)
+        yield from all_pipes(sources)
 
 
 def _is_foreign(pipe: DataPipe) -> bool:
@@ -242,12 +233,12 @@ def _is_foreign(pipe: DataPipe) -> bool:
 
 
 def has_functions(pipe: DataPipe) -> bool:
-    """Tells whether a pipe holds functions of somebody else."""
+    """Returns whether a pipe holds functions from outside this package and torch."""
     return any(_is_function(value) for value in _arguments(pipe))
 
 
 def _has_generator(pipe: DataPipe) -> bool:
-    """Tells whether a function that a pipe holds has a random generator of its own, as far as that can be seen."""
+    """Returns whether a function that a pipe holds has, as far as can be seen, a random generator of its own."""
     inside = [part for value in _arguments(pipe) if callable(value) for part in (value, *_contents(value))]
     return any(isinstance(part, _GENERATORS) for part in inside)
 

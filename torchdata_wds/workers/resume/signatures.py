@@ -29,6 +29,7 @@ from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
 from torchdata_wds.pipes.resuming import said_by
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
+from torchdata_wds.workers.resume.planner import all_pipes
 
 #: How many shards are looked at, evenly among all: a state stays small, and taking it quick.
 _MOST_SHARDS = 64
@@ -129,17 +130,11 @@ _COLLECTIONS = (list, tuple, range, dict, set, frozenset)
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
     """Describes the stages of a graph: the name of each, and a checksum of its arguments."""
     described = []
-    for pipe in _in_order(traverse_dps(datapipe)):
+    for pipe in all_pipes(traverse_dps(datapipe)):
         arguments = [(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())]
         text = f"{full_name(pipe)} {arguments!r}"
         described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
     return described
-
-
-def _in_order(graph: Any) -> Iterator[Any]:
-    for pipe, sources in graph.values():
-        yield pipe
-        yield from _in_order(sources)
 
 
 def _arguments(pipe: Any) -> dict[str, Any]:
@@ -176,19 +171,14 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
         yield f"{module}.{getattr(value, '__qualname__', '')}"
 
 
-def shards_digest(datapipe: IterDataPipe[Any]) -> list[tuple[int, int]]:
-    """Counts the shards that the sources of a graph stand for now, with a checksum of their names.
+def describe_shards(*datapipes: Any) -> Signature:
+    """Describes the shards that the sources of graphs stand for now: their number, a checksum of their names, contents.
 
     Sources of other kinds, and patterns that a function has changed, are not looked at.
 
     Raises:
         ShardListError: if a pattern no longer matches anything.
     """
-    return [_digest(shards) for shards in _listed(datapipe)]
-
-
-def describe_shards(*datapipes: Any) -> Signature:
-    """Describes the shards of graphs: their names, as `shards_digest` does, and what is known of their contents."""
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     reads = any(getattr(type(pipe), "reads_shards", False) for datapipe in datapipes for pipe in upstream(datapipe))
     contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
@@ -245,8 +235,9 @@ def check_signature(then: Signature, now: Signature) -> None:
         if len(changes) > _MOST_CHANGES:
             differences.append(f"and {len(changes) - _MOST_CHANGES:,} more shards")
     old, new = then["stages"], now["stages"]
-    if [name for name, _ in old] != [name for name, _ in new]:
-        differences.append(f"the graph: {_chain(old)} then, {_chain(new)} now")
+    names_then, names_now = [name for name, _ in old], [name for name, _ in new]
+    if names_then != names_now:
+        differences.append(f"the graph: {' <- '.join(names_then)} then, {' <- '.join(names_now)} now")
     else:
         changed = [name for (name, before), (_, after) in zip(old, new, strict=True) if before != after]
         differences.extend(f"the arguments of {name}" for name in changed)
@@ -266,7 +257,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return " + ".join(f"{count:,} shards (checksum {digest:08x})" for count, digest in value) or "no shards"
     return repr(value)
-
-
-def _chain(stages: Sequence[tuple[str, int]]) -> str:
-    return " <- ".join(name for name, _ in stages)

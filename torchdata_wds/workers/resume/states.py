@@ -83,20 +83,13 @@ class Streams:
     """
 
     def __init__(
-        self,
-        workers: int,
-        *,
-        counts: Sequence[int] | None = None,
-        order: Sequence[int] | None = None,
-        facts: Sequence[Facts] | None = None,
-        continues: bool = False,
-        epoch: int = 0,
+        self, workers: int, *, turns: Turns | None = None, facts: list[Facts] | None = None, continues: bool = False
     ) -> None:
-        self.turns = Turns(counts or [0] * workers, range(workers) if order is None else order)
-        self.facts = list(facts) if facts is not None else [begun_facts() for _ in range(workers)]
+        self.turns = turns or Turns([0] * workers, range(workers))
+        self.facts = [begun_facts() for _ in range(workers)] if facts is None else list(facts)
         self.taken = 0
         self.continues = continues
-        self.epoch = epoch
+        self.epoch = 0
         self._restart: tuple[Seeds, bool] | None = None
 
     def restart(self, stream_seeds: Seeds, skips: bool) -> None:
@@ -137,13 +130,9 @@ def begun_facts() -> Facts:
 
 
 def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
-    """Packs facts into a few bytes, leaving out beginnings of shards and passes that are hardly needed.
+    """Packs facts about one worker's stream, leaving out beginnings of shards and passes that are hardly needed.
 
-    Args:
-        facts: What is known of one worker's stream.
-        item: The item of the epoch that the stream will go on with.
-        ratio: How many samples make an item.
-        workers: How many workers there are.
+    The stream will go on with `item` of the epoch; `ratio` samples make an item.
     """
     width = max((len(shard.places) for shard in facts.shards), default=0)
     room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
@@ -155,6 +144,8 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
     shards = [shard for shard in facts.shards if shard.passing in known]
     place = bisect_right(shards, at, key=lambda shard: shard[:2])
     kept = _thinned(shards[: place + 2], place, room)
+    # The stream may go on with any of the last ones before the place.
+    resumable = [(shard.passing, shard.ordinal) for shard in shards[:place][-max(1, _MOST_VERSIONS // workers) :]]
     return (
         [tuple(begun) for begun in passes],
         b"".join(_SHARD.pack(*shard[:4]) for shard in kept),
@@ -163,13 +154,8 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
         facts.shards_cut or len(shards) > place + 2,
         facts.passes_cut or passes[-1] != facts.passes[-1],
         [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
-        {key: tuple(facts.versions[key]) for key in _keys_before(shards[:place], workers) if key in facts.versions},
+        {key: tuple(facts.versions[key]) for key in resumable if key in facts.versions},
     )
-
-
-def _keys_before(shards: Sequence[ShardBegun], workers: int) -> list[tuple[int, int]]:
-    """Returns the passes and ordinals of the shards that a stream may go on with: the last ones before a place."""
-    return [(shard.passing, shard.ordinal) for shard in shards[-max(1, _MOST_VERSIONS // workers) :]]
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:

@@ -104,7 +104,7 @@ Seeds = tuple[int, int]
 SeedGraph = Callable[[DataPipe, Seeds, int], object]
 _END: Final = object()
 
-#: Before each so many-th item the global generators are seeded, where nothing asks for each item.
+#: The global generators are seeded before every item whose number this divides, where no stage needs it more often.
 _SEEDED_ITEMS = 64
 
 
@@ -178,13 +178,9 @@ class Stream:
         return self._watch.take()
 
     def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch.
+        """Yields the items of an epoch, counted from 0; those from `point` on, if there is one.
 
-        Args:
-            seeds: The epoch's seed that all consumers share, and the one that this consumer's own follow from.
-            worker: The number of the worker.
-            point: Where the epoch goes on; None begins it.
-            epoch: The number of the epoch, counted from 0.
+        `seeds` are the epoch's: one that all consumers share, and one from which this consumer's own follow.
         """
         chain = self.chain
         if not self._is_checked:

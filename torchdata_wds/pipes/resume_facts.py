@@ -2,7 +2,7 @@
 
 A worker is far ahead of the items that the main process has delivered, so no pipe can say where it will have to go on.
 Pipes tell facts instead that stay true: which item of its source a loader had come to, after how many samples; when a
-pass began, and how long it was. From these and the number of delivered items the rest is reckoned.
+pass began, and how long it was. From these and the number of delivered items the rest is computed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ShardOpened(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Item number `ordinal` of a pass had been read at least until the pass had so many samples."""
+    """Item number `ordinal` of a pass had been read at least until the pass had given `samples` samples."""
 
     passing: int
     ordinal: int
@@ -155,7 +155,7 @@ class Watch:
         self.facts.append(PassBegun(number, item))
 
     def end_epoch(self, passing: int, taken: int) -> None:
-        """Tells that the epoch ends, after so many items of a pass."""
+        """Tells that the epoch ends, after `taken` items of a pass."""
         self.facts.append(EpochEnded(passing, taken))
 
     def begin_shard(self, ordinal: int, digest: int) -> None:

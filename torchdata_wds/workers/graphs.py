@@ -26,7 +26,7 @@ def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
         ValueError: if the work is already divided.
         RuntimeError: if the process group is not initialized.
     """
-    is_divided = _is_sharded_by_rank(datapipe)
+    is_divided = ranks_of(datapipe) is not None
     if not distributed:
         world, _ = current_ranks()
         if world > 1 and not is_divided:
@@ -59,20 +59,13 @@ def current_ranks() -> tuple[int, int]:
     return 1, 0
 
 
-def ranks_of(datapipe: DataPipe) -> Place:
-    """Returns the place of a graph among the ranks that its work was divided among."""
+def ranks_of(datapipe: DataPipe) -> Place | None:
+    """Returns the place of a graph among the ranks that its work was divided among; None if it was not."""
     for pipe in get_all_graph_pipes(traverse_dps(datapipe)):
-        groups = vars(pipe).get("groups")
+        groups = vars(pipe).get("groups")  # any pipe may have such an attribute of its own, without torch's key
         if isinstance(groups, dict) and SHARDING_PRIORITIES.DISTRIBUTED in groups:
             return Place(*groups[SHARDING_PRIORITIES.DISTRIBUTED])
-    return Place()
-
-
-def _is_sharded_by_rank(datapipe: DataPipe) -> bool:
-    pipes = get_all_graph_pipes(traverse_dps(datapipe))
-    # No hasattr: DataPipes answer for functional names as well, and any pipe may have a "groups" of its own.
-    groups = [vars(pipe).get("groups") for pipe in pipes if "apply_sharding" in dir(type(pipe))]
-    return any(isinstance(group, dict) and SHARDING_PRIORITIES.DISTRIBUTED in group for group in groups)
+    return None
 
 
 logger = logging.getLogger(__name__)

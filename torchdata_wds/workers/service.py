@@ -18,6 +18,7 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
 from torchdata_wds.checks import check_flags, checked_context, checked_int, checked_timeout
+from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.graphs import current_ranks, find_branches, ranks_of, runs_once, shard_by_rank
@@ -375,7 +376,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
             timeout=self.timeout,
             functions=self._functions,
         )
-        front = PooledIterDataPipe(pool, ranks_of(branch))
+        front = PooledIterDataPipe(pool, ranks_of(branch) or Place())
         self._put(front, branch)
         self._fronts.append(front)
         self._runs.append(pool)

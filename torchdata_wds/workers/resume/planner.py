@@ -86,6 +86,7 @@ class _Batches(Step):
 
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_KNOWN_PACKAGES = ("torch", "torchdata", "torchdata_wds")
 _TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_wds")
 
 
@@ -165,8 +166,9 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     graph = traverse_dps(end)
     pipes = list(all_pipes(graph))
     epochs = [pipe for pipe in pipes if getattr(type(pipe), "cuts_epochs", False)]
+    is_foreign = any(type(pipe).__module__.partition(".")[0] not in _KNOWN_PACKAGES for pipe in pipes)
     # In later passes of a native cycle, nobody has seeded the native shuffle: it draws from torch's global generator.
-    draws = any(_is_foreign(pipe) or has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
+    draws = is_foreign or any(has_functions(pipe) or is_torchdata(pipe, "Cycler") for pipe in pipes)
     private = [short_name(pipe) for pipe in pipes if _has_generator(pipe)]
     counted: list[Any] = []
     steps: list[Step] = []
@@ -226,10 +228,6 @@ def all_pipes(graph: DataPipeGraph) -> Iterator[Any]:
     for pipe, sources in graph.values():
         yield pipe
         yield from all_pipes(sources)
-
-
-def _is_foreign(pipe: DataPipe) -> bool:
-    return type(pipe).__module__.partition(".")[0] not in ("torch", "torchdata", "torchdata_wds")
 
 
 def has_functions(pipe: DataPipe) -> bool:

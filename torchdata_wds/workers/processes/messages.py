@@ -45,7 +45,7 @@ class Packer:
     def __init__(self) -> None:
         self._file = io.BytesIO()
         self._outside: list[pickle.PickleBuffer] = []
-        self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)  # type: ignore[call-arg]
+        self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
 
     def pack(self, item: Any) -> int:
         """Adds an item; returns how many bytes all items take so far, inside and outside the pickle.

@@ -9,16 +9,9 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from torchdata_wds.cli.arguments import table
+from torchdata_wds.cli.arguments import outputs, table
 from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, list_inputs
-from torchdata_wds.cli.arguments.outputs import (
-    SampleOutput,
-    add_output_arguments,
-    check_one_output,
-    chosen_seed,
-    copy_samples,
-)
 from torchdata_wds.cli.command import Command, UsageError, positive_number, whole_number
 from torchdata_wds.pipes.samples.shuffle import shuffled
 
@@ -33,29 +26,29 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     table.option(parser, "--mix", "K", "keep K shards open and take samples in turn", positive_number, default=1)
     table.parallel(parser, "read N shards at once; the order stays the same")
     add_field_arguments(parser)
-    add_output_arguments(parser)
+    outputs.add_output_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.shuffle is None:
         raise UsageError("--seed needs --shuffle, whose order it chooses")
-    check_one_output(arguments.output)
+    outputs.check_one_output(arguments.output)
     choices = field_choices(arguments)
     urls = list_inputs(arguments)
-    rng = None if arguments.shuffle is None else random.Random(chosen_seed(arguments.seed))
+    rng = None if arguments.shuffle is None else random.Random(outputs.chosen_seed(arguments.seed))
     if rng is not None and arguments.slice is None:
         rng.shuffle(urls)
     # --parallel counts the shard that is being read too
     reader = SampleReader(arguments, urls=urls, read_ahead=arguments.parallel - 1, interleave=arguments.mix)
     with (
-        SampleOutput(arguments) as output,
+        outputs.SampleOutput(arguments) as output,
         closing(iter(reader) if choices is None else reader.taken(choices.choose)) as source,
     ):
         samples: Iterator[Mapping[str, Any]] = source
         if rng is not None:
             samples = shuffled(samples, rng, arguments.shuffle, arguments.shuffle)
         # two slices, as the sum of --skip and --count may be more than islice takes
-        copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
+        outputs.copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
     tell_choices(choices)
     return reader.finish()
 

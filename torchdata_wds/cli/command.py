@@ -59,14 +59,15 @@ def part_number(text: str) -> Part:
     number, _, total = text.partition("/")
     if not _is_number(number) or not _is_number(total):
         raise argparse.ArgumentTypeError(f"expected I/N in whole numbers, such as 0/8, not {text!r:.60}")
-    if int(number) >= int(total):
+    part = Part(int(number), int(total))
+    if part.number >= part.total:
         parts = (
-            f"the parts are 0/{int(total)} to {int(total) - 1}/{int(total)}" if int(total) else "N must be 1 or more"
+            f"the parts are 0/{part.total} to {part.total - 1}/{part.total}" if part.total else "N must be 1 or more"
         )
         raise argparse.ArgumentTypeError(
             f"there is no part {text!r:.60}: {parts}, numbered from 0 like a job array of --array=0-7"
         )
-    return Part(int(number), int(total))
+    return part
 
 
 def whole_number(text: str) -> int:

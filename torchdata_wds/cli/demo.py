@@ -48,8 +48,7 @@ _NAMED = 5  # how many lost or doubled samples are named
 SIZES = (131, 64, 97, 150, 12, 118, 83, 129)
 _NAME = "train"
 _SIGNS = frozenset("{}*?[]")  # of patterns
-_WIDTH, _HEIGHT = 160, 120
-_CLASSES = 10
+_WIDTH, _HEIGHT, _CLASSES = 160, 120, 10
 _NOT_FOR_TARFILE = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
 SampleId = tuple[str, str]  # URL and key
 
@@ -57,13 +56,11 @@ SampleId = tuple[str, str]  # URL and key
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "shards to read, with braces or globs; without it the demo writes its own to a temporary folder"
     table.option(parser, "--shards", "PATTERN", text, nargs="+")
-    table.option(
-        parser,
-        "--keep",
-        "NAME",
-        "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for "
-        "folder/train-000000.tar; they have images, classes and json, to try things with",
+    text = (
+        "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for folder/train-000000.tar; "
+        "they have images, classes and json, to try things with"
     )
+    table.option(parser, "--keep", "NAME", text)
     table.force(parser)
     table.option(parser, "--workers", "N", "worker processes (default: 2)", whole_number, default=2)
 
@@ -123,11 +120,10 @@ def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
         if not samples:
             continue
         print(f"{samples.total():,} of {counted(expected.total(), 'sample')} {outcome}:")
-        named = sorted(samples.elements())[:_NAMED]
-        for url, key in named:
+        for url, key in sorted(samples.elements())[:_NAMED]:
             print(f"  {key} of {mask_url(url)}")
-        if samples.total() > len(named):
-            print(f"  and {samples.total() - len(named):,} more")
+        if samples.total() > _NAMED:
+            print(f"  and {samples.total() - _NAMED:,} more")
     if any(wrong.values()):
         return 1
     print("every sample came exactly once")
@@ -137,9 +133,7 @@ def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
 def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
     """Builds the demo's graph: the usual one, with stages for images and labels where there are such fields."""
     images = [field for field in fields if field.rpartition(".")[2] in IMAGE_FIELDS]
-    chosen = [";".join(images)] if images else []
-    if "cls" in fields:
-        chosen.append("cls")
+    chosen = ([";".join(images)] if images else []) + (["cls"] if "cls" in fields else [])
     pipe: WdsPipe[Any] = (
         ShardListerIterDataPipe(IterableWrapper([list(patterns)]))
         .shuffle()
@@ -209,8 +203,7 @@ class Contents:
         """Adds a shard, given the names and sizes of its members in order."""
         last: str | None = None
         for name, size in members:
-            parts = split_name(name)
-            if parts is None:
+            if (parts := split_name(name)) is None:
                 continue
             key, extension = parts
             if key != last:
@@ -242,14 +235,7 @@ def scan_shard(url: str) -> list[tuple[str, int]]:
 def keep_shards(name: str, *, overwrite: bool = False) -> str:
     """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them.
 
-    Args:
-        name: The beginning of their names, before ``-000000.tar``; for a folder, one that exists or ends in ``/``, that
-            is ``train`` in the folder.
-        overwrite: Whether to replace shards that exist.
-
-    Raises:
-        UsageError: if the name is not that of a local file, or would be taken for a pattern.
-        FileExistsError: if one of them exists.
+    `name` is what precedes ``-000000.tar``; in a folder, which exists or ends in ``/``, that is ``train``.
     """
     if not is_local(name) or not name or not _SIGNS.isdisjoint(name):
         raise UsageError(
@@ -279,11 +265,8 @@ def write_shards(folder: Path, name: str = _NAME) -> str:
         with tarfile.open(folder / _shard_name(name, index), "w", format=tarfile.USTAR_FORMAT) as tar:
             for _ in range(size):
                 label = number % _CLASSES
-                fields = {
-                    "cls": str(label).encode(),
-                    "jpg": _make_jpeg(number),
-                    "json": json.dumps({"number": number, "label": label}).encode(),
-                }
+                fields = {"cls": str(label).encode(), "jpg": _make_jpeg(number)}
+                fields["json"] = json.dumps({"number": number, "label": label}).encode()
                 for field, data in fields.items():
                     info = tarfile.TarInfo(f"sample-{number:06d}.{field}")
                     info.size = len(data)

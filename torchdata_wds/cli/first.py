@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from torchdata_wds.cli.arguments import table
@@ -29,14 +29,7 @@ from torchdata_wds.storage.urls import STDIN
 _CONDITION = re.compile(r"([^=!<>~]+)(!=|<=|>=|==|=|<|>|~)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 _FLOAT = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf)")
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _NOTHING = object()
 
 
@@ -108,10 +101,7 @@ class Condition:
 
     Args:
         text: A field (or ``__key__`` or ``__url__``), one of ``= != < <= > >=`` or ``~`` (matches the glob that
-            follows), and a value.
-
-    Raises:
-        ValueError: if it is not such a condition.
+            follows), and a value; ValueError for anything else.
 
     Example:
         >>> condition = Condition("json.label>=3")
@@ -134,12 +124,7 @@ class Condition:
         self._decode = Decoder()
 
     def holds(self, sample: Mapping[str, Any]) -> bool:
-        """Returns whether a sample of bytes, or decoded values, meets the condition.
-
-        Raises:
-            DecodingError: if the field does not decode.
-            SampleError: if it holds what cannot be compared, such as an image.
-        """
+        """Returns whether a sample of bytes, or decoded values, meets the condition; SampleError if it has no text."""
         value = self._find(sample)
         if value is _NOTHING:
             self.missed += 1

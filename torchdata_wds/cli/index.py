@@ -33,12 +33,10 @@ _BLOCK = 1 << 20
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shards_argument(parser, required=True)
-    rules = ("first_dot", "last_dot")
-    table.choice(parser, "--keys", rules, "where names are split (default: first)", "first_dot")
+    table.choice(parser, "--keys", ("first_dot", "last_dot"), "where names are split (default: first)", "first_dot")
     table.flag(parser, "--dali", "write DALI's index instead: x.idx for x.tar, as its wds2idx does")
-    table.option(
-        parser, "--wids", "LIST.json", "write one list of all shards for wids instead (or in addition to --dali)"
-    )
+    text = "write one list of all shards for wids instead (or in addition to --dali)"
+    table.option(parser, "--wids", "LIST.json", text)
     parser.add_argument("--name", default="", help="the name of the data set in the list")
     table.flag(parser, "--md5", "write MD5 digests to the list: shards are read whole")
     table.option(parser, "-o --output", "FOLDER", "write indexes there, not beside the shards")
@@ -105,11 +103,7 @@ def _place(url: str, arguments: argparse.Namespace) -> str | None:
 
 
 def dali_index_url(shard: str) -> str:
-    """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts.
-
-    Raises:
-        ValueError: for standard input and commands, which have no folder.
-    """
+    """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts."""
     # our own index is the shard's URL with a suffix somewhere, as before a query: DALI's suffix goes to the same place
     index = index_url(shard)
     ends = range(len(shard), 0, -1)
@@ -119,11 +113,7 @@ def dali_index_url(shard: str) -> str:
 
 
 def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
-    """Returns where the index of a shard goes in a folder of indexes.
-
-    Raises:
-        ValueError: if the shard has no name, as standard input and commands.
-    """
+    """Returns where the index of a shard goes in a folder of indexes."""
     name = shard_name(shard)
     if scheme_of(shard) in (STDIN, "pipe") or name in ("", ".", ".."):
         raise ValueError(f"{mask_url(shard)} has no name that an index could have")
@@ -132,8 +122,7 @@ def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
 
 
 def _without_suffixes(base: str) -> str:
-    dot = base.find(".", 1)
-    return base[:dot] if dot > 0 else base
+    return base[:1] + base[1:].partition(".")[0]
 
 
 # ---------------------------------------------------------------------------------------------------- work on one shard
@@ -183,18 +172,11 @@ def make_index(job: IndexJob) -> IndexResult:
 
 
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
-    """Writes an index, or one of another program, unless it is there; one that has the shard's digest too is as good.
-
-    Returns:
-        ``"written"`` or ``"unchanged"``.
-
-    Raises:
-        ShardOpenError: if another file is there, without `overwrite`, or it cannot be written.
-    """
+    """Writes an index, of ours or another program, unless it is there; returns ``"written"`` or ``"unchanged"``."""
     there = _read(url)
     if isinstance(index, ShardIndex):
         if there is not None:
-            with suppress(ShardFormatError):
+            with suppress(ShardFormatError):  # one that has the shard's digest too is as good
                 old = ShardIndex.load(url)
                 size = old.header.bytes if index.header.bytes is not None else None
                 old.header = old.header._replace(sha256=index.header.sha256, bytes=size)

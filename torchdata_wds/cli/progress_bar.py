@@ -43,13 +43,8 @@ def stdout_is_apart() -> bool:
 class Progress:
     """Counts things done: in a bar on a terminal, elsewhere in a line every few seconds.
 
-    The bar is tqdm's. Where that is not installed, a terminal gets lines too.
-
-    Args:
-        what: What is counted, in the plural.
-        total: How many there will be, if known.
-        only_on_terminal: Show nothing elsewhere.
-        hidden: Show nothing at all, as where a command prints to the same terminal.
+    The bar is tqdm's. Where that is not installed, a terminal gets lines too. `what` is a plural; `hidden` shows
+    nothing at all, as where a command prints to the same terminal.
     """
 
     def __init__(

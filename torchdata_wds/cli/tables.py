@@ -94,11 +94,7 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
 
 
 def escape_cell(text: str) -> str:
-    r"""Escapes tabs, line ends, backslashes, and as ``\x80`` the bytes that ``surrogateescape`` let through.
-
-    Raises:
-        ValueError: if the text holds another lone surrogate, which UTF-8 has no bytes for.
-    """
+    r"""Escapes tabs, line ends, backslashes, and as ``\x80`` the bytes that ``surrogateescape`` let through."""
     escaped = text.translate(_ESCAPES)
     if escaped.isascii():
         return escaped
@@ -113,11 +109,7 @@ def escape_cell(text: str) -> str:
 
 
 def unescape_cell(cell: str) -> str:
-    r"""Reverses `escape_cell`.
-
-    Raises:
-        ValueError: for a backslash before anything that `escape_cell` does not escape.
-    """
+    """Reverses `escape_cell`; ValueError for a backslash before anything that it does not escape."""
     if "\\" not in cell:
         return cell
 
@@ -136,11 +128,7 @@ def unescape_cell(cell: str) -> str:
 
 
 def write_cell(data: bytes, binary: Binary = "error") -> str:
-    r"""Writes bytes as a cell; with ``"base64"``, text that begins with ``base64:`` itself becomes Base64 too.
-
-    Raises:
-        ValueError: for ``"error"``, if they are not UTF-8, naming the byte.
-    """
+    """Writes bytes as a cell; with ``"base64"``, text that begins with ``base64:`` itself becomes Base64 too."""
     text: str | None
     try:
         text = data.decode()
@@ -229,13 +217,8 @@ class JsonLines:
         self._decode = Decoder()
 
     def __call__(self, sample: Mapping[str, Any]) -> bytes:
-        """Returns the line of a sample of bytes, `StoredField`, str and None (null), without its end.
-
-        Raises:
-            DecodingError: if a field does not decode.
-            ImportError: if a field needs a package that is not installed.
-        """
-        place = {name: value for name, value in sample.items() if name in ("__key__", "__url__")}
+        """Returns the line of a sample of bytes, `StoredField`, str and None (null), without its end."""
+        place = {name: value for name, value in sample.items() if name in (_KEY, _URL)}
         written = []
         for name, value in sample.items():
             if isinstance(value, bytes):
@@ -248,26 +231,18 @@ class JsonLines:
         return b"{" + b",".join(written) + b"}"
 
     def _write(self, stored: StoredField, place: Mapping[str, Any]) -> bytes | None:
-        text = None
         with contextlib.suppress(UnsafeDataError):
-            text = _write_strictly(self._decode({**place, stored.field: stored.data})[stored.field], stored.field)
-        if text is None and self.binary == "base64":
-            return b'{"base64":"%b"}' % base64.b64encode(stored.data)
-        return text
-
-
-def _write_strictly(value: Any, field: str) -> bytes | None:
-    """Returns a value as JSON, or None where JSON has no such value."""
-    codec = find_codec(split_suffix(field)[0])
-    if codec is None and isinstance(value, bytes) and (guess := guess_text(value, len(value))) is not None:
-        value = guess
-    try:
-        text = write_json(unfold(value) if codec is not None and codec.name in _FOLDED else value)
-        if any(word in text for word in _UNSTRICT):
-            json.dumps(json.loads(text), allow_nan=False)
-    except (TypeError, ValueError, RuntimeError):  # nested too deeply; or torch, of a tensor without numbers
-        return None
-    return text
+            value = self._decode({**place, stored.field: stored.data})[stored.field]
+            codec = find_codec(split_suffix(stored.field)[0])
+            if codec is None and isinstance(value, bytes) and (guess := guess_text(value, len(value))) is not None:
+                value = guess
+            # nested too deeply; or torch, of a tensor without numbers
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                text = write_json(unfold(value) if codec is not None and codec.name in _FOLDED else value)
+                if any(word in text for word in _UNSTRICT):
+                    json.dumps(json.loads(text), allow_nan=False)
+                return text
+        return b'{"base64":"%b"}' % base64.b64encode(stored.data) if self.binary == "base64" else None
 
 
 def unfold(value: Any) -> Any:
@@ -275,8 +250,7 @@ def unfold(value: Any) -> Any:
 
     Raises:
         ValueError: if the result takes more than 1 GiB, which even a small file can cause.
-        RecursionError: if it contains itself.
-        RuntimeError: if a tensor has no numbers.
+        RuntimeError: if a tensor has no numbers, or (RecursionError) the value contains itself.
     """
     # torch.zeros(1).expand(1 << 40) is a file of a kilobyte: what it would become is counted before it is made
     room = DEFAULT_MAX_BYTES

@@ -29,11 +29,6 @@ class FieldChoices:
 
     Attributes:
         columns: One name for each item, for the header of a table.
-        left_out: How many samples were left out so far.
-        left_empty: How many fields were left empty so far.
-
-    Raises:
-        ValueError: if the spec has no item, a malformed one, or two for one name.
 
     Example:
         >>> choices = FieldChoices("jpg;png label=cls")

@@ -123,14 +123,7 @@ def tell_part(count: int, part: Part | None) -> None:
 
 
 def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
-    """Lists the shards that the arguments name, whatever ``--part`` says; standard input if they name none.
-
-    Raises:
-        UsageError: if ``--part`` would take a part of standard input.
-        ShardListError: if a pattern matches nothing, or standard input comes twice.
-        ShardOpenError: if a list cannot be read.
-        UnsafeDataError: if a list has a line that would run something, unless that is allowed.
-    """
+    """Lists the shards that the arguments name, whatever ``--part`` says; standard input if they name none."""
     if arguments.part is not None and not arguments.shards:
         raise UsageError("--part takes a part of a list of shards: name the shards")
     patterns: list[str] = []
@@ -170,14 +163,9 @@ def _read_list(url: str, allow_pipe: bool) -> Iterator[str]:
 
 
 class SampleReader:
-    """Reads the samples that the arguments choose, and counts what is lost.
+    """Reads the samples that the arguments (those of `add_input_arguments`) choose, and counts what is lost.
 
-    Args:
-        arguments: With those of `add_input_arguments`.
-        urls: The shards; None lists them.
-        read_ahead: As in ``load_wds_shards``.
-        interleave: As in ``load_wds_shards``.
-        hidden: Show no progress.
+    `urls` are the shards, listed if None; `hidden` shows no progress; the rest is as in ``load_wds_shards``.
     """
 
     def __init__(

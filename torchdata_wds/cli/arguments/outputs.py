@@ -46,15 +46,7 @@ def check_one_output(output: str) -> None:
 
 
 class SampleOutput:
-    """One archive of samples whose fields are bytes; after an exception none is complete.
-
-    Args:
-        arguments: With those of `add_output_arguments`.
-
-    Raises:
-        UsageError: if the arguments do not fit together, or the archive would go to a terminal.
-        ShardOpenError: if it exists or cannot be written.
-    """
+    """One archive of samples whose fields are bytes; after an exception none is complete."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         if arguments.output == STDIN and sys.stdout.isatty():
@@ -107,14 +99,10 @@ def copy_samples(samples: Iterable[Mapping[str, Any]], output: SampleOutput, rea
 
 
 class Rekeying:
-    """Gives samples new keys.
+    """Gives samples new keys by a pattern in the syntax of `str.format`.
 
-    Args:
-        pattern: With ``{number}``, ``{key}`` or ``{shard}`` (the base name up to its first dot), in the syntax of
-            `str.format`; ``#`` is ``{number:09d}``.
-
-    Raises:
-        UsageError: if it has neither of the first two, which tell samples apart, or anything else.
+    It takes ``{number}``, ``{key}`` and ``{shard}`` (the base name up to its first dot), of which the first or second
+    must be there, to tell samples apart; ``#`` is ``{number:09d}``.
     """
 
     def __init__(self, pattern: str) -> None:

@@ -115,8 +115,7 @@ class Showing:
 
     def samples(self) -> Iterator[SampleSummary]:
         """Yields the samples, each with its fields summarized."""
-        choose: Callable[[dict[str, Any]], dict[str, Any] | None]
-        choose = dict if self._choices is None else self._choices.choose
+        choose: Callable[[dict[str, Any]], dict[str, Any] | None] = self._choices.choose if self._choices else dict
         is_over = False
         first = self._default if self._count is None else self._count
         with (
@@ -202,8 +201,7 @@ def write_page(samples: Iterable[SampleSummary], title: str) -> Iterator[str]:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
         f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n<main>\n"
     )
-    for sample in samples:
-        yield _section(sample)
+    yield from map(_section, samples)
     yield "</main>\n</body>\n</html>\n"
 
 

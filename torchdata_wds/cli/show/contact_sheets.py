@@ -51,9 +51,6 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
         columns: How many in a row, at most.
         size: The longest side of an image in pixels: larger ones are reduced, much smaller ones enlarged to a multiple
             of their size.
-
-    Raises:
-        ValueError: if there is no tile, or as `sheet_size` does.
     """
     from PIL import Image, ImageDraw
 
@@ -73,11 +70,7 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
 
 
 def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0) -> tuple[int, int]:
-    """Returns width and height of a sheet of `count` images with `lines` lines of labels each.
-
-    Raises:
-        ValueError: if that is more than 250 million pixels, or a side is too long for JPEG.
-    """
+    """Returns width and height of a sheet of `count` images with `lines` lines of labels each."""
     columns = min(columns, count)
     width, height = _room(size, lines)
     area = columns * width + _GAP, -(-count // columns) * height + _GAP
@@ -92,6 +85,8 @@ def _room(size: int, lines: int = 0) -> tuple[int, int]:
 
 
 def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: Place, room: tuple[int, int]) -> None:
+    from PIL.Image import Resampling
+
     (left, top), (width, height) = corner, room
     box = (left, top, left + width - 1, top + height - 1)
     if tile.picture is None:
@@ -101,7 +96,12 @@ def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: Place, room: t
         _draw_lines(draw, [(line, font) for line in lines], (left + 4, top + 4), _DAMAGED_INK)
     else:
         draw.rectangle(box, fill=_FRAME)
-        picture = _fit_picture(on_checkerboard(tile.picture), height)
+        picture = on_checkerboard(tile.picture)
+        # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
+        if (factor := height // max(picture.size)) == 0:
+            picture = picture.resize(fitting_size(picture.size, height), Resampling.LANCZOS)
+        elif factor > 1:
+            picture = picture.resize((picture.width * factor, picture.height * factor), Resampling.NEAREST)
         sheet.paste(picture, (left + (width - picture.width) // 2, top + (height - picture.height) // 2))
     for number, (text, ink) in enumerate([(tile.key, _INK), (tile.note, _FAINT)]):
         shown, font = _with_font(text)
@@ -120,20 +120,6 @@ def on_checkerboard(image: Image) -> Image:
             board.paste(_DARK, (left, top, left + _SQUARE, top + _SQUARE))
     board.paste(image, mask=image.getchannel("A"))
     return board
-
-
-def _fit_picture(picture: Image, size: int) -> Image:
-    """Reduces a large image, and shows the pixels of a small one."""
-    from PIL.Image import Resampling
-
-    # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
-    longest = max(picture.size)
-    if longest > size:
-        return picture.resize(fitting_size(picture.size, size), Resampling.LANCZOS)
-    factor = size // longest
-    if factor < 2:
-        return picture
-    return picture.resize((picture.width * factor, picture.height * factor), Resampling.NEAREST)
 
 
 def _label_lines(labels: Sequence[str], width: int) -> list[tuple[str, FreeTypeFont]]:

@@ -26,7 +26,6 @@ from torchdata_wds.format.samples.names import is_metadata
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from PIL.ImageFile import ImageFile
 
 _SHOWN_BYTES = 24
 _LONGEST_ITEM = 200
@@ -144,17 +143,14 @@ class ImageView(NamedTuple):
 def view_image(data: bytes, max_size: int | None = None) -> ImageView:
     """Reads an image file to its last pixel.
 
-    Args:
-        data: The file.
-        max_size: The longest side of the thumbnail in pixels, turned upright as EXIF says, with 16 bits a channel
-            scaled to 8. 0 keeps the image's own size, None makes no thumbnail.
-
-    Raises:
-        OSError: if the file is cut or Pillow does not know its format.
-        ValueError: if a thumbnail is wanted, and its pixels have no defined range.
+    `max_size` is the longest side of the thumbnail in pixels, turned upright as EXIF says, with 16 bits a channel
+    scaled to 8. 0 keeps the image's own size, None makes no thumbnail.
     """
     with open_image(data) as image:
-        text = _describe(image)
+        depth = ", 16 bits" if is_deep(image) and not image.mode.startswith(("I", "F")) else ""
+        orientation = read_orientation(image)
+        turned = f", EXIF orientation {orientation}" if orientation != 1 else ""
+        text = f"{image.format} image, {image.mode}{depth}, {image.width} x {image.height}{turned}"
         mode = "RGBA" if image.has_transparency_data else "RGB"
         if max_size is None:
             image.load()
@@ -167,13 +163,6 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
             return ImageView(text, small if orientation == 1 else to_pil(turn(np.asarray(small), orientation)))
     spec = f"pil{mode.lower()}"
     return ImageView(text, image_decoder(spec, max_size=max_size or None, exif_transpose=True).decode(data))
-
-
-def _describe(image: ImageFile) -> str:
-    depth = ", 16 bits" if is_deep(image) and not image.mode.startswith(("I", "F")) else ""
-    orientation = read_orientation(image)
-    turned = f", EXIF orientation {orientation}" if orientation != 1 else ""
-    return f"{image.format} image, {image.mode}{depth}, {image.width} x {image.height}{turned}"
 
 
 def summarize(value: Any, width: int = 80) -> str:

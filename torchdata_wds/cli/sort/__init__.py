@@ -11,15 +11,8 @@ from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.arguments import table
+from torchdata_wds.cli.arguments import outputs, table
 from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import (
-    SampleOutput,
-    add_output_arguments,
-    check_one_output,
-    chosen_seed,
-    copy_samples,
-)
 from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say, usage_checked
 from torchdata_wds.cli.sort.runs import sort_samples
 from torchdata_wds.codecs.values.text import without_bom
@@ -46,15 +39,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "how much to keep in memory; more goes to temporary files (default: 1GiB)"
     table.option(parser, "--memory", "SIZE", text, byte_size, default=float(1 << 30))
     table.option(parser, "--tmpdir", "FOLDER", "where the temporary files go (default: the system's)")
-    add_output_arguments(parser)
+    outputs.add_output_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_one_output(arguments.output)
+    outputs.check_one_output(arguments.output)
     is_shuffle = arguments.type == "shuffle"
     if arguments.seed is not None and not is_shuffle:
         raise UsageError("--seed needs --type shuffle, whose order it chooses")
-    seed = chosen_seed(arguments.seed) if is_shuffle else 0
+    seed = outputs.chosen_seed(arguments.seed) if is_shuffle else 0
     with usage_checked():
         key = SortKey(arguments.key, arguments.type, seed=seed, missing=arguments.missing, reverse=arguments.reverse)
     reader = SampleReader(arguments)
@@ -63,10 +56,10 @@ def _run(arguments: argparse.Namespace) -> int:
         value = key(sample)
         return None if value is None else (value, sample)
 
-    with SampleOutput(arguments) as output, closing(reader.taken(entry_of)) as entries:
+    with outputs.SampleOutput(arguments) as output, closing(reader.taken(entry_of)) as entries:
         ordered = sort_samples(entries, reverse=arguments.reverse, memory=arguments.memory, folder=arguments.tmpdir)
         with closing(ordered):
-            copy_samples(ordered, output, reader)
+            outputs.copy_samples(ordered, output, reader)
     if key.left_out:
         say(f"left out {counted(key.left_out, 'sample')} without {' or '.join(key.fields)} (--missing skip)")
     return reader.finish()
@@ -81,7 +74,6 @@ class SortKey:
             size, ``"float"`` numbers from -inf to inf. ``"shuffle"`` gives an order that looks random and depends only
             on the seed and each sample's value and ``__key__``; samples that share both are told apart by their number
             in the stream.
-        seed: For ``"shuffle"``.
         missing: ``"skip"`` leaves a sample without the field out, ``"last"`` puts it after all others.
         reverse: Whether the sort goes from the largest to the smallest, which ``"last"`` must know.
 
@@ -112,12 +104,7 @@ class SortKey:
         self._ranks = (1, 0) if reverse else (0, 1)  # of samples with a value, and of those without
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
-        """Returns a sample's value, which can be compared with all others; None if the sample is left out.
-
-        Raises:
-            MissingFieldError: if there is no such field, and that is an error.
-            DecodingError: if the value is not of the kind.
-        """
+        """Returns a sample's value, which can be compared with all others; None if the sample is left out."""
         field = find_field(sample, self.fields)
         if field is None:
             if self._missing == "error":
@@ -179,12 +166,7 @@ def _read_float(data: bytes) -> float:
     return number
 
 
-_READERS: dict[SortType, Callable[[bytes], Any]] = {
-    "text": bytes,
-    "int": _read_int,
-    "float": _read_float,
-    "shuffle": bytes,
-}
+_READERS: dict[str, Callable[[bytes], Any]] = {"text": bytes, "int": _read_int, "float": _read_float, "shuffle": bytes}
 
 COMMAND = Command(
     "sort samples by their key or a field, in bounded memory",

@@ -41,9 +41,6 @@ def sort_samples(
         reverse: Whether the largest comes first.
         memory: How many bytes of samples to keep in memory. A sample that is larger is sorted too.
         folder: Where temporary files go; by default where the system has them (``TMPDIR``).
-
-    Raises:
-        OSError: if there is no room for the temporary files, or no such folder.
     """
     with contextlib.closing(_Runs(folder, memory, reverse)) as runs:
         held: list[Entry] = []

@@ -98,12 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class Finished:
-    """Prints each finished shard, runs the ``--post`` command for it, and adds up what was written.
-
-    Raises:
-        UsageError: if the arguments do not fit together.
-        UnsafeDataError: for a command under ``WDS_SECURE=1``.
-    """
+    """Prints each finished shard, runs the ``--post`` command for it, and adds up what was written."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.shards = self.samples = self.bytes = 0
@@ -132,9 +127,9 @@ class Finished:
             folder, name = posixpath.split(shard.path)
             values = (shard.path, name, folder or ".", number, shard.count)
             self._hook.run(dict(zip(_PLACES, values, strict=True)))
-        if self._deletes and self._has_index:
-            storage.remove_target(index_url(shard.path))
         if self._deletes:
+            if self._has_index:
+                storage.remove_target(index_url(shard.path))
             storage.remove_target(shard.path)
 
 
@@ -192,15 +187,10 @@ def _rest(part: slice | None, used: int) -> str:
 
 
 def numbered_pattern(name: str, compress: str | None = None) -> str:
-    """Turns a name into a pattern for `ShardNames`.
+    """Turns a name into a pattern for `ShardNames`; a pattern stays as it is.
 
-    Args:
-        name: A pattern, which stays as it is, or a name, which gets a number of six digits at its end, or before its
-            suffix if that is one of shards. A folder (``out/``) gets names that are only the number.
-        compress: How the shards are compressed, which a name without such a suffix then says.
-
-    Raises:
-        ValueError: if it is standard output, or empty.
+    A number of six digits goes to the end, or before a shard's suffix; in a folder (``out/``) it is the whole name. A
+    name without such a suffix gets one that says how the shards are compressed.
 
     Example:
         >>> numbered_pattern("out/train"), numbered_pattern("train.tar.zst"), numbered_pattern("x-%03d.tar")

@@ -34,10 +34,6 @@ class HookCommand:
         template: The command, with places as ``{path}`` outside of quotes.
         names: The places that there are.
 
-    Raises:
-        UnsafeDataError: under ``WDS_SECURE=1``.
-        ValueError: if a place has another name or is inside quotes, or a quote is not closed.
-
     Example:
         >>> hook = HookCommand("test {path} = $PWD'/it'", ["path"])
         >>> hook.fill({"path": "my file"})
@@ -75,9 +71,6 @@ class HookCommand:
         """Runs the command with values for its places, and waits for it.
 
         An exception meanwhile, as at Ctrl-C, kills it with all processes it started, as does the end of this process.
-
-        Raises:
-            ChildProcessError: if it fails.
         """
         command = self.fill(values)
         process = subprocess.Popen(

@@ -56,11 +56,8 @@ SampleId = tuple[str, str]  # URL and key
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "shards to read, with braces or globs; without it the demo writes its own to a temporary folder"
     table.option(parser, "--shards", "PATTERN", text, nargs="+")
-    text = (
-        "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for folder/train-000000.tar; "
-        "they have images, classes and json, to try things with"
-    )
-    table.option(parser, "--keep", "NAME", text)
+    text = "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for folder/train-000000.tar; "
+    table.option(parser, "--keep", "NAME", text + "they have images, classes and json, to try things with")
     table.force(parser)
     table.option(parser, "--workers", "N", "worker processes (default: 2)", whole_number, default=2)
 

@@ -57,11 +57,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     table.count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
     table.option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
-    text = (
-        "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: a page "
-        "of all"
-    )
-    table.option(group, "-o --out", "FILE", text, dest="output", default=STDIN)
+    text = "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; "
+    table.option(group, "-o --out", "FILE", text + "x.html: a page of all", dest="output", default=STDIN)
     table.option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
     text = f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes"
     table.option(group, "--size", "N", text, whole_number, default=_SIZE)

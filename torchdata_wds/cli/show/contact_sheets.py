@@ -44,13 +44,9 @@ class Tile(NamedTuple):
 
 
 def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image:
-    """Draws a contact sheet, an RGB image.
+    """Draws a contact sheet, an RGB image, left to right and down, with at most `columns` images in a row.
 
-    Args:
-        tiles: The images, left to right and down; at least one.
-        columns: How many in a row, at most.
-        size: The longest side of an image in pixels: larger ones are reduced, much smaller ones enlarged to a multiple
-            of their size.
+    `size` is their longest side: larger ones are reduced, much smaller ones enlarged to a multiple of their size.
     """
     from PIL import Image, ImageDraw
 

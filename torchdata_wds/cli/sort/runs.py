@@ -36,11 +36,8 @@ def sort_samples(
     have no name, so that nothing is left of them however the process ends, and take the space of the samples once;
     small samples in very many runs take it twice.
 
-    Args:
-        entries: Each sample with the value it is sorted by.
-        reverse: Whether the largest comes first.
-        memory: How many bytes of samples to keep in memory. A sample that is larger is sorted too.
-        folder: Where temporary files go; by default where the system has them (``TMPDIR``).
+    Entries are values with their samples; `memory` is in bytes, and a larger sample is sorted too. Temporary files go
+    to `folder`, by default where the system has them (``TMPDIR``).
     """
     with contextlib.closing(_Runs(folder, memory, reverse)) as runs:
         held: list[Entry] = []

@@ -28,11 +28,8 @@ _TOKEN = re.compile(
 class HookCommand:
     """A command for ``/bin/sh`` with places for values, each of which becomes one word, whatever is in it.
 
-    Its standard input is empty, and what it writes to standard output goes to standard error.
-
-    Args:
-        template: The command, with places as ``{path}`` outside of quotes.
-        names: The places that there are.
+    Places are written as ``{path}``, outside of quotes. Standard input is empty, and what the command writes to
+    standard output goes to standard error.
 
     Example:
         >>> hook = HookCommand("test {path} = $PWD'/it'", ["path"])

@@ -119,18 +119,14 @@ class Summarizer:
         except ImportError as error:
             text, is_damaged = f"not decoded: {error}", True
         except DecodingError as error:
-            text, is_damaged = f"does not decode: {_reason(error)}", True
+            # what the codec said, without the key and the field, which are shown beside it
+            kind, said = type(error.__cause__).__name__, " ".join(str(error.__cause__).split())
+            reason = f"{kind}: {said}" if said else kind
+            if kind == "UnidentifiedImageError":
+                reason = "not an image of a known format"
+            text, is_damaged = f"does not decode: {reason}", True
         text = shorten(printable(text), self._width)
         return FieldSummary(field, len(data), text, is_damaged, matches(field, IMAGE_FIELDS), picture)
-
-
-def _reason(error: DecodingError) -> str:
-    """Returns what the codec said, without the key and the field, which are shown beside it."""
-    cause = error.__cause__
-    if type(cause).__name__ == "UnidentifiedImageError":
-        return "not an image of a known format"
-    text = " ".join(str(cause).split())
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
 class ImageView(NamedTuple):

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from operator import itemgetter
 from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any
 
 Sample = Mapping[str, Any]
 
 #: The value that a sample is sorted by, and the sample, or its place in the file of large ones.
 Entry = tuple[Any, Any]
+_Run = tuple[int, int]  # where the blocks of a run start and stop in their file
 _value_of = itemgetter(0)
 _BUFFER = 16 << 10  # samples are read from random places, so that most of what is read ahead is wasted
 _MOST_RUNS = 1000
@@ -62,13 +63,6 @@ def _size_of(value: Any, sample: Sample) -> int:
     """Estimates what a sample takes in memory, with its value."""
     parts = value if isinstance(value, tuple) else (value,)
     return _PER_SAMPLE + _PER_FIELD * len(sample) + sum(map(getsizeof, parts)) + sum(map(len, sample.values()))
-
-
-class _Run(NamedTuple):
-    """The place of a run's blocks in their file."""
-
-    start: int
-    stop: int
 
 
 class _Runs:
@@ -143,12 +137,12 @@ class _Runs:
                 block, size = [], 0
         if block:
             file.put(block)
-        return _Run(start, file.end)
+        return start, file.end
 
 
 def _read(run: _Run, file: _TemporaryFile) -> Iterator[Entry]:
-    position = run.start
-    while position < run.stop:
+    position, stop = run
+    while position < stop:
         block, position = file.get(position)
         yield from block
 

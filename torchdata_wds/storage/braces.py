@@ -20,11 +20,7 @@ _FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
 
 
 def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
-    """Expands all braces of a path or URL.
-
-    Args:
-        pattern: The text to expand.
-        within: What the text is a part of, for messages.
+    """Expands all braces of a path or URL; messages name what it stands `within`.
 
     Raises:
         ShardListError: if braces are unbalanced, empty or nested too deeply, or a range is reversed or incomplete.

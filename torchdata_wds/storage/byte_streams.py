@@ -103,18 +103,12 @@ class Source(io.RawIOBase):
 class ShardSource(Source):
     """The decompressed bytes of a source: finds the compression at the first read, skips, and keeps a failure.
 
-    Args:
-        source: Where the bytes come from; it is closed with this.
-        shard: The masked URL.
-        skip: Bytes to read past, after decompression.
-        plain: Whether the source stands inside the shard, so that its first bytes say nothing about compression.
-
-    Attributes:
-        names: Other names of the shard that errors give as well, each with why: see `naming`.
+    `skip` counts decompressed bytes. A `plain` source stands inside the shard: its first bytes say nothing about
+    compression. The source is closed with this.
     """
 
     def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
-        self.names: list[tuple[str, str]] = []
+        self.names: list[tuple[str, str]] = []  # other names of the shard for errors, each with why: see `naming`
         self._source = source
         self._shard = shard
         self._skip = skip
@@ -165,7 +159,13 @@ class ShardSource(Source):
 
     def _fill(self, view: memoryview) -> int:
         if not self._started:
-            self._start()
+            self._started = True
+            data = CompressedInput(self._source, self._shard)
+            decoder = find_decoder(data)
+            if decoder is None:
+                self._piece = memoryview(data.rest())
+            else:
+                self._pieces = decoder(data)
         if not self._piece and self._pieces is not None:
             self._piece = memoryview(next(self._pieces, b""))
         if self._piece:
@@ -176,15 +176,6 @@ class ShardSource(Source):
         self._ended = count == 0
         self._position += count
         return count
-
-    def _start(self) -> None:
-        self._started = True
-        data = CompressedInput(self._source, self._shard)
-        decoder = find_decoder(data)
-        if decoder is None:
-            self._piece = memoryview(data.rest())
-        else:
-            self._pieces = decoder(data)
 
     def _read_past(self) -> None:
         scratch = memoryview(bytearray(min(self._skip, BUFFER_SIZE)))
@@ -232,11 +223,7 @@ def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool 
 
 
 def stored_bytes(stream: ByteStream) -> io.RawIOBase:
-    """Turns an unread stream of `open_shard` into one of the bytes as stored, compressed or not.
-
-    Args:
-        stream: The stream, opened at the beginning; it must not be used any more.
-    """
+    """Turns an unread stream of `open_shard` into one of the bytes as stored; the stream is not usable any more."""
     assert isinstance(stream, io.BufferedReader)
     source = stream.detach()
     if isinstance(source, ShardSource):
@@ -287,12 +274,7 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
 
 @contextlib.contextmanager
 def naming(url: str, why: str) -> Iterator[None]:
-    """Gives errors the name of the shard as it was listed, besides the place where it lies.
-
-    Args:
-        url: The name.
-        why: Why it lies elsewhere, in a few words.
-    """
+    """Gives errors the URL by which the shard was listed, and why it lies elsewhere, besides the place itself."""
     try:
         yield
     except WdsError as error:

@@ -61,19 +61,12 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class LockedFile(io.FileIO):
-    """An open file with a lock that ends with it, and not with the last copy that forked children have of it.
-
-    Args:
-        file: Its descriptor.
-
-    Attributes:
-        has_locks: Whether the file system has locks, as far as this file has found out.
-    """
+    """An open file with a lock that ends with it, and not with the last copy that forked children have of it."""
 
     def __init__(self, file: int) -> None:
         super().__init__(file, "rb")
         self._owner = os.getpid()
-        self.has_locks = True
+        self.has_locks = True  # whether the file system has locks, as far as this file has found out
         _open.add(self)
 
     def lock(self, *, shared: bool = False) -> bool:

@@ -13,6 +13,8 @@ from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.rewriting import RewriteRules
 from torchdata_wds.storage.urls import AIS, LOCAL, mask_url, scheme_of, url_text
 
+_rules_of = lru_cache(maxsize=16)(RewriteRules)
+
 
 class Place(NamedTuple):
     """Where a shard lies.
@@ -79,8 +81,3 @@ def resolve(
         if found is not None:
             break
     return place_of(text if found is None else found, options, name=text)
-
-
-@lru_cache(maxsize=16)
-def _rules_of(text: str) -> RewriteRules:
-    return RewriteRules(text)

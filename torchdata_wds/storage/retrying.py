@@ -34,18 +34,10 @@ _jitter = random.SystemRandom()
 
 
 class Patience:
-    """Counts the attempts without progress, and waits before the next.
-
-    Args:
-        retries: How many further attempts may follow the first failure.
-        shard: The masked URL, for the log.
-
-    Attributes:
-        failures: How many failures there were since the last progress.
-    """
+    """Counts the failures without progress, and waits before the next of `retries` further attempts."""
 
     def __init__(self, retries: int, shard: str) -> None:
-        self.failures = 0
+        self.failures = 0  # since the last progress
         self.retries = retries
         self._shard = shard
         self._waited = 0.0
@@ -66,12 +58,7 @@ class Patience:
         self._waited = 0.0
 
     def endures(self, reason: str, asked: float = 0.0) -> bool:
-        """Counts a failure, then waits and returns True, or returns False when it is time to give up.
-
-        Args:
-            reason: What happened, masked.
-            asked: Seconds that the server asks for.
-        """
+        """Counts a failure, then waits (at least the seconds asked for) and returns True, or False to give up."""
         self.failures += 1
         seconds = seconds_to_wait(self.failures, asked)
         is_too_long = self._waited + seconds > _LONGEST_WITHOUT_PROGRESS
@@ -107,13 +94,7 @@ def error_words(error: Exception) -> str:
 
 
 def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") -> T:
-    """Calls a function until it succeeds.
-
-    Args:
-        work: The function.
-        retries: How many further attempts may follow the first.
-        shard: The masked URL, for the log.
-        doing: What failed, for the log.
+    """Calls a function until it succeeds, `retries` times more at most; `doing` begins what is logged of a failure.
 
     Raises:
         Exception: the last failure, or one that no further attempt will change.
@@ -130,13 +111,9 @@ def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") ->
 
 
 class Failure(Exception):  # noqa: N818 - told of inside this package; users see a ShardOpenError
-    """A connection, request or body that failed.
+    """A connection, request or body that failed; `reason` and `cause` are masked.
 
-    Args:
-        reason: What happened, masked.
-        lasting: Whether it would happen again.
-        wait: The least number of seconds before the next attempt.
-        cause: The exception to show as the cause, masked.
+    A `lasting` failure would happen again. `wait` is the least number of seconds before the next attempt.
     """
 
     def __init__(
@@ -154,12 +131,7 @@ class RetryingSource(Source):
 
     A backend writes `_connect`, which opens the object at `_position`, checks that it is the same one, and sets
     `_connection` (or `_ended`) and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`. The two
-    that touch the network raise `Failure`.
-
-    Args:
-        shard: The masked URL.
-        start: The first byte to give.
-        retries: How many further attempts may bring nothing new before reading gives up.
+    that touch the network raise `Failure`. Reading gives up after `retries` further attempts that bring nothing new.
     """
 
     def __init__(self, shard: str, start: int, retries: int) -> None:

@@ -19,6 +19,7 @@ from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
 
 #: What the names of shards end in: ".tar", ".tar.gz", ".tgz", ...
 SHARD_SUFFIXES = (".tar", *(suffix if suffix.startswith(".t") else f".tar{suffix}" for suffix in SUFFIXES))
+_SHOWN_SUFFIXES = ", ".join(SHARD_SUFFIXES)
 _MAGIC = re.compile(r"[*?[]")
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 
@@ -34,7 +35,7 @@ def search_local(url: str) -> Iterator[str]:
         names = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
         found = [os.path.join(path, name) for name in names if _is_shard(name)]  # noqa: PTH118 - keeps "./"
         if not found:
-            raise _nothing(url, f"the folder holds {len(names):,} files, none of them ends in {_suffixes()}")
+            raise _nothing(url, f"the folder holds {len(names):,} files, none of them ends in {_SHOWN_SUFFIXES}")
     elif os.path.lexists(path) or not _MAGIC.search(path):
         yield path if url.startswith("~") else url
         return
@@ -67,7 +68,7 @@ def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
         reason = "not found" if isinstance(error, FileNotFoundError) else error_words(error)
         raise ShardListError(f"cannot list {shown}: {reason}", shard=shown) from masked_cause(error)
     if not found:
-        raise _nothing(url, f"a folder gives what ends in {_suffixes()}" if url.endswith("/") else "")
+        raise _nothing(url, f"a folder gives what ends in {_SHOWN_SUFFIXES}" if url.endswith("/") else "")
     for name in found:
         yield "::".join([*parts[:index], _full_url(parts[index], name), *parts[index + 1 :]])
 
@@ -105,10 +106,6 @@ def _full_url(part: str, name: str) -> str:
         return base + name.lstrip("/")
     inside = str(fsspec.get_filesystem_class(protocol)._strip_protocol(base)).rstrip("/")
     return base.rstrip("/") + name[len(inside) :] if name.startswith(inside + "/") else f"{protocol}://{name}"
-
-
-def _suffixes() -> str:
-    return ", ".join(SHARD_SUFFIXES)
 
 
 def _local_hint(path: str, folders: int) -> str:

@@ -68,12 +68,7 @@ def url_text(url: str | os.PathLike[str]) -> str:
 def check_letter(text: str, what: str) -> None:
     """Refuses a single character as a shard: it is probably a letter of a str that was given instead of a list.
 
-    Args:
-        text: The shard.
-        what: The beginning of the message: who got what.
-
-    Raises:
-        ShardListError: if it is one, and neither standard input nor an existing file.
+    `what` begins the message of the ShardListError. Standard input and existing files are accepted.
     """
     if len(text) > 1 or text == STDIN or os.path.exists(text):  # noqa: PTH110 - a str
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import lzma
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any
 
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.storage.compression.gzip import decode_gzip
@@ -26,16 +26,6 @@ XZ_MEMORY_LIMIT = 256 << 20
 _XZ = b"\xfd7zXZ\x00"
 
 
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
 def decode_bzip2(data: CompressedInput) -> Iterator[bytes]:
     """Decompresses bzip2, several streams too."""
     return _decode(data, "bzip2", bz2.BZ2Decompressor, b"BZh")
@@ -46,7 +36,7 @@ def decode_xz(data: CompressedInput) -> Iterator[bytes]:
     return _decode(data, "xz", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT), _XZ)
 
 
-def _decode(data: CompressedInput, kind: str, new: Callable[[], _Decompressor], magic: bytes) -> Iterator[bytes]:
+def _decode(data: CompressedInput, kind: str, new: Callable[[], Any], magic: bytes) -> Iterator[bytes]:
     data.format = kind
     another = True
     while another:

@@ -15,19 +15,11 @@ _FIRST_CHUNK = 512
 
 
 class CompressedInput:
-    """The compressed bytes of a shard.
-
-    Args:
-        source: Where they come from: `read(n)` gives some bytes, none only at the verified end.
-        shard: The masked URL, for messages.
-
-    Attributes:
-        format: The name of the compression, for messages.
-    """
+    """The compressed bytes of a source whose `read(n)` gives some, and none only at the verified end."""
 
     def __init__(self, source: io.RawIOBase, shard: str) -> None:
         self.shard = shard
-        self.format = "compressed"
+        self.format = "compressed"  # the name of the compression, for messages
         self._source = source
         self._held = b""
         self._taken = 0  # how much of _held: slicing it at each step would copy it again and again
@@ -88,8 +80,7 @@ class CompressedInput:
     def has_another(self, begins: Callable[[bytes], bool]) -> bool:
         """Skips zero padding after a complete stream and returns whether another one follows.
 
-        Args:
-            begins: Whether (up to 4) bytes can be the beginning of another stream.
+        `begins` says whether (up to 4) bytes can be the beginning of another stream.
 
         Raises:
             ShardFormatError: if something else follows.

@@ -67,16 +67,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 class Answer:
-    """A response whose body is read piece by piece.
-
-    Args:
-        response: The response of urllib3.
-        via: " (redirected to ...)", masked, or "".
-
-    Attributes:
-        status: Its status.
-        headers: Its headers; names in any case.
-    """
+    """A response whose body is read piece by piece; `via` is " (redirected to ...)", masked, or ""."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, via: str = "") -> None:
         self.status = response.status
@@ -151,13 +142,7 @@ def _plain_body(response: urllib3.BaseHTTPResponse) -> http.client.HTTPResponse 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """How to request one shard.
-
-    Attributes:
-        url: Its URL, as given.
-        shard: The masked URL.
-        options: What the user chose.
-    """
+    """How to request one shard, whose URL is held as given and masked."""
 
     url: str = field(repr=False)
     shard: str
@@ -178,7 +163,11 @@ class HttpRequest:
         return answer
 
     def _follow(self, headers: Mapping[str, str]) -> tuple[urllib3.BaseHTTPResponse, str]:
-        url, own = _without_auth(self.url), {**_auth_headers(self.url), **self.options.headers}
+        import urllib3
+
+        auth = urllib3.util.parse_url(self.url).auth
+        basic = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
+        url, own = _without_auth(self.url), {**basic, **self.options.headers}
         for _ in range(_REDIRECTS + 1):
             response = self._send(url, {"Accept-Encoding": "identity", **own}, headers)
             location = response.headers.get("Location")
@@ -199,9 +188,12 @@ class HttpRequest:
         for name, value in headers.items():
             merged[name] = value
         timeout = urllib3.Timeout(connect=self.options.connect_timeout, read=self.options.read_timeout)
+        scheme, _, rest = url.partition("://")
+        host = rest.partition("/")[0].rpartition("@")[2]
         try:
+            proxy = None if proxy_bypass(host) else getproxies().get(scheme.lower())
             # Where urllib3 tries again or follows by itself, it logs URLs and sends what it should not.
-            return _pool(_proxy(url), os.getpid()).request(
+            return _pool(proxy, os.getpid()).request(
                 "GET", url, headers=merged, preload_content=False, retries=False, redirect=False, timeout=timeout
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -261,19 +253,6 @@ def _without_auth(url: str) -> str:
 
     # A proxy would see a user name and password, and servers have no use for them there.
     return urllib3.util.parse_url(url)._replace(auth=None).url
-
-
-def _auth_headers(url: str) -> dict[str, str]:
-    import urllib3
-
-    auth = urllib3.util.parse_url(url).auth
-    return dict(urllib3.make_headers(basic_auth=unquote(auth))) if auth else {}
-
-
-def _proxy(url: str) -> str | None:
-    scheme, _, rest = url.partition("://")
-    host = rest.partition("/")[0].rpartition("@")[2]
-    return None if proxy_bypass(host) else getproxies().get(scheme.lower())
 
 
 @lru_cache(maxsize=8)

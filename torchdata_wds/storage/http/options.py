@@ -31,11 +31,7 @@ class HttpOptions:
 
 
 def read_http_options(scheme: str, chosen: Mapping[str, Any]) -> HttpOptions:
-    """Checks the options of a protocol.
-
-    Args:
-        scheme: The protocol, for messages.
-        chosen: Its part of ``storage_options``.
+    """Checks what ``storage_options`` say about a protocol.
 
     Raises:
         TypeError: if a name is unknown or a value has the wrong type. Values are not shown.

@@ -60,14 +60,7 @@ class HttpSource(RetryingSource):
     proves anything, by the last bytes that were delivered, which are requested again. A server that gives no parts is
     read from the start, and what was delivered is compared and passed over.
 
-    Args:
-        request: How to request the object.
-        start: The first byte to give.
-        stop: The byte after the last one to give, if not all of it is wanted.
-        version: What is known of the object.
-
-    Attributes:
-        gives_parts: Whether the server answered with a part.
+    It gives the bytes from `start` to before `stop`, or to the end. `version` is what is known of the object.
     """
 
     def __init__(
@@ -79,7 +72,7 @@ class HttpSource(RetryingSource):
         self._delivered = Delivered(with_checksum=False)
         self._known = version
         self._overlapping = False
-        self.gives_parts = False
+        self.gives_parts = False  # whether the server answered with a part
 
     @property
     def version(self) -> Version:

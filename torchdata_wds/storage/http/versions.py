@@ -34,18 +34,19 @@ class Version:
     def of(cls, status: int, headers: Mapping[str, str]) -> Version:
         """Reads it from an answer with the whole object (200) or a part (206)."""
         whole = status == 200
+        etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
+        try:
+            age = parsedate_to_datetime(headers.get("Date", "")) - parsedate_to_datetime(modified)
+            settled = age.total_seconds() >= 1
+        except (TypeError, ValueError):
+            settled = False
         length = headers.get("Content-Length", "")
         total = content_range(headers)[1]
         if whole:
             total = int(length) if is_number(length) and "Transfer-Encoding" not in headers else None
-        return cls(
-            etag=headers.get("ETag", "").strip(),
-            modified=headers.get("Last-Modified", "").strip(),
-            settled=_is_before(headers.get("Last-Modified", ""), headers.get("Date", "")),
-            total=total,
-            # A part need not repeat what was said with the whole.
-            encoding=headers.get("Content-Encoding", "identity" if whole else "").strip().lower(),
-        )
+        # A part need not repeat what was said with the whole.
+        encoding = headers.get("Content-Encoding", "identity" if whole else "").strip().lower()
+        return cls(etag, modified, settled, total, encoding)
 
     @property
     def condition(self) -> str | None:
@@ -96,13 +97,6 @@ def is_number(text: str) -> bool:
         (True, False, False)
     """
     return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
-
-
-def _is_before(modified: str, date: str) -> bool:
-    try:
-        return (parsedate_to_datetime(date) - parsedate_to_datetime(modified)).total_seconds() >= 1
-    except (TypeError, ValueError):
-        return False
 
 
 def _changed(what: str, before: str, after: str) -> str:

@@ -132,9 +132,7 @@ _PROGRAMS: dict[str, _Program] = {
 def mask_commands(text: str, *, users_only: bool = False) -> str:
     r"""Masks the secrets that known programs take as arguments, in a text that may have commands in it.
 
-    Args:
-        text: The text.
-        users_only: Whether only the passwords of ``user:password`` are meant.
+    With `users_only`, only the passwords of ``user:password`` are masked.
 
     Example:
         >>> mask_commands("cat x | sshpass -p secret ssh host 'curl -sH \"X-Key: a b\" h'")

@@ -19,9 +19,8 @@ from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.places import Place
-from torchdata_wds.storage.retrying import error_words
-from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
-from torchdata_wds.storage.targets.fsspec import RemoteTarget, target_in
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.targets.fsspec import RemoteTarget, remove_in, target_in
 from torchdata_wds.storage.urls import AIS, mask_url
 
 if TYPE_CHECKING:
@@ -72,11 +71,7 @@ def object_address(url: str) -> str:
 
 
 def open_ais(place: Place, offset: int) -> ByteStream:
-    """Opens a shard in AIStore; the options of ``"ais"`` are those of a web server.
-
-    Raises:
-        ShardOpenError: if there is no ``AIS_ENDPOINT``, or no such object.
-    """
+    """Opens a shard in AIStore; the options of ``"ais"`` are those of a web server."""
     address = object_address(place.url)
     protocol = address.partition(":")[0].lower()
     options = StorageOptions({protocol: {**place.options.get(AIS, {}), "headers": _headers(place.options)}})
@@ -86,28 +81,14 @@ def open_ais(place: Place, offset: int) -> ByteStream:
 
 
 def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:
-    """Collects a shard in the folder for temporary files and puts it into AIStore whole.
-
-    Raises:
-        ShardOpenError: as `open_ais`, or if the shard exists (unless `overwrite`).
-    """
+    """Collects a shard in the folder for temporary files and puts it into AIStore whole."""
     return target_in(place.url, AisStore(_headers(place.options)), object_address(place.url), overwrite)
 
 
 def remove_ais(place: Place) -> None:
-    """Removes an object if it is there.
-
-    Raises:
-        ShardOpenError: if it cannot be removed.
-    """
-    address, store = object_address(place.url), AisStore(_headers(place.options))
-    try:
-        store.rm_file(address)
-    except FileNotFoundError:
-        return
-    except Exception as error:  # noqa: BLE001 - as it comes from below
-        reason = f"cannot remove {place.shown}: {error_words(error)}"
-        raise ShardOpenError(reason, shard=place.shown) from masked_cause(error)
+    """Removes an object if it is there."""
+    address = object_address(place.url)
+    remove_in(place, AisStore(_headers(place.options)), address)
 
 
 def no_listing(url: str) -> ShardListError:

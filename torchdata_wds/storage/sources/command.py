@@ -47,13 +47,7 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 class ShellCommand:
-    """A command that runs for a shard, with all that it has started.
-
-    Attributes:
-        shard: The masked URL.
-        pipe: Its output or its input, unbuffered.
-        group: The id of its process group.
-    """
+    """A command that runs for a shard, with all that it has started."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], complaints: IO[bytes], shard: str, guard: CommandGuard | None = None
@@ -61,8 +55,8 @@ class ShellCommand:
         pipe = process.stdout or process.stdin
         assert pipe is not None
         self.shard = shard
-        self.pipe = pipe
-        self.group = process.pid
+        self.pipe = pipe  # its output or its input, unbuffered
+        self.group = process.pid  # the id of its process group
         self._process = process
         self._complaints = complaints
         self._guard = guard

@@ -29,14 +29,8 @@ _open: weakref.WeakSet[CommandGuard] = weakref.WeakSet()
 class CommandGuard:
     """Kills the groups of running commands when this process dies: nothing else could, if it is killed itself.
 
-    It belongs to the process that made it; a forked child's copy does nothing.
-
-    Args:
-        groups: The process groups of commands that run already.
-        holding: Descriptors that are to stay open until the commands are killed.
-
-    Raises:
-        OSError: if no process can be started.
+    It belongs to the process that made it; a forked child's copy does nothing. The descriptors in `holding` stay open
+    until the commands are killed.
     """
 
     def __init__(self, *groups: int, holding: Collection[int] = ()) -> None:

@@ -146,12 +146,7 @@ def _failures() -> Iterator[None]:
 class RemoteSource(RetryingSource):
     """An object of a store, which is opened again at the same byte where reading it fails.
 
-    Args:
-        filesystem: The store.
-        path: The path in it.
-        shard: The masked URL.
-        start: The first byte to give.
-        chained: Whether the store reads through another one, so that it knows no versions.
+    A `chained` store reads through another one, and knows no versions.
     """
 
     def __init__(self, filesystem: Any, path: str, shard: str, start: int = 0, *, chained: bool = False) -> None:
@@ -179,7 +174,8 @@ class RemoteSource(RetryingSource):
                 if self._position:
                     file.seek(self._position)
             except BaseException:
-                _close(file)
+                with contextlib.suppress(Exception):
+                    file.close()
                 raise
         self._connection = file
         if not self._has_begun:
@@ -188,20 +184,8 @@ class RemoteSource(RetryingSource):
 
     def _check(self, file: Any) -> None:
         """Compares a file with the one opened before; until something was read, another version is as good."""
-        version = self._version_of(file)
-        size = version["size"]
         details = getattr(file, "details", None)
         is_directory = isinstance(details, Mapping) and details.get("type") == "directory"
-        if not size and (is_directory or (size == 0 and _is_folder(self._filesystem, self._path))):
-            raise IsADirectoryError(self._path)
-        if self._has_begun and self._position > self._start and (change := _change(self._version, version)):
-            raise self._changed(change)
-        self._version = version
-        if size is not None and self._position > size:
-            raise ends_before(self._shard, size, self._position)
-
-    def _version_of(self, file: Any) -> dict[str, Any]:
-        details = getattr(file, "details", None)
         if not isinstance(details, Mapping) and not self._chained:
             details = None
             with contextlib.suppress(Exception):  # permission to read does not imply permission to stat
@@ -209,7 +193,15 @@ class RemoteSource(RetryingSource):
         # Some stores put quotes around what is the same without them in a listing.
         known = {name: str(details[name]).strip('"') for name in _VERSIONS if details.get(name)} if details else {}
         size = getattr(file, "size", None)
-        return {**known, "size": size if isinstance(size, int) else None}
+        size = size if isinstance(size, int) else None
+        version = {**known, "size": size}
+        if not size and (is_directory or (size == 0 and _is_folder(self._filesystem, self._path))):
+            raise IsADirectoryError(self._path)
+        if self._has_begun and self._position > self._start and (change := _change(self._version, version)):
+            raise self._changed(change)
+        self._version = version
+        if size is not None and self._position > size:
+            raise ends_before(self._shard, size, self._position)
 
     def _receive(self, size: int) -> bytes:
         with _failures():
@@ -273,11 +265,6 @@ def _open_file(filesystem: Any, path: str) -> Any:
         with contextlib.suppress(TypeError):
             return filesystem.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
     return filesystem.open(path, "rb")
-
-
-def _close(file: Any) -> None:
-    with contextlib.suppress(Exception):
-        file.close()
 
 
 def _change(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -101,8 +101,7 @@ class StandardInput(Source):
 
     def take(self, size: int) -> bytes:
         """Reads what has come."""
-        data: bytes = self._stream.read1(size)
-        return data
+        return bytes(self._stream.read1(size))
 
 
 def open_standard_input(place: Place, offset: int) -> io.BufferedReader:  # noqa: ARG001 - as all

@@ -22,6 +22,9 @@ from torchdata_wds.storage.urls import mask_url
 # The targets of this process that are neither committed nor aborted.
 _unfinished: weakref.WeakSet[Target] = weakref.WeakSet()
 
+#: The process in which `_abort_all` is registered to run at the end.
+_registered_in = 0
+
 
 class Unique:
     """Base of objects whose copy would do damage: pickling and copying are refused."""
@@ -50,7 +53,12 @@ class Target(Unique, ABC):
         self._owner = os.getpid()
         self._position = 0
         self._is_open = True
-        _remember(self)
+        global _registered_in
+        _unfinished.add(self)
+        if _registered_in != self._owner:
+            _registered_in = self._owner
+            # Unlike atexit, this runs at the end of multiprocessing's workers as well.
+            multiprocessing.util.Finalize(None, _abort_all, exitpriority=10)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
         """Writes all of the data.
@@ -158,19 +166,6 @@ def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpe
         ShardOpenError('cannot write shard x.tar: it is a folder')
     """
     return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
-
-
-#: The process in which `_abort_all` is registered to run at the end.
-_registered_in = 0
-
-
-def _remember(target: Target) -> None:
-    global _registered_in
-    _unfinished.add(target)
-    if _registered_in != os.getpid():
-        _registered_in = os.getpid()
-        # Unlike atexit, this runs at the end of multiprocessing's workers as well.
-        multiprocessing.util.Finalize(None, _abort_all, exitpriority=10)
 
 
 def _abort_all() -> None:

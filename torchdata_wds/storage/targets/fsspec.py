@@ -76,7 +76,13 @@ class RemoteTarget(FileTarget):
             ) from masked_cause(error)
 
     def _put(self, local: str) -> None:
-        _make_parent(self._filesystem, self._path)
+        from fsspec.asyn import AsyncFileSystem
+
+        # Asynchronous filesystems are object stores, which have no folders and make a bucket of a misspelled name.
+        parent = self._path.rpartition("/")[0]
+        if parent and not isinstance(self._filesystem, AsyncFileSystem):
+            with contextlib.suppress(Exception):
+                self._filesystem.makedirs(parent, exist_ok=True)
         self._filesystem.put_file(local, self._path)
         size = _size(self._filesystem, self._path)
         if size is not None and size != self._position:
@@ -100,12 +106,7 @@ class RemoteTarget(FileTarget):
 
 
 def open_remote_target(place: Place, overwrite: bool) -> RemoteTarget:
-    """Connects to a store that fsspec knows.
-
-    Raises:
-        ShardOpenError: if the scheme is unknown, its package is missing, the store refuses, or the shard exists
-            (unless `overwrite`).
-    """
+    """Connects to a store that fsspec knows, and makes a target in it."""
     filesystem, path = connect(place.url, place.options)
     return target_in(place.url, filesystem, path, overwrite)
 
@@ -130,12 +131,12 @@ def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTa
 
 
 def remove_remote(place: Place) -> None:
-    """Removes a file if it is there.
+    """Removes a file if it is there."""
+    remove_in(place, *connect(place.url, place.options))
 
-    Raises:
-        ShardOpenError: if it cannot be removed.
-    """
-    filesystem, path = connect(place.url, place.options)
+
+def remove_in(place: Place, filesystem: Any, path: str) -> None:
+    """Removes a file of a connected store if it is there; a ShardOpenError if that fails."""
     try:
         filesystem.rm_file(path)
     except FileNotFoundError:
@@ -146,11 +147,7 @@ def remove_remote(place: Place) -> None:
 
 
 def list_remote(place: Place) -> list[str]:
-    """Returns the names of the files in a folder; none if there is no folder.
-
-    Raises:
-        ShardOpenError: if it cannot be listed.
-    """
+    """Returns the names of the files in a folder; none if there is no folder."""
     filesystem, path = connect(place.url, place.options)
     try:
         filesystem.invalidate_cache()
@@ -169,19 +166,6 @@ def _exists(filesystem: Any, path: str) -> bool:
     # Listings are cached, and other processes write too.
     filesystem.invalidate_cache()
     return bool(filesystem.exists(path))
-
-
-def _make_parent(filesystem: Any, path: str) -> None:
-    """Makes the folder of a file, unless the store needs none.
-
-    Asynchronous filesystems are object stores, which have no folders and would make a bucket of a misspelled name.
-    """
-    from fsspec.asyn import AsyncFileSystem
-
-    parent = path.rpartition("/")[0]
-    if parent and not isinstance(filesystem, AsyncFileSystem):
-        with contextlib.suppress(Exception):
-            filesystem.makedirs(parent, exist_ok=True)
 
 
 def _size(filesystem: Any, path: str) -> int | None:

@@ -116,11 +116,7 @@ class LocalTarget(FileTarget):
             raise cannot_write(self._shard, f"it cannot be finished: {reason}; see {self._partial}") from error
 
     def _publish(self) -> None:
-        """Gives the file its final name, which must be free.
-
-        Raises:
-            FileExistsError: if it is not.
-        """
+        """Gives the file its final name; a FileExistsError if that is not free."""
         try:
             os.link(self._partial, self._path)
         except FileExistsError:
@@ -169,11 +165,7 @@ def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
 
 
 def remove_local(url: str) -> None:
-    """Removes a file if it is there.
-
-    Raises:
-        ShardOpenError: if it cannot be removed.
-    """
+    """Removes a file if it is there."""
     try:
         Path(local_path(url)).unlink(missing_ok=True)
     except OSError as error:
@@ -181,11 +173,7 @@ def remove_local(url: str) -> None:
 
 
 def list_local(url: str) -> list[str]:
-    """Names of the files in a folder; none where there is no folder.
-
-    Raises:
-        ShardOpenError: if it cannot be listed.
-    """
+    """Returns the names of the files in a folder; none if there is no folder."""
     try:
         with os.scandir(local_path(url) or ".") as entries:
             return sorted(entry.name for entry in entries if entry.is_file())

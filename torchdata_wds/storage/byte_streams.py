@@ -28,15 +28,10 @@ BUFFER_SIZE = 1 << 20
 
 
 class StoredVersion(NamedTuple):
-    """What a store tells of a shard.
+    """What a store tells of a shard."""
 
-    Attributes:
-        size: Its stored size in bytes.
-        tag: Its entity tag (ETag); "" if there is none, or one that equal content does not keep.
-    """
-
-    size: int
-    tag: str = ""
+    size: int  # in bytes, as stored
+    tag: str = ""  # its entity tag (ETag); "" if there is none, or one that equal content does not keep
 
 
 class ByteStream(Protocol):

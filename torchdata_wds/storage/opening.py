@@ -17,7 +17,7 @@ from torchdata_wds.storage.sources.fsspec import open_remote
 from torchdata_wds.storage.sources.local import open_local, open_standard_input
 from torchdata_wds.storage.urls import AIS, STDIN, local_path
 
-#: Scheme -> backend; "" is a local path, and every scheme that is not here belongs to fsspec.
+#: Scheme -> backend, which raises what `open_shard` does; "" is a local path, and a scheme not listed is fsspec's.
 OPENERS: dict[str, Callable[[Place, int], ByteStream]] = {
     "": open_local,
     "file": open_local,

@@ -17,21 +17,13 @@ _rules_of = lru_cache(maxsize=16)(RewriteRules)
 
 
 class Place(NamedTuple):
-    """Where a shard lies.
+    """Where a shard lies."""
 
-    Attributes:
-        url: Its URL, as the rewriting rules made it.
-        scheme: Which backend it belongs to, as `scheme_of` says; "ais" for every scheme that goes through AIStore.
-        options: The storage options of all protocols.
-        shown: The URL without what is secret in it, for messages.
-        name: The URL as it was given.
-    """
-
-    url: str
-    scheme: str
-    options: StorageOptions
-    shown: str
-    name: str
+    url: str  # as the rewriting rules made it
+    scheme: str  # selects the backend, as `scheme_of` says; "ais" for every scheme that goes through AIStore
+    options: StorageOptions  # of all protocols
+    shown: str  # the URL without what is secret in it, for messages
+    name: str  # the URL as it was given
 
     @property
     def is_local(self) -> bool:

@@ -54,13 +54,9 @@ class ReadAhead(Generic[T]):
         self._thread.start()
 
     def opened(self) -> tuple[ByteStream, T]:
-        """Waits until the stream is open.
+        """Waits until the stream is open; returns one of the same bytes, and what else the opening gave.
 
-        Returns:
-            A stream of the same bytes, which closes everything, and what else the opening gave.
-
-        Raises:
-            Exception: what the opening raised; all is closed then.
+        Closing the stream closes everything. Raises what the opening raised, after closing all.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._found or self._is_over)
@@ -75,11 +71,7 @@ class ReadAhead(Generic[T]):
         return None if self._stream is None else stored_version(self._stream)
 
     def take(self) -> bytes:
-        """Returns the next bytes; none at the end of the stream.
-
-        Raises:
-            Exception: what reading raised, each time.
-        """
+        """Returns the next bytes, none at the end of the stream; raises what reading raised, each time."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces or self._is_over)
             if self._pieces:

@@ -84,12 +84,7 @@ def seconds_to_wait(failures: int, asked: float = 0.0) -> float:
 
 
 def error_words(error: Exception) -> str:
-    """Describes an exception of a client library without secrets.
-
-    Example:
-        >>> error_words(OSError("token=abc"))
-        'OSError: token=***'
-    """
+    """Describes an exception of a client library without secrets."""
     return f"{type(error).__name__}: {mask_text(str(error))}"
 
 

@@ -24,11 +24,7 @@ _RAW, _RLE, _COMPRESSED, _RESERVED = range(4)
 
 
 def decode_zstd(data: CompressedInput) -> Iterator[bytes]:
-    """Decompresses zstd, several frames too.
-
-    Raises:
-        ShardOpenError: if `zstandard` is not installed.
-    """
+    """Decompresses zstd, several frames too."""
     data.format = "zstd"
     try:
         import zstandard

@@ -26,12 +26,6 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
     """Opens a shard on a web server; an offset becomes a range request if the server and the shard allow it.
 
     A user name and password in the URL are sent as basic authentication.
-
-    Raises:
-        ShardOpenError: if no server answers, or with anything but the shard.
-        ShardFormatError: if the offset is known to lie after its end.
-        TypeError: if an option is unknown or of the wrong type.
-        ValueError: if an option's value is out of range.
     """
     shard = place.shown
     chosen = read_http_options(place.scheme, place.options.get(place.scheme, {}))

@@ -77,11 +77,7 @@ class Answer:
         self._via = via
 
     def readinto(self, view: memoryview) -> int | None:
-        """Reads what has come straight into a buffer, where urllib3 would copy it; None if only `read` can.
-
-        Raises:
-            Failure: if the connection broke or stalled.
-        """
+        """Reads what has come straight into a buffer, where urllib3 would copy it; None if only `read` can."""
         body = self._body
         if body is None or body.isclosed() or not body.length:
             return None
@@ -99,11 +95,7 @@ class Answer:
         return count or None
 
     def read(self, size: int) -> bytes:
-        """Reads what has come, up to `size` bytes as they were sent; none only at the end of the body.
-
-        Raises:
-            Failure: if the connection broke or stalled, or the body ends before its length or its last chunk.
-        """
+        """Reads what has come, up to `size` bytes as they were sent; none only at the verified end of the body."""
         import urllib3
 
         try:
@@ -219,11 +211,7 @@ def _dismiss(response: urllib3.BaseHTTPResponse) -> None:
 
 
 def _redirect_target(url: str, location: str) -> str:
-    """The address that a redirect leads to, without a user name.
-
-    Raises:
-        Failure: if it is malformed, not a web address, or unencrypted although the one before was encrypted.
-    """
+    """The address that a redirect leads to, without a user name."""
     try:
         target = urljoin(url, location)
     except ValueError as error:

@@ -15,19 +15,12 @@ _OWN_HEADERS = frozenset({"range", "if-range"})
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How requests are sent to a web server.
+    """How requests are sent to a web server."""
 
-    Attributes:
-        headers: Sent with every request, but to no other host than that of the URL.
-        retries: How many further attempts may bring nothing new before reading gives up.
-        connect_timeout: Seconds that a connection may take to be made.
-        read_timeout: Seconds without a byte after which a connection counts as broken.
-    """
-
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    retries: int = 8
-    connect_timeout: float = 30
-    read_timeout: float = 60
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent only to the host of the URL
+    retries: int = 8  # further attempts that may bring nothing new before reading gives up
+    connect_timeout: float = 30  # seconds that a connection may take to be made
+    read_timeout: float = 60  # seconds without a byte after which a connection counts as broken
 
 
 def read_http_options(scheme: str, chosen: Mapping[str, Any]) -> HttpOptions:

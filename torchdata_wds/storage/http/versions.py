@@ -14,21 +14,13 @@ _DIGITS = 18
 
 @dataclass(frozen=True)
 class Version:
-    """What one answer tells of the object.
-
-    Attributes:
-        etag: The entity tag; "" if there is none.
-        modified: When it was modified, in the server's words; "" if it does not say.
-        settled: Whether that was before the answer was made: only then does the date tell versions apart.
-        total: The length in bytes, if it is known.
-        encoding: The Content-Encoding; "" if an answer does not say.
-    """
+    """What one answer tells of the object; "" where it does not say."""
 
     etag: str = ""
-    modified: str = ""
-    settled: bool = False
-    total: int | None = None
-    encoding: str = ""
+    modified: str = ""  # when it was modified, in the server's words
+    settled: bool = False  # whether that was before the answer was made: only then does the date tell versions apart
+    total: int | None = None  # the length in bytes, if it is known
+    encoding: str = ""  # the Content-Encoding
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str]) -> Version:

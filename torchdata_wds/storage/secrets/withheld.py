@@ -23,13 +23,9 @@ _by_names: dict[Hashable, OrderedDict[str, Any]] = {}
 
 
 class Withheld(Generic[T]):
-    """A value, or the mark of one that this process may not know.
+    """A value (not None), or the mark of one that this process may not know.
 
-    Args:
-        what: What it is, for messages.
-        names: The part that may be shown; another process finds its own value by it.
-        value: The value, not None.
-        is_secret: Whether the value stays out of pickles.
+    `names` is the part that may be shown, by which another process finds its own value; `what` is for messages.
     """
 
     __slots__ = ("_mark", "_value", "_what", "names")

@@ -169,12 +169,7 @@ def open_command(place: Place, offset: int) -> io.BufferedReader:
 
 
 def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
-    """Starts the command of a ``pipe:`` URL, with a pipe from its output or, for writing, to its input.
-
-    Raises:
-        UnsafeDataError: under ``WDS_SECURE=1``.
-        ShardOpenError: if the command cannot be started.
-    """
+    """Starts the command of a ``pipe:`` URL, with a pipe from its output or, for writing, to its input."""
     shard = place.shown
     if is_secure():
         raise UnsafeDataError(f"shard {shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)

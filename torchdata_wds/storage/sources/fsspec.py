@@ -66,11 +66,7 @@ os.register_at_fork(before=_keep_clients)
 
 
 def connect(url: str, options: StorageOptions) -> tuple[Any, str]:
-    """Returns the filesystem of a URL, made in this process, and the path in it.
-
-    Raises:
-        ShardOpenError: if the scheme is unknown or its package is missing.
-    """
+    """Returns the filesystem of a URL, made in this process, and the path in it."""
     import fsspec
 
     shard = mask_url(url)
@@ -227,12 +223,7 @@ class RemoteSource(RetryingSource):
 
 
 def open_remote(place: Place, offset: int) -> io.BufferedReader:
-    """Opens a shard by any URL that fsspec knows, chained ones too; seeks to the offset if it is not compressed.
-
-    Raises:
-        ShardOpenError: if the scheme is unknown, its package is missing, or the store refuses.
-        ShardFormatError: if the shard is known to end before the offset.
-    """
+    """Opens a shard by any URL that fsspec knows, chained ones too; seeks to the offset if it is not compressed."""
     filesystem, path = connect(place.url, place.options)
     plain = False
     if offset:

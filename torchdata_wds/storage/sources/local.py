@@ -43,12 +43,7 @@ class LocalFile(io.FileIO):
 
 
 def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
-    """Opens a local path, verbatim, or a ``file:`` URL, percent-decoded.
-
-    Raises:
-        ShardOpenError: if there is no such file, it is a folder, or it may not be read.
-        ShardFormatError: if it ends before the offset.
-    """
+    """Opens a local path, verbatim, or a ``file:`` URL, percent-decoded."""
     file = _open(local_path(place.url), place.shown)
     try:
         status = os.fstat(file.fileno())
@@ -105,11 +100,7 @@ class StandardInput(Source):
 
 
 def open_standard_input(place: Place, offset: int) -> io.BufferedReader:  # noqa: ARG001 - as all
-    """Opens standard input, once, in the main process.
-
-    Raises:
-        ShardOpenError: in a worker process, the second time, or if there is no standard input.
-    """
+    """Opens standard input, once, in the main process."""
     stream = getattr(sys.stdin, "buffer", None)
     reason = ""
     if multiprocessing.parent_process() is not None:

@@ -137,6 +137,12 @@ class FileTarget(Target):
         if self._file < 0:
             self._file = self._create()
 
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = -1
+
     def _write(self, view: memoryview) -> None:
         self._ensure_created()
         try:
@@ -159,12 +165,7 @@ REPLACE_OR_RENAME = Advice(
 
 
 def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpenError:
-    """Makes the error for a shard that cannot be written.
-
-    Example:
-        >>> cannot_write("x.tar", "it is a folder")
-        ShardOpenError('cannot write shard x.tar: it is a folder')
-    """
+    """Makes the error for a shard that cannot be written."""
     return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
 
 

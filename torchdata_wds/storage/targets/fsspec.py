@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import tempfile
 from functools import partial
@@ -91,12 +90,6 @@ class RemoteTarget(FileTarget):
                 self._filesystem.rm_file(self._path)
             raise OSError(f"expected {self._position:,} bytes in the store after the upload, found {size:,}")
 
-    def _close_file(self) -> None:
-        if self._file >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._file)
-            self._file = -1
-
     def _release(self, *, owned: bool) -> None:
         self._close_file()
         if owned and self._local is not None:
@@ -112,11 +105,7 @@ def open_remote_target(place: Place, overwrite: bool) -> RemoteTarget:
 
 
 def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTarget:
-    """Makes a target in a connected store.
-
-    Raises:
-        ShardOpenError: if the shard exists (unless `overwrite`), or the store does not say.
-    """
+    """Makes a target in a connected store."""
     shard = mask_url(url)
     if not overwrite:
         try:

@@ -133,22 +133,13 @@ class LocalTarget(FileTarget):
             self._partial.unlink()
 
     def _release(self, *, owned: bool) -> None:
-        if self._file < 0:
-            return
-        if owned:
+        if owned and self._file >= 0:
             unlock(self._file)
-        with contextlib.suppress(OSError):
-            os.close(self._file)
-        self._file = -1
+        self._close_file()
 
 
 def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
-    """Checks that a local path or ``file:`` URL can be written; nothing is created before the first byte.
-
-    Raises:
-        ShardOpenError: if it exists (unless `overwrite`), is a folder or a device, or its folder is missing or may not
-            be written to.
-    """
+    """Checks that a local path or ``file:`` URL can be written; nothing is created before the first byte."""
     shard, text = place.shown, local_path(place.url)
     if not text or text.endswith("/"):
         raise cannot_write(shard, "this names no file")
@@ -254,9 +245,6 @@ def open_standard_output(place: Place, overwrite: bool) -> StandardOutput:  # no
     """Takes standard output, in the main process.
 
     A reader that has gone away is a BrokenPipeError, as for any program that writes to a pipe.
-
-    Raises:
-        ShardOpenError: in a worker process, or if there is no standard output.
     """
     if multiprocessing.parent_process() is not None:
         raise _no_output(

@@ -30,7 +30,7 @@ def _refuse_web(place: Place, overwrite: bool = False) -> NoReturn:  # noqa: ARG
     )
 
 
-#: Scheme -> backend; "" is a local path, and every scheme that is not here belongs to fsspec.
+#: Scheme -> backend, which raises what `open_target` does; "" is a local path, and a scheme not listed is fsspec's.
 TARGETS: dict[str, Callable[[Place, bool], Target]] = {
     "": open_local_target,
     "file": open_local_target,

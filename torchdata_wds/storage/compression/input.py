@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-from torchdata_wds.errors import DOWNLOAD_AGAIN, ShardFormatError
+from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, ShardFormatError
 
 # zlib copies the rest of its input at each step, so the pieces are small.
 _CHUNK = 32 * 1024
@@ -92,32 +92,23 @@ class CompressedInput:
         head = self.peek(4)
         if not head or begins(head):
             return bool(head)
-        raise ShardFormatError(
-            f"shard {self.shard} has {head!r} at byte {self.position:,}, after the end of its {self.format} data: "
-            f"expected the end of the file, zero bytes or more {self.format} data. Was something appended to it?",
-            shard=self.shard,
-            kind="compression",
+        raise self._error(
+            f"has {head!r} at byte {self.position:,}, after the end of its {self.format} data: expected the end of the "
+            f"file, zero bytes or more {self.format} data. Was something appended to it?"
         )
 
     def cut(self, expected: str) -> ShardFormatError:
         """Makes the error for a stream that ends too early."""
-        return ShardFormatError(
-            f"shard {self.shard} is cut off: its {self.format} data ends at byte {self.position:,} (compressed), "
-            f"expected {expected}.",
-            shard=self.shard,
-            advice=DOWNLOAD_AGAIN,
-            kind="compression",
-        )
+        ends = f"is cut off: its {self.format} data ends at byte {self.position:,} (compressed)"
+        return self._error(f"{ends}, expected {expected}.", DOWNLOAD_AGAIN)
 
     def damaged(self, found: object) -> ShardFormatError:
         """Makes the error for data that does not decompress or fails its checksum."""
-        return ShardFormatError(
-            f"shard {self.shard} is damaged: its {self.format} data is wrong before byte {self.position:,} "
-            f"(compressed): {found}.",
-            shard=self.shard,
-            advice=DOWNLOAD_AGAIN,
-            kind="compression",
-        )
+        wrong = f"is damaged: its {self.format} data is wrong before byte {self.position:,} (compressed)"
+        return self._error(f"{wrong}: {found}.", DOWNLOAD_AGAIN)
+
+    def _error(self, what: str, advice: Advice | str = "") -> ShardFormatError:
+        return ShardFormatError(f"shard {self.shard} {what}", shard=self.shard, advice=advice, kind="compression")
 
     def _fetch(self) -> bytes:
         data = self._source.read(_CHUNK) or b""

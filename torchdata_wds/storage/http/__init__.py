@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.byte_streams import ShardSource, Source, wrap_source
+from torchdata_wds.storage.byte_streams import ShardSource, wrap_source
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
 from torchdata_wds.storage.http.client import HttpRequest, malformation
 from torchdata_wds.storage.http.options import read_http_options
@@ -36,9 +36,17 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
     source = HttpSource(request, start=0 if version is None else offset, version=version)
     try:
         source.connect()
-        if version is None:
-            return wrap_source(_decoded(source, shard), shard, skip=offset)
-        return wrap_source(source, shard, plain=True)
+        if version is not None:
+            return wrap_source(source, shard, plain=True)
+        # Some servers compress although nobody asked them to.
+        encoding = source.version.encoding
+        if encoding not in ("", "identity", *_OWN_DECODERS):
+            shown = mask_text(encoding)[:80]
+            raise ShardOpenError(
+                f"cannot open shard {shard}: the server sent Content-Encoding {shown!r}, expected identity", shard=shard
+            )
+        body = ShardSource(source, shard) if encoding in _OWN_DECODERS else source
+        return wrap_source(body, shard, skip=offset)
     except BaseException:
         source.close()
         raise
@@ -56,16 +64,3 @@ def _version_if_plain(request: HttpRequest) -> Version | None:
         head = b"".join(iter(partial(source.read, HEAD_SIZE), b""))
         plain = len(head) == HEAD_SIZE and not is_compressed(head)
         return replace(source.version, encoding="identity") if plain else None
-
-
-def _decoded(source: HttpSource, shard: str) -> Source:
-    """The body without a Content-Encoding that was not requested."""
-    encoding = source.version.encoding
-    if encoding in ("identity", ""):
-        return source
-    if encoding in _OWN_DECODERS:
-        return ShardSource(source, shard)
-    shown = mask_text(encoding)[:80]
-    raise ShardOpenError(
-        f"cannot open shard {shard}: the server sent Content-Encoding {shown!r}, expected identity", shard=shard
-    )

@@ -196,7 +196,10 @@ class _Scanner:
     def _option(self, program: _Program, word: str) -> tuple[str, Callable[[str], str] | None]:
         """Masks an option with its value; returns how to mask the next word, if that is the value."""
         name, _, value = word.partition("=")
-        mask = program.words.get(name) or _abbreviated(program, name)
+        mask = program.words.get(name)
+        if mask is None and len(name) >= 5 and name.startswith("--"):
+            # curl allows abbreviations of long options.
+            mask = next((mask for option, mask in program.words.items() if option.startswith(name)), None)
         if mask is not None:
             return (f"{name}={self._mask(mask, value)}", None) if value else (word, mask)
         if word.startswith("--"):
@@ -208,13 +211,6 @@ class _Scanner:
             if letter in program.others or not letter.isalpha():
                 break
         return word, None
-
-
-def _abbreviated(program: _Program, name: str) -> Callable[[str], str] | None:
-    """How to mask the value of an abbreviated long option, which curl allows."""
-    if len(name) < 5 or not name.startswith("--"):
-        return None
-    return next((mask for option, mask in program.words.items() if option.startswith(name)), None)
 
 
 def _unquoted(word: str) -> tuple[str, str, str]:

@@ -23,11 +23,7 @@ _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.
 
 
 def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
-    """Locks an open file, exclusively or shared with others, now or after waiting for them.
-
-    Returns:
-        True if it is locked, False if another process has the lock, None if there are no locks here.
-    """
+    """Locks an open file; returns False if another process has the lock, None if there are no locks here."""
     if fcntl is None:
         return None
     try:

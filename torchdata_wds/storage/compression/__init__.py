@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import lzma
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata_wds.errors import ShardFormatError
@@ -26,17 +27,8 @@ XZ_MEMORY_LIMIT = 256 << 20
 _XZ = b"\xfd7zXZ\x00"
 
 
-def decode_bzip2(data: CompressedInput) -> Iterator[bytes]:
-    """Decompresses bzip2, several streams too."""
-    return _decode(data, "bzip2", bz2.BZ2Decompressor, b"BZh")
-
-
-def decode_xz(data: CompressedInput) -> Iterator[bytes]:
-    """Decompresses xz, several streams too."""
-    return _decode(data, "xz", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT), _XZ)
-
-
-def _decode(data: CompressedInput, kind: str, new: Callable[[], Any], magic: bytes) -> Iterator[bytes]:
+def _decode(data: CompressedInput, *, kind: str, new: Callable[[], Any], magic: bytes) -> Iterator[bytes]:
+    """Decompresses bzip2 or xz, several streams too."""
     data.format = kind
     another = True
     while another:
@@ -61,12 +53,15 @@ def _decode(data: CompressedInput, kind: str, new: Callable[[], Any], magic: byt
         another = data.has_another(lambda head: head.startswith(magic) or magic.startswith(head))
 
 
+_decode_bzip2 = partial(_decode, kind="bzip2", new=bz2.BZ2Decompressor, magic=b"BZh")
+_new_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
+
 # The magic of the first block belongs to bzip2's: a shard whose first member is "BZh9.jpg" is not compressed.
 _MAGICS: tuple[tuple[bytes, Decoder], ...] = (
     (b"\x1f\x8b\x08", decode_gzip),
-    (_XZ, decode_xz),
+    (_XZ, partial(_decode, kind="xz", new=_new_xz, magic=_XZ)),
     *((magic, decode_zstd) for magic in ZSTD_MAGICS),
-    *((b"BZh%d" % level + block, decode_bzip2) for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90")),
+    *((b"BZh%d" % level + block, _decode_bzip2) for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90")),
 )
 
 #: How many bytes tell every compression.

@@ -28,7 +28,9 @@ _SECRET_NAME = (
 
 # Words of options whose value is where the secret is, and not the secret: --password-file, --passphrase-fd.
 _ABOUT_SECRETS = r"(?i)[_-](?:file|fd|stdin|command|env|path|dir|type|length|prompt|name)$"
-_LATER_PARAMETER = r"([?&;#])([^=&;?#\s'\"]{1,100})=([^&;#\s'\"]*)"
+_LATER_PARAMETER = r"([?&;#])([^=&;?#\s'\"]{1,100})(=)[^&;#\s'\"]*"
+
+# In a query that a client library has percent-encoded: %3FSignature%3Dabc
 _QUOTED_PARAMETER = r"(?i)(%3F|%26)([\w.-]+)(%3D)(?:(?!%26)[^\s'\"&])*"
 _SCHEME = r"(?<![\w+.-])\w[\w+.-]{1,30}:/{1,3}"  # whatever number of slashes somebody has typed
 _USER_AND_PASSWORD = rf"({_SCHEME}[^\s/:'\"\[]*):[^\s/'\"]*@"
@@ -97,16 +99,11 @@ def _mask_named(text: str, is_secret: Test) -> str:
     """Masks what follows a name: parameters, assignments, options, settings, headers."""
 
     def parameter(found: re.Match[str]) -> str:
-        mark, name, _ = found.groups()
-        return f"{mark}{name}={MASK}" if is_secret(unquote(name)) else found[0]
-
-    def quoted_parameter(found: re.Match[str]) -> str:
-        # a query that a client library has percent-encoded: %3FSignature%3Dabc
-        mark, name, equals = found.groups()
-        return f"{mark}{name}{equals}{MASK}" if is_secret(name) else found[0]
+        mark, name, equals = found.group(1, 2, 3)
+        return f"{mark}{name}{equals}{MASK}" if is_secret(unquote(name)) else found[0]
 
     text = re.sub(_LATER_PARAMETER, parameter, text)
-    text = re.sub(_QUOTED_PARAMETER, quoted_parameter, text)
+    text = re.sub(_QUOTED_PARAMETER, parameter, text)
     text = _mask_after(_LABEL, _LABELLED, text, _is_surely_secret)
     text = re.sub(_BEARER, rf"\1{MASK}", text)
     for names in (_ASSIGNED, _OPTION, _SETTING):

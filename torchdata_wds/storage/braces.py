@@ -20,11 +20,7 @@ _FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
 
 
 def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
-    """Expands all braces of a path or URL; messages name what it stands `within`.
-
-    Raises:
-        ShardListError: if braces are unbalanced, empty or nested too deeply, or a range is reversed or incomplete.
-    """
+    """Expands all braces of a path or URL; messages name what it stands `within`."""
     if "{" not in pattern and "}" not in pattern:
         yield pattern
         return
@@ -41,9 +37,6 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:
     """Expands the lists and ranges of a command or web address, and leaves every other brace alone.
-
-    Raises:
-        ShardListError: if a range is reversed.
 
     Example:
         >>> list(expand_clear_braces("pipe:cat ${HOME}/{a,b}.tar | awk '{print $1, $2}'"))

@@ -50,11 +50,7 @@ def resolve(
 ) -> Place:
     """Finds the place of a shard, by the rules given and then by those of the environment.
 
-    Raises:
-        ShardOpenError: if a rule in the environment is malformed.
-        UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
-        TypeError: if the URL is not a str or path, or the options are not a mapping of mappings.
-        ValueError: if a rule that was given is malformed.
+    A malformed rule is a ValueError if it was given, and a ShardOpenError if it is the environment's.
     """
     text = url_text(url)
     if isinstance(storage_options, StorageOptions) and rewrite is None:

@@ -24,11 +24,9 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """Opens a stream in a thread of its own, at once, and reads it before its bytes are wanted.
+    """Opens a stream in a thread of its own, at once, and reads at most `lead` bytes before they are wanted.
 
-    Args:
-        opening: Opens the stream, and returns it with whatever else it found out.
-        lead: The most bytes to hold.
+    `opening` returns the stream and whatever else it found out.
 
     Example:
         >>> import io

@@ -89,11 +89,7 @@ def error_words(error: Exception) -> str:
 
 
 def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") -> T:
-    """Calls a function until it succeeds, `retries` times more at most; `doing` begins what is logged of a failure.
-
-    Raises:
-        Exception: the last failure, or one that no further attempt will change.
-    """
+    """Calls a function until it succeeds, `retries` times more at most; `doing` begins what is logged of a failure."""
     patience = Patience(retries, shard)
     while True:
         try:
@@ -138,12 +134,7 @@ class RetryingSource(Source):
         self._ended = False
 
     def connect(self) -> None:
-        """Opens the object, unless it is open.
-
-        Raises:
-            ShardOpenError: if that fails, or it is not the same object as before.
-            ShardFormatError: if the object ends before the first byte wanted.
-        """
+        """Opens the object, unless it is open, and makes sure that it is the same one as before."""
         while self._connection is None and not self._ended:
             try:
                 self._connect()
@@ -190,11 +181,7 @@ class RetryingSource(Source):
         self._patience.renew()
 
     def _bear(self, failure: Failure) -> None:
-        """Drops a connection that failed, and waits.
-
-        Raises:
-            ShardOpenError: if there is no point in going on.
-        """
+        """Drops a connection that failed, and waits; a ShardOpenError if there is no point in going on."""
         self._disconnect()
         reason = f"failed at byte {self._position:,}: {failure.reason}" if self._has_begun else failure.reason
         if not failure.lasting and self._patience.endures(reason, failure.wait):

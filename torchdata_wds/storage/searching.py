@@ -25,11 +25,7 @@ _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 
 
 def search_local(url: str) -> Iterator[str]:
-    """Yields the shards of a local folder or glob, sorted, or a path that is neither as it is.
-
-    Raises:
-        ShardListError: if there are none.
-    """
+    """Yields the shards of a local folder or glob, sorted, or a path that is neither as it is."""
     path = local_path(url)
     if os.path.isdir(path):  # noqa: PTH112 - a name that is too long is not a folder
         names = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
@@ -49,11 +45,7 @@ def search_local(url: str) -> Iterator[str]:
 
 
 def search_remote(url: str, options: StorageOptions) -> Iterator[str]:
-    """Yields the shards of a folder (a URL that ends in ``/``) or glob by fsspec, sorted, or else the URL as it is.
-
-    Raises:
-        ShardListError: if there are none, or the store cannot be listed.
-    """
+    """Yields the shards of a folder (a URL that ends in ``/``) or glob by fsspec, sorted, or else the URL as it is."""
     parts = url.split("::")
     index = next((i for i, part in enumerate(parts) if is_pattern(part)), None)
     if index is None:

@@ -54,11 +54,7 @@ def _takes_a_target(protocol: str) -> bool:
 
 
 def url_text(url: str | os.PathLike[str]) -> str:
-    """Returns a shard's URL or path as a str.
-
-    Raises:
-        TypeError: if it is neither a str nor a path.
-    """
+    """Returns a shard's URL or path as a str; a TypeError if it is neither."""
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise TypeError(f"a shard is a str or a path, not {type(url).__name__}")

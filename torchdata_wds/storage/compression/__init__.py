@@ -72,9 +72,6 @@ def find_decoder(data: CompressedInput) -> Decoder | None:
     """Finds the decoder for what begins here, or None for data that is not compressed.
 
     Peeks at no more bytes than it needs: a slow command may not have written more.
-
-    Raises:
-        ShardFormatError: if the whole input is the beginning of a magic.
     """
     for size in range(1, HEAD_SIZE + 1):
         head = data.peek(size)

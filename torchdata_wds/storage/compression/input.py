@@ -78,12 +78,9 @@ class CompressedInput:
         return data
 
     def has_another(self, begins: Callable[[bytes], bool]) -> bool:
-        """Skips zero padding after a complete stream and returns whether another one follows.
+        """Skips zero padding after a complete stream and returns whether another one follows, and nothing else.
 
         `begins` says whether (up to 4) bytes can be the beginning of another stream.
-
-        Raises:
-            ShardFormatError: if something else follows.
         """
         while data := self.chunk():
             if rest := data.lstrip(b"\0"):

@@ -141,11 +141,7 @@ class HttpRequest:
     options: HttpOptions
 
     def send(self, headers: Mapping[str, str]) -> Answer:
-        """Requests the shard, following redirects, with headers that are sent to all hosts.
-
-        Raises:
-            Failure: if no server answers, or one that may answer otherwise the next time.
-        """
+        """Requests the shard, following redirects, with headers that are sent to all hosts."""
         response, final = self._follow(headers)
         via = "" if mask_url(final) == mask_url(_without_auth(self.url)) else f" (redirected to {mask_url(final)})"
         answer = Answer(response, via)

@@ -37,11 +37,7 @@ class Withheld(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value.
-
-        Raises:
-            ShardOpenError: if it came in a pickle, and this process knows none of its names, or several.
-        """
+        """The value; a ShardOpenError if it came in a pickle and this process knows none of its names, or several."""
         if self._value is not None:
             return self._value
         known = _by_names.get((self._what, self.names), OrderedDict())

@@ -42,9 +42,6 @@ _REDIRECTED = (301, 302, 307, 308)
 def object_address(url: str) -> str:
     """Returns the address of an object at AIStore's gateway.
 
-    Raises:
-        ShardOpenError: if ``AIS_ENDPOINT`` is not set, the URL names no object, or AIStore has no such provider.
-
     Example:
         >>> import os
         >>> os.environ["AIS_ENDPOINT"] = "http://host:51080"

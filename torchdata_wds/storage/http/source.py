@@ -204,6 +204,7 @@ class HttpSource(RetryingSource):
     def _catch_up(self, answer: Answer, at: int) -> None:
         """Reads past what was delivered, and compares it."""
         start, position = self._start, self._position
+        # Checksums only compare if both begin at the first byte given: with an overlap, the last bytes decide alone.
         again = Delivered(with_checksum=self._delivered.has_checksum and at <= start)
         while at < position:
             data = answer.read(min(_PIECE, position - at))

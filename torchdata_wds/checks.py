@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from typing import Any
 
 
+def is_count(value: object, least: int) -> bool:
+    """Returns whether an option is an int of at least `least`, and not a flag."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def check_count(name: str, value: object, least: int) -> None:
     """Raises a ValueError unless an option is an int of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_count(value, least):
         raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
 
 
 def checked_int(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns an option as an int.
-
-    Raises:
-        TypeError: if it is not a whole number; those of numpy are.
-        ValueError: if it is not in its range.
-    """
+    """Returns an option as an int; a TypeError if it is not a whole number (numpy's are), a ValueError out of range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     number = operator.index(value)
@@ -60,8 +60,7 @@ def checked_timeout(timeout: Any) -> float:
 def checked_context(name: Any) -> str | None:
     """Returns the name of a start method of processes, or None for the default."""
     known = multiprocessing.get_all_start_methods()
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
     if name is not None and name not in known:
-        raise ValueError(f"multiprocessing_context must be None or one of {known}, not {name!r}")
-    return name
+        error = ValueError if isinstance(name, str) else TypeError
+        raise error(f"multiprocessing_context must be None or one of {known}, not {name!r}")
+    return name  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
-from torchdata_wds.checks import check_flags
+from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.handlers import Handler, reraise_exception
@@ -142,7 +142,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
     if allow_pickle and decoder is None:
         raise ValueError("allow_pickle is about decoding: pass decoder= as well ([] decodes all but images)")
-    if shuffle is not None and (not isinstance(shuffle, int) or isinstance(shuffle, bool) or shuffle < 0):
+    if shuffle is not None and not is_count(shuffle, 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
     _refuse(

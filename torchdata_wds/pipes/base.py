@@ -31,26 +31,18 @@ def _construct(pipe: type[Any], source: Any, /, *args: Any, **kwargs: Any) -> An
 
 
 def register(name: str) -> Callable[[P], P]:
-    """Registers a pipe under a functional name; unlike torch's own decorator it may run twice for the same class.
+    """Registers a pipe under a functional name, a verb; a RuntimeError if another package has the name.
 
-    Importing a second time, ``importlib.reload`` and an import that failed half-way all define the same class again:
-    the newer one takes the name over.
-
-    Args:
-        name: The functional name, a verb.
-
-    Raises:
-        RuntimeError: if another package has the name.
+    Unlike torch's own decorator it may run twice for the same class. Importing a second time, ``importlib.reload`` and
+    an import that failed half-way all define the same class again: the newer one takes the name over.
     """
 
     def decorate(cls: P) -> P:
         taken = IterDataPipe.functions.get(name)
         owner = (getattr(taken, "args", None) or (taken,))[0]  # the class, inside torch's functools.partial
         if name in IterDataPipe.functions:
-            if (getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)) != (
-                cls.__module__,
-                cls.__qualname__,
-            ):
+            origin = getattr(owner, "__module__", None), getattr(owner, "__qualname__", None)
+            if origin != (cls.__module__, cls.__qualname__):
                 raise RuntimeError(f"the functional name {name!r} already belongs to {owner!r}")
             del IterDataPipe.functions[name]
         function = functools.partial(_construct, cls)

@@ -15,10 +15,7 @@ from torch.utils.data.graph import DataPipe
 from torchdata_wds.storage.secrets.masking import mask_text
 
 _LONGEST = 60
-
-#: How much of a long text is searched for secrets.
-_LOOKED_AT = 2000
-_MISSING = object()
+_LOOKED_AT = 2000  # how much of a long text is searched for secrets
 
 #: Arguments of native pipes that say where items come from, besides those that are pipes.
 _NATIVE_ARGUMENTS = ("iterable", "batch_size", "buffer_size", "fn", "filter_fn", "collate_fn", "length", "count")
@@ -88,15 +85,12 @@ def chain_text(pipe: IterDataPipe[Any]) -> str:
         IterableWrapper(['x.tar']).load_wds_shards(interleave=2).group_by_key()
     """
     try:
-        stages = []
-        found: IterDataPipe[Any] | None = pipe
-        seen: set[int] = set()
-        while found is not None and id(found) not in seen:
-            seen.add(id(found))
-            sources = sources_of(found)
-            stages.append(stage_text(found))
-            found = sources[0] if sources else None
-        return ".".join(reversed(stages))
+        stages: dict[int, str] = {}
+        sources = [pipe]
+        while sources and id(sources[0]) not in stages:
+            stages[id(sources[0])] = stage_text(sources[0])
+            sources = sources_of(sources[0])
+        return ".".join(reversed(stages.values()))
     except Exception:  # noqa: BLE001  (a debugger may show a pipe whose constructor has not ended)
         return type(pipe).__qualname__
 
@@ -125,9 +119,9 @@ def _arguments(pipe: IterDataPipe[Any], without: Collection[str]) -> Iterator[st
     above = sources_of(pipe)[:1]
     is_ours = type(pipe).__module__.startswith("torchdata_wds.")
     for name, parameter in inspect.signature(type(pipe)).parameters.items():
-        value = vars(pipe).get(name, _MISSING)
-        if value is _MISSING or name in without or any(value is source for source in above):
+        if name not in vars(pipe) or name in without or any(vars(pipe)[name] is source for source in above):
             continue
+        value = vars(pipe)[name]
         if not is_ours and name not in _NATIVE_ARGUMENTS and not isinstance(value, IterDataPipe):
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -22,15 +22,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import (
-    Place,
-    find_sharder,
-    graph_of,
-    in_stock_worker,
-    is_joined,
-    stock_place,
-    upstream,
-)
+from torchdata_wds.consumers import Place, find_sharder, graph_of, in_stock_worker, is_joined, stock_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
 from torchdata_wds.pipes.shares import reads_shards, share_of
@@ -56,10 +48,7 @@ _checked: _Checked | None = None
 def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     """Warns, once a process, if consumers do not divide the work, or if a stock worker may lose items.
 
-    Only the first worker of a loader warns.
-
-    Args:
-        pipe: A pipe that is about to read shards, in the process that runs it.
+    The pipe is about to read shards, in the process that runs it. Only the first worker of a loader warns.
     """
     if in_stock_worker() and not is_joined() and not stock_place().number:
         warn_once(
@@ -152,7 +141,11 @@ def running_pipes() -> list[Any]:
         return pipes
     # A thread of prefetch, or of a stage that calls functions in threads, does not have on its stack what waits for it.
     # The last pipe of the graph that this process runs stands for that, where it is known.
-    outer = [*_known_graphs(), *_pipes_on(sys._current_frames().get(threading.main_thread().ident or 0))[-1:]]
+    root = None if _checked is None else _checked.root()
+    if isinstance(dataset := getattr(get_worker_info(), "dataset", None), IterDataPipe):
+        root = vars(dataset).get("_datapipe", dataset)
+    outer = [] if root is None else [root]
+    outer += _pipes_on(sys._current_frames().get(threading.main_thread().ident or 0))[-1:]
     within = [root for root in outer if any(pipe is pipes[-1] for pipe in upstream(root))] if pipes else []
     return pipes + [root for root in (within or outer)[:1] if not pipes or root is not pipes[-1]]
 
@@ -176,15 +169,6 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
         yield frame
         frame = frame.f_back
-
-
-def _known_graphs() -> list[Any]:
-    """Returns the last pipe of the graph that this process runs, where that is known without the stack."""
-    dataset = getattr(get_worker_info(), "dataset", None)
-    if isinstance(dataset, IterDataPipe):
-        return [vars(dataset).get("_datapipe", dataset)]
-    root = None if _checked is None else _checked.root()
-    return [] if root is None else [root]
 
 
 def _workers() -> Place:

@@ -110,10 +110,7 @@ ARGUMENTS = {
         "pre": "decoders are tried in order, and a function that returns None passes: put yours first",
         "post": "decoders are tried in order, and a function that returns None passes: put yours last",
     },
-    "wds_epoch": {
-        "nbatches": "write .wds_epoch(n) after .batch()",
-        "nsamples": "write .wds_epoch(n) before .batch()",
-    },
+    "wds_epoch": {"nbatches": "write .wds_epoch(n) after .batch()", "nsamples": "write .wds_epoch(n) before .batch()"},
     "wds_shuffle": {
         "bufsize": "write .wds_shuffle(n)",
         "rng": "seeds come from the loader: WorkersReadingService(n, seed=s), or torch.manual_seed(s)",
@@ -171,11 +168,7 @@ _OTHER_MEANING = {
 
 
 def install(import_torchdata: Callable[[], object]) -> None:
-    """Puts the lookup of names before torch's own; idempotent.
-
-    Args:
-        import_torchdata: Imports torchdata, which registers its forms, or raises ImportError.
-    """
+    """Puts the lookup of names before torch's own; idempotent. `import_torchdata` may raise an ImportError."""
     found = IterDataPipe.__getattr__
     torchs = getattr(found, "torchs", found)  # the package may be imported, or its modules reloaded, several times
 

@@ -65,9 +65,7 @@ class WdsPipe(IterDataPipe[T_co]):
         # What editors and type checkers see of the functional forms. A test compares each with its constructor.
 
         def list_shards(self, *, storage_options: StorageOptions = None, rewrite: Rewrite = None) -> WdsPipe[str]: ...
-
         def resample_shards(self, n: int | None = None, *, replacement: bool = True) -> WdsPipe[T_co]: ...
-
         def split_shards(
             self,
             index: Index = None,
@@ -76,7 +74,6 @@ class WdsPipe(IterDataPipe[T_co]):
             storage_options: StorageOptions = None,
             rewrite: Rewrite = None,
         ) -> WdsPipe[ShardSlice]: ...
-
         def cache_shards(
             self,
             folder: str | os.PathLike[str] | None,
@@ -91,7 +88,6 @@ class WdsPipe(IterDataPipe[T_co]):
             rewrite: Rewrite = None,
             handler: Handler = ...,
         ) -> WdsPipe[Any]: ...
-
         def load_wds_shards(
             self,
             *,
@@ -107,7 +103,6 @@ class WdsPipe(IterDataPipe[T_co]):
             rewrite: Rewrite = None,
             handler: Handler = ...,
         ) -> WdsPipe[ShardMember]: ...
-
         def group_by_key(
             self,
             *,
@@ -118,11 +113,9 @@ class WdsPipe(IterDataPipe[T_co]):
             on_reappearing: OnReappearing = "error",
             handler: Handler = ...,
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def wds_shuffle(
             self, buffer_size: int = 1000, *, initial: int = 100, max_bytes: int | None = None
         ) -> WdsPipe[T_co]: ...
-
         def wds_decode(
             self,
             *decoders: str | Callable[[str, Any], Any],
@@ -133,7 +126,6 @@ class WdsPipe(IterDataPipe[T_co]):
             max_bytes: int = ...,
             handler: Handler = ...,
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def wds_interleaved(
             self,
             *,
@@ -145,15 +137,12 @@ class WdsPipe(IterDataPipe[T_co]):
             min_similarity: float | None = None,
             handler: Handler = ...,
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def wds_rename(
             self, /, *, keep: bool = True, handler: Handler = ..., **specs: Spec
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def wds_map_dict(
             self, /, *, handler: Handler = ..., **fns: Callable[[Any], Any]
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def wds_rename_keys(
             self,
             /,
@@ -164,29 +153,21 @@ class WdsPipe(IterDataPipe[T_co]):
             handler: Handler = ...,
             **globs: str,
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def wds_to_tuple(
             self, *specs: Spec, missing: Literal["error", "skip", "none"] = "error", handler: Handler = ...
         ) -> WdsPipe[tuple[Any, ...]]: ...
-
         def wds_extract_keys(
             self, *patterns: Spec, duplicate_is_error: bool = True, ignore_missing: bool = False, handler: Handler = ...
         ) -> WdsPipe[tuple[Any, ...]]: ...
-
         def wds_map_tuple(
             self, *fns: Callable[[Any], Any] | None, handler: Handler = ...
         ) -> WdsPipe[tuple[Any, ...]]: ...
-
         def wds_map(self, fn: Callable[[Any], Any], *, handler: Handler = ...) -> WdsPipe[Any]: ...
-
         def wds_compose(self, fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any) -> WdsPipe[Any]: ...
-
         def wds_unbatch(self) -> WdsPipe[Any]: ...
-
         def wds_mix(
             self, *others: IterDataPipe[Any], weights: Sequence[float] | None = None, stop: Stop | None = None
         ) -> WdsPipe[Any]: ...
-
         def wds_encode(
             self,
             encoder: EncoderLike = True,
@@ -195,7 +176,6 @@ class WdsPipe(IterDataPipe[T_co]):
             png_compression: int = 6,
             handler: Handler = ...,
         ) -> WdsPipe[dict[str, Any]]: ...
-
         def save_wds_shards(
             self,
             pattern: str | os.PathLike[str],
@@ -208,9 +188,7 @@ class WdsPipe(IterDataPipe[T_co]):
             handler: Handler = ...,
             **options: Unpack[TarOptions],
         ) -> WdsPipe[ShardInfo]: ...
-
         def wds_epoch(self, n: int) -> WdsPipe[T_co]: ...
-
         def cache_samples(
             self,
             file: str | os.PathLike[str] | None,
@@ -219,7 +197,6 @@ class WdsPipe(IterDataPipe[T_co]):
             allow_pickle: bool = False,
             handler: Handler = ...,
         ) -> WdsPipe[T_co]: ...
-
         def load_cbor_shards(
             self,
             *,
@@ -228,7 +205,6 @@ class WdsPipe(IterDataPipe[T_co]):
             rewrite: Rewrite = None,
             handler: Handler = ...,
         ) -> WdsPipe[Any]: ...
-
         def load_msgpack_shards(
             self,
             *,
@@ -237,20 +213,14 @@ class WdsPipe(IterDataPipe[T_co]):
             rewrite: Rewrite = None,
             handler: Handler = ...,
         ) -> WdsPipe[Any]: ...
-
         def join_workers(self) -> WdsPipe[T_co]: ...
 
         # torch's own forms, so that a chain keeps its type through them
         def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int = 0) -> WdsPipe[T_co]: ...
-
         def sharding_filter(self, sharding_group_filter: Any = None) -> WdsPipe[T_co]: ...
-
         def batch(
             self, batch_size: int, drop_last: bool = False, wrapper_class: type[DataChunk[Any]] = ...
         ) -> WdsPipe[Any]: ...
-
         def collate(self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None) -> WdsPipe[Any]: ...
-
         def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> WdsPipe[Any]: ...
-
         def filter(self, filter_fn: Callable[..., Any], input_col: Any = None) -> WdsPipe[T_co]: ...

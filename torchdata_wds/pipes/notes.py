@@ -14,9 +14,6 @@ from torchdata_wds.pipes.chain_text import form_name, sources_of, stage_text
 from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.storage import mask_url
 
-#: How many frames inside that of a pipe are searched for the sample that it was at.
-_NEAR = 4
-
 
 class Latest:
     """Remembers the sample that a stage made its last item from, where the item itself does not name it."""
@@ -56,11 +53,7 @@ def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None
 def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = None) -> None:
     """Adds a note to an exception that a native stage, or one of the user's, did not handle.
 
-    The traceback has the innermost pipe that ran, and the sample that it was processing.
-
-    Args:
-        error: The exception.
-        pipe: The stage that caught it, where no other ran.
+    The traceback has the innermost pipe that ran, and the sample that it was processing. `pipe` caught the exception.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     first = 0
@@ -68,9 +61,8 @@ def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = N
         if isinstance(frame.f_locals.get("self"), IterDataPipe):
             pipe, first = frame.f_locals["self"], number
     if pipe is not None:
-        # A generator function of the user's, run by wds_compose, has the sample in its own frame.
-        near = frames[first : first + _NEAR]
-        values = (value for frame in near for value in reversed(frame.f_locals.values()))
+        # A generator function of the user's, run by wds_compose, has the sample in its own frame, inside the pipe's.
+        values = (value for frame in frames[first : first + 4] for value in reversed(frame.f_locals.values()))
         note_failure(error, pipe, next((value for value in values if _place(value)), None))
 
 

@@ -23,17 +23,11 @@ _COPIERS = {
     ("multiprocessing.reduction", "dump"): "obj",
 }
 
-_DEPTH = 4
 _MOST_PARTS = 100
 
 
 def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
-    """Raises a PicklingError that names the stage with a lambda or inner function, where plain pickle copies a graph.
-
-    Args:
-        pipe: A pipe of the graph.
-        caller: The frame that pickles it.
-    """
+    """Raises a PicklingError that names the stage with a lambda or inner function, if plain pickle is the caller."""
     variable = _COPIERS.get((caller.f_globals.get("__name__", ""), caller.f_code.co_name))
     if variable is None:
         return
@@ -42,8 +36,8 @@ def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
     for stage in stages_of(graph if isinstance(graph, IterDataPipe) else pipe):
         for function in _functions(vars(stage).values()):
             if "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__:
-                is_lambda = function.__name__ == "<lambda>"
-                kind = "a lambda" if is_lambda else f"the inner function {function.__name__}"
+                name = function.__name__
+                kind = "a lambda" if name == "<lambda>" else f"the inner function {name}"
                 place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
                 raise pickle.PicklingError(
                     f"{form_name(stage)} holds {kind} ({place}), which cannot be sent to another process: "
@@ -52,7 +46,7 @@ def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
                 )
 
 
-def _functions(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[FunctionType]:
+def _functions(values: Iterable[Any], depth: int = 4) -> Iterator[FunctionType]:
     """Yields the functions among arguments, in partials and small collections too."""
     for value in values:
         parts: Iterable[Any] = ()
@@ -89,9 +83,7 @@ class _MainFinder(pickle.Pickler):
 def check_main_functions(end: IterDataPipe[Any], others: Iterable[Any] = ()) -> None:
     """Raises a RuntimeError that names the stage with a function of a main module that workers cannot import.
 
-    Args:
-        end: The last pipe of the graph that the workers are to run.
-        others: What else is sent to them.
+    The graph that ends in `end`, and the `others`, are sent to the workers.
     """
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) or getattr(main, "__file__", None):

@@ -62,11 +62,7 @@ class Passes:
         self._given: list[tuple[Any, int]] = []
 
     def begin_stream(self, agreed_seed: int | None = None) -> None:
-        """Notes the seeds that the random pipes have now.
-
-        Args:
-            agreed_seed: A seed that all consumers share, for pipes that do not tell theirs.
-        """
+        """Notes the seeds that the random pipes have now; those that do not tell theirs use one that all agree on."""
         pipes = {id(found): found for found in upstream(self._pipe)}
         agreed = above_filters(pipes.values())
         random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]

@@ -53,13 +53,9 @@ class _Yields:
                 self._counts[id(pipe)], self._taken[id(pipe)] = _count_of(pipe), _taken_by(pipe)
 
     def starving(self, shards: int) -> Any:
-        """Finds the nearest stage that has yielded nothing since.
+        """Returns the nearest stage that has yielded nothing since; True if all have; None if it is not known yet.
 
-        Args:
-            shards: How many shards a reader must have taken in that time to be blamed.
-
-        Returns:
-            The stage; True if all stages have yielded something; None if it cannot be known yet.
+        A reader is blamed only once it has taken this many shards in that time.
         """
         for pipe in running_pipes():
             if self._counts.get(id(pipe)) == _count_of(pipe):

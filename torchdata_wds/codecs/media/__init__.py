@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any, ClassVar, overload
 
-from torchdata_wds.checks import check_flags, checked_int
+from torchdata_wds.checks import check_flags, checked_int, is_number
 from torchdata_wds.codecs.matching import ExtensionDecoder
 from torchdata_wds.codecs.media.audio import read_samples
 from torchdata_wds.codecs.media.video import Clip, read_frames
@@ -28,7 +28,7 @@ class _MediaDecoder(ExtensionDecoder):
         for name, value in (("start", start), ("end", end)):
             if name == "end" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if not is_number(value):
                 raise TypeError(f"{name} must be a number of seconds, not {value!r}")
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} must be a second from 0 on, not {value}")

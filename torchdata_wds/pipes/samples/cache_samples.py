@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
-from torchdata_wds.checks import check_flags
+from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.codecs.stored import StoredValue, decode_value, encode_value
 from torchdata_wds.consumers import Place, place_among_ranks, place_of, process_place, upstream
 from torchdata_wds.environment import is_secure
@@ -97,9 +97,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         allow_pickle: bool = False,
         handler: Handler = reraise_exception,
     ) -> None:
-        if max_samples is not None and (
-            not isinstance(max_samples, int) or isinstance(max_samples, bool) or max_samples < 1
-        ):
+        if max_samples is not None and not is_count(max_samples, 1):
             raise ValueError(
                 f"max_samples must be a whole number of samples from 1, or None for all, not {max_samples!r}"
             )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
-from torchdata_wds.checks import check_flags
+from torchdata_wds.checks import check_flags, is_number
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import CacheError, ShardListError
 from torchdata_wds.format.index.slices import ShardSlice
@@ -162,7 +162,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         if folder is not None and not (isinstance(folder, (str, os.PathLike)) and os.fspath(folder)):
             raise ValueError(f"cache_shards takes a folder (str or Path), or None for no cache, not {folder!r}")
         if max_bytes is not None:
-            if isinstance(max_bytes, bool) or not isinstance(max_bytes, (int, float)):
+            if not is_number(max_bytes):
                 raise TypeError(f"max_bytes must be a number of bytes, or None, not {max_bytes!r}")
             if not max_bytes > 0:
                 raise ValueError(f"max_bytes must be more than 0, or None for no limit, not {max_bytes!r}")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
-from torchdata_wds.checks import check_flags
+from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.consumers import Place, find_sharder, place_among_ranks, process_place
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe, register
@@ -56,7 +56,7 @@ class ShardResamplerIterDataPipe(WdsPipe[T]):
     repeats_shards = True
 
     def __init__(self, source_datapipe: IterDataPipe[T], n: int | None = None, *, replacement: bool = True) -> None:
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
+        if n is not None and not is_count(n, 1):
             raise ValueError(f"n must be a whole number of shards from 1, or None for an endless stream, not {n!r}")
         check_flags(replacement=replacement)
         if (sharder := find_sharder(source_datapipe)) is not None:

@@ -25,31 +25,18 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Stream:
-    """The passes over a source one after the other, from epoch to epoch.
+    """The passes over a source one after the other, from epoch to epoch."""
 
-    Attributes:
-        number: The current pass.
-        taken: How many of its items have been taken.
-        first: The item of the epoch that the next iteration begins with.
-        skipped: How many items of the pass the next iteration takes first, and drops.
-        early: How many items come first that were taken long ago, when the generators were in other states.
-        empty: How many passes in a row have yielded nothing.
-        passes: Seeds the pipes upstream; None before the first iteration.
-        items: The pass's items; None before a pass.
-        is_told: Whether the watch knows that the pass has begun.
-        epochs: How many epochs have begun.
-    """
-
-    number: int = 0
-    taken: int = 0
-    first: int = 0
-    skipped: int = 0
-    early: int = 0
-    empty: int = 0
-    passes: Passes | None = None
-    items: Iterator[Any] | None = None
-    is_told: bool = False
-    epochs: int = 0
+    number: int = 0  # the current pass
+    taken: int = 0  # how many of its items have been taken
+    first: int = 0  # the item of the epoch that the next iteration begins with
+    skipped: int = 0  # how many items of the pass the next iteration takes first, and drops
+    early: int = 0  # how many items come first that were taken long ago, when the generators were in other states
+    empty: int = 0  # how many passes in a row have yielded nothing
+    passes: Passes | None = None  # seeds the pipes upstream; None before the first iteration
+    items: Iterator[Any] | None = None  # the pass's items; None before a pass
+    is_told: bool = False  # whether the watch knows that the pass has begun
+    epochs: int = 0  # how many epochs have begun
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Stream, ()  # a copy of a pipe begins a stream of its own

@@ -89,12 +89,20 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
             raise TypeError(f"wds_mix needs stop=: {_STOPS}")
         if stop not in get_args(Stop):
             raise ValueError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, not {stop!r}: {_STOPS}")
-        _check_sources((source_datapipe, *others))
+        sources = (source_datapipe, *others)
+        for number, source in enumerate(sources):
+            if not isinstance(source, IterDataPipe):
+                raise TypeError(f"wds_mix takes pipes; source {number}, counted from 0, is {source!r}")
+            if any(source is other for other in sources[:number]):
+                raise ValueError(
+                    f"wds_mix got the same {type(source).__name__} again as source {number}, counted from 0: a pipe "
+                    "has one reader at a time. Build it a second time, or give it a higher weight"
+                )
         self.source_datapipe = source_datapipe
         self.others = others
-        self.weights = None if weights is None else _checked_weights(weights, 1 + len(others))
+        self.weights = None if weights is None else _checked_weights(weights, len(sources))
         self.stop = stop
-        self.counts = [0] * (1 + len(others))
+        self.counts = [0] * len(sources)
         self._seed = Seed()
 
     def set_seed(self, seed: int) -> SampleMixerIterDataPipe:
@@ -104,8 +112,8 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         rng = self._seed.begin_epoch("wds_mix", place_of(self))
-        self.counts = [0] * (1 + len(self.others))
         pipes = (self.source_datapipe, *self.others)
+        self.counts = [0] * len(pipes)
         streams = [_Stream(pipe, number, self.stop, self._seed) for number, pipe in enumerate(pipes)]
         with ExitStack() as stack:
             for stream in streams:
@@ -116,17 +124,6 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
         if self.stop != "all":
             raise TypeError(f"wds_mix(stop={self.stop!r}) does not know its length; stop='all' has that of all sources")
         return sum(map(len, (self.source_datapipe, *self.others)))
-
-
-def _check_sources(sources: Sequence[object]) -> None:
-    for number, source in enumerate(sources):
-        if not isinstance(source, IterDataPipe):
-            raise TypeError(f"wds_mix takes pipes; source {number}, counted from 0, is {source!r}")
-        if any(source is other for other in sources[:number]):
-            raise ValueError(
-                f"wds_mix got the same {type(source).__name__} again as source {number}, counted from 0: a pipe has "
-                "one reader at a time. Build it a second time, or give it a higher weight"
-            )
 
 
 def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:

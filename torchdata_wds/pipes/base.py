@@ -15,7 +15,7 @@ __all__ = ["Held", "WdsPipe", "in_order", "register", "functional_forms"]
 T = TypeVar("T")
 P = TypeVar("P", bound=type[IterDataPipe[Any]])
 
-#: Every functional name of the package and the pipe behind it, in the order of their definition.
+#: Every functional name of the package with its pipe, in the order of definition.
 functional_forms: dict[str, type[IterDataPipe[Any]]] = {}
 
 
@@ -60,10 +60,10 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Held(Generic[T]):
-    """Keeps a collection out of the sight of graph traversal, which pickles every collection that a pipe holds.
+    """Hides a collection from graph traversal, which pickles every collection that a pipe holds.
 
-    Functions that cannot be pickled, lambdas first of all, would end every traversal; behind this they work wherever
-    nothing is sent to another process.
+    Functions that cannot be pickled, such as lambdas, would end every traversal; held here they work wherever nothing
+    is sent to another process.
     """
 
     __slots__ = ("value",)

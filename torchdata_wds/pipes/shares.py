@@ -58,6 +58,8 @@ def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
         return "part", warnings
     if _heeds_place(pipe):
         return "own", warnings
+    # The most shared source decides: what is made of items that every consumer reads comes several times. A single item
+    # stays single only in stages that neither batch it nor make several of it.
     order: tuple[Share, ...] = ("all", "constant", "own")
     share = next(share for share in order if share in shares)
     return ("all" if share == "constant" and name not in _KEEPERS else share), warnings

@@ -157,7 +157,7 @@ class CycledShards:
     def note(self) -> None:
         """Notes that a shard has been read; raises if several passes have yielded nothing."""
         self._read += 1
-        if self._read < self._next:
+        if self._read < self._next:  # looking walks the graph and the stack, so only after 100 shards, 200, 400, ...
             return
         self._next *= 2
         if self._since is None:

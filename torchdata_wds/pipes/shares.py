@@ -58,8 +58,8 @@ def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
         return "part", warnings
     if _heeds_place(pipe):
         return "own", warnings
-    # The most shared source decides: what is made of items that every consumer reads comes several times. A single item
-    # stays single only in stages that neither batch it nor make several of it.
+    # The most shared source decides: what is made of items that every consumer reads comes several times. One
+    # constant item for all does not count as doubled, as long as only _KEEPERS handle it.
     order: tuple[Share, ...] = ("all", "constant", "own")
     share = next(share for share in order if share in shares)
     return ("all" if share == "constant" and name not in _KEEPERS else share), warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def is_count(value: object, least: int) -> bool:
@@ -30,7 +30,7 @@ def checked_int(name: str, value: Any, least: int, most: int | None = None) -> i
     return number
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Returns whether an option is an int or a float, and not a flag."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -54,7 +54,7 @@ def checked_timeout(timeout: Any) -> float:
         raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
     if not timeout >= 0:
         raise ValueError(f"timeout must be 0 (wait for ever) or a positive number of seconds, not {timeout!r}")
-    return timeout  # type: ignore[no-any-return]
+    return timeout
 
 
 def checked_context(name: Any) -> str | None:

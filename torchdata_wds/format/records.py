@@ -110,13 +110,11 @@ class _Place:
         if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
             raise self._error("is a tar archive, which .load_wds_shards() reads.", "bad-record")
         if len(head) >= BLOCK and not any(head[:BLOCK]):
-            raise self._error(
-                f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written.", "bad-record"
-            )
+            what = f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written."
+            raise self._error(what, "bad-record")
         if kind := describe_magic(head):
-            raise ShardFormatError(
-                f"shard {self.shard} is no {self.record_format}. {kind}", shard=self.shard, kind="bad-record"
-            )
+            message = f"shard {self.shard} is no {self.record_format}. {kind}"
+            raise ShardFormatError(message, shard=self.shard, kind="bad-record")
         text = head[:_TEXT_SIZE]
         # In MessagePack each byte below 128 is a number by itself; in CBOR it may begin a text.
         if self.record_format == "msgpack" and len(text) == _TEXT_SIZE and text.isascii() and _is_printable(text):

@@ -116,10 +116,7 @@ class ShardFile(Unique):
         destination: A path, a URL that can be written, or an open binary file.
         name: What an open file is called.
         compress: As in `compression_for`.
-        overwrite: Whether a shard of that name is replaced.
-        index: Whether an index is written beside the shard.
         digest: Whether the SHA-256 digest is computed, as it always is for an index.
-        storage_options: Options by protocol.
     """
 
     _is_open = False

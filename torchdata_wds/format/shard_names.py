@@ -78,19 +78,16 @@ class ShardNames:
         self.check_listable()
         folder, slash, last = self.pattern.rpartition("/")
         folder = _PLACE.sub(lambda match: self._fill(match, 0), folder)
-        matcher = re.compile(self._as_regex(last))
-        existing = list_targets(folder + slash or ".", storage_options=storage_options)
-        numbers = [int(match[1]) for name in existing if (match := matcher.fullmatch(name))]
-        return max(numbers, default=-1) + 1
-
-    def _as_regex(self, last: str) -> str:
         parts: list[str] = []
         position = 0
         for match in _PLACE.finditer(last):
             parts.append(re.escape(last[position : match.start()]))
             parts.append(r"(\d+)" if _is_number(match) else re.escape(self._fill(match, 0)))
             position = match.end()
-        return "".join(parts) + re.escape(last[position:])
+        matcher = re.compile("".join(parts) + re.escape(last[position:]))
+        existing = list_targets(folder + slash or ".", storage_options=storage_options)
+        numbers = [int(found[1]) for name in existing if (found := matcher.fullmatch(name))]
+        return max(numbers, default=-1) + 1
 
     def _fill(self, match: re.Match[str], number: int) -> str:
         if match["percent"]:

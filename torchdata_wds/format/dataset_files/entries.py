@@ -101,14 +101,15 @@ def _entry(item: Any, place: SpecPlace, number: int) -> SpecEntry:
     for key in free:
         if not isinstance(key, str):
             raise place.error(f"the key {short(key)} is no text; it would be the name of an argument")
-    return SpecEntry(
-        place,
-        checked_name(item, place, number),
-        tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place))),
-        fields=_fields(item, place),
-        missing=_missing(item, place),
-        keys=free,
-    )
+    name = checked_name(item, place, number)
+    patterns = tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place)))
+    fields = _fields(item, place)
+    missing: Missing = item.get("missing", "error")
+    if missing not in get_args(Missing):
+        raise place.at("missing").error(f"must be one of {', '.join(get_args(Missing))}, found {short(missing)}")
+    if "missing" in item and "extensions" not in item:
+        raise place.at("missing").error("is about the fields of extensions, and this entry names none")
+    return SpecEntry(place, name, patterns, fields=fields, missing=missing, keys=free)
 
 
 def _entry_weight(item: Mapping[str, Any], place: SpecPlace) -> float | None:
@@ -135,15 +136,6 @@ def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] 
     if reserved := [name for found in fields for name in found.names if name.startswith("__")]:
         raise here.error(f"{reserved[0]!r} is not a field of a shard; samples keep what begins with __ anyway")
     return tuple(found._replace(names=tuple(name.lower() for name in found.names)) for found in fields)
-
-
-def _missing(item: Mapping[str, Any], place: SpecPlace) -> Missing:
-    value = item.get("missing", "error")
-    if value not in get_args(Missing):
-        raise place.at("missing").error(f"must be one of {', '.join(get_args(Missing))}, found {short(value)}")
-    if "missing" in item and "extensions" not in item:
-        raise place.at("missing").error("is about the fields of extensions, and this entry names none")
-    return value  # type: ignore[no-any-return]
 
 
 def sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
@@ -233,9 +225,8 @@ def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float
     if key not in item:
         return None
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-        raise place.at(key).error(
-            f"expected a number above 0, found {short(value)}; remove the entry to leave its shards out"
-        )
+        problem = f"expected a number above 0, found {short(value)}; remove the entry to leave its shards out"
+        raise place.at(key).error(problem)
     return float(value)
 
 

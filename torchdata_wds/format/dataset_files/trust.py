@@ -115,21 +115,16 @@ class SpecPlace:
 
     def expand(self, text: str) -> str:
         """Expands ``~`` and ``$NAME``; what is not set stays as it is."""
-        for name in () if self.origin.trusted else _VARIABLE.finditer(text):
-            self._check_variable(name[1] or name[2])
+        for match in () if self.origin.trusted else _VARIABLE.finditer(text):
+            name = match[1] or match[2]
+            what = f"{self}: asks for the environment variable {name}"
+            if self.origin.remote:
+                advice = _allow_pipe(", or keep a copy of the file here")
+                raise UnsafeDataError(f"{what}, which no file from another machine gets.", advice=advice)
+            if mask_text(f"{name}=value") != f"{name}=value":
+                advice = _allow_pipe("; credentials belong into storage_options")
+                raise UnsafeDataError(f"{what}, whose name says that it is secret.", advice=advice)
         return os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111 - a str, maybe a URL
-
-    def _check_variable(self, name: str) -> None:
-        if self.origin.remote:
-            raise UnsafeDataError(
-                f"{self}: asks for the environment variable {name}, which no file from another machine gets.",
-                advice=_allow_pipe(", or keep a copy of the file here"),
-            )
-        if mask_text(f"{name}=value") != f"{name}=value":
-            raise UnsafeDataError(
-                f"{self}: asks for the environment variable {name}, whose name says that it is secret.",
-                advice=_allow_pipe("; credentials belong into storage_options"),
-            )
 
 
 def _allow_pipe(otherwise: str) -> Advice:

@@ -114,7 +114,11 @@ class _Finder:
         elif key in self.wanted:
             yield from self._add(key, sample)
         else:
-            yield from self._wait(sample, key)
+            if key in self.waiting:
+                yield self._give_up([key])
+            self.waiting[key] = sample
+            if len(self.waiting) > MOST_WAITING:
+                yield self._give_up(list(self.waiting)[: MOST_WAITING // 2])
 
     def end_shard(self) -> Iterator[FoundDocument | SampleError]:
         """Yields the document that is open, and an error for the images that no document has named."""
@@ -184,20 +188,8 @@ class _Finder:
         shard = self._shard(sample.get("__url__"))
         text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
         where = f"sample {key!r}" + (f" in shard {shard}" if shard else "")
-        return SampleError(
-            f"field 'json' of {where} is no interleaved document: {text}.",
-            shard=shard,
-            advice=SKIP_SAMPLES,
-            key=key,
-            field="json",
-        )
-
-    def _wait(self, sample: Mapping[str, Any], key: str) -> Iterator[SampleError]:
-        if key in self.waiting:
-            yield self._give_up([key])
-        self.waiting[key] = sample
-        if len(self.waiting) > MOST_WAITING:
-            yield self._give_up(list(self.waiting)[: MOST_WAITING // 2])
+        message = f"field 'json' of {where} is no interleaved document: {text}."
+        return SampleError(message, shard=shard, advice=SKIP_SAMPLES, key=key, field="json")
 
     def _give_up(self, keys: list[str]) -> SampleError:
         for key in keys:

@@ -100,11 +100,7 @@ def parse_document(value: Any, layout: Layout) -> Document:
         raise ValueError(f"expected an object with text_list and image_info, found {_kind(value)}")  # noqa: TRY004
     if layout == "obelics" or (layout == "auto" and "text_list" not in value and {"images", "texts"} <= value.keys()):
         return _parse_parallel(value)
-    return _parse_matched(value)
-
-
-def _parse_matched(value: Mapping[str, Any]) -> Document:
-    """Reads MMC4's form: text_list, and image_info with the index of the text that each image stands before."""
+    # MMC4's form: text_list, and image_info with the index of the text that each image stands before
     texts = _list(value, "text_list")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -207,12 +203,7 @@ def _kind(value: Any) -> str:
 def find_images(names: Iterable[str], fields: Iterable[str]) -> dict[str, str]:
     """Finds the field of each image: by its name, in lower case, or with another extension, ``jpg`` first.
 
-    Args:
-        names: What the document calls the images.
-        fields: The fields that there are.
-
-    Returns:
-        Name -> field, without the names that have none. A field that may be that of two names is that of neither.
+    Returns field by name, without the names that have none. A field that may be that of two names is that of neither.
 
     Example:
         >>> find_images(["B.b.PNG", "a"], ["b.b.jpg", "a.png"])

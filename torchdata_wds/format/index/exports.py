@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex
+from torchdata_wds.format.index import IndexHeader, ShardIndex
 from torchdata_wds.format.samples.names import key_splitter
-from torchdata_wds.option_types import SplitName
 
 
 def dali_index(index: ShardIndex) -> str:
@@ -35,7 +34,17 @@ def dali_index(index: ShardIndex) -> str:
     if not len(index):
         raise _unfit(header.shard, "has no sample")
     split = key_splitter("last_dot" if header.keys == "last_dot" else "first_dot")
-    lines = [_dali_line(sample, split, header.shard) for sample in index]
+    lines = []
+    for sample in index:
+        words = []
+        for name, offset, size in sample.members:
+            parts = split(name)
+            if parts is None or offset is None:
+                raise _unfit(header.shard, f"has a sparse member {name}")
+            if len(name.split()) != 1 or name != name.strip():
+                raise _unfit(header.shard, f"has blanks in the name {name!r}")
+            words.append(f"{parts[1]} {offset} {size} {name}")
+        lines.append(" ".join(words))
     return "\n".join((f"v1.2 {len(index)}", *lines, ""))
 
 
@@ -43,18 +52,6 @@ def _header(index: object) -> IndexHeader:
     if not isinstance(index, ShardIndex):
         raise TypeError(f"this takes the ShardIndex of index_shard() or ShardIndex.load(), not {index!r}")
     return index.header
-
-
-def _dali_line(sample: IndexedSample, split: SplitName, shard: str) -> str:
-    words = []
-    for name, offset, size in sample.members:
-        parts = split(name)
-        if parts is None or offset is None:
-            raise _unfit(shard, f"has a sparse member {name}")
-        if len(name.split()) != 1 or name != name.strip():
-            raise _unfit(shard, f"has blanks in the name {name!r}")
-        words.append(f"{parts[1]} {offset} {size} {name}")
-    return " ".join(words)
 
 
 def _unfit(shard: str, why: str) -> ShardFormatError:

@@ -26,21 +26,13 @@ _LOOKED_AT = 24
 
 
 class _Extent(NamedTuple):
-    """Where a member lies: it stands for the member's content while members are grouped.
-
-    Attributes:
-        name: Its name.
-        start: Where its first header begins.
-        stop: Where its padding ends.
-        offset: Where its content begins, that of its target for a hard link; None for a sparse member.
-        size: The bytes of its content, with the holes of a sparse member.
-    """
+    """Where a member lies: it stands for the member's content while members are grouped."""
 
     name: str
-    start: int
-    stop: int
-    offset: int | None
-    size: int
+    start: int  # where its first header begins
+    stop: int  # where its padding ends
+    offset: int | None  # where its content begins, that of its target for a hard link; None for a sparse member
+    size: int  # of its content, with the holes of a sparse member
 
 
 def index_shard(
@@ -88,7 +80,8 @@ def index_shard(
             members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in extents]
             rows.append(pack_row(key, extents[0].start, extents[-1].stop, members))
         compressed = is_decompressed(stream)
-    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, _stored_size(text))
+    stored = os.stat(local_path(text)).st_size if is_local(text) else None  # noqa: PTH116 - a str, not a Path
+    header = IndexHeader(shard_name(text), keys, len(rows), entries.offset, compressed, stored)
     index = ShardIndex(header, rows)
     if to is not False:
         index.save(index_url(text) if to is None else to, storage_options=storage_options)
@@ -139,12 +132,6 @@ def _extent_of(entry: TarEntry, content: int, entries: TarEntries, extents: Mapp
             offset=entry.offset,
         )
     return extent._replace(offset=target.offset, size=target.size)
-
-
-def _stored_size(url: str) -> int | None:
-    if not is_local(url):
-        return None
-    return os.stat(local_path(url)).st_size  # noqa: PTH116 - a str, not a Path
 
 
 def read_sizes(

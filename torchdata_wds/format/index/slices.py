@@ -60,13 +60,7 @@ class ChangedShardError(ShardFormatError):
 
 
 def slice_members(
-    units: Iterable[Unit],
-    split: SplitName,
-    part: ShardSlice,
-    *,
-    first: int = 0,
-    least: int = 0,
-    shard: str = "",
+    units: Iterable[Unit], split: SplitName, part: ShardSlice, *, first: int = 0, least: int = 0, shard: str = ""
 ) -> Iterator[Unit]:
     """Leaves out the members of all samples but those of a slice, without cutting them out of what was read.
 
@@ -146,7 +140,12 @@ class _Slicer:
         numbers = list(accumulate(changes, initial=self.number))[1:]
         if self._limit is not None and numbers[-1] > self._limit:
             del numbers[bisect_left(numbers, self._limit) + 1 :]
-        rows = self._rows(numbers)
+        _, start, stop, step = self._part
+        begin = bisect_left(numbers, start)
+        end = len(numbers) if stop is None else bisect_left(numbers, stop)
+        rows: list[int] | range = range(begin, end)
+        if step != 1:
+            rows = [row for row in rows if (numbers[row] - start) % step == 0]
         if self._open and not self._wants(numbers[0]):
             yield Mark.END
         yield from _pick(run, keys, numbers, rows)
@@ -179,15 +178,6 @@ class _Slicer:
     def _wants(self, number: int) -> bool:
         _, start, stop, step = self._part
         return number >= start and (stop is None or number < stop) and (number - start) % step == 0
-
-    def _rows(self, numbers: list[int]) -> list[int] | range:
-        """The rows of a run that are of the slice."""
-        _, start, stop, step = self._part
-        begin = bisect_left(numbers, start)
-        end = len(numbers) if stop is None else bisect_left(numbers, stop)
-        if step == 1:
-            return range(begin, end)
-        return [row for row in range(begin, end) if (numbers[row] - start) % step == 0]
 
 
 def _pick(run: MemberRun, keys: Iterable[str], numbers: list[int], rows: list[int] | range) -> Iterator[Unit]:

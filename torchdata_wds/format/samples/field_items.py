@@ -60,23 +60,21 @@ def parse_field_items(spec: str) -> list[FieldItem]:
 
 
 def _parse(item: str) -> FieldItem:
-    new, names = _split(item)
-    is_glob = any(not _GLOB_SIGNS.isdisjoint(name) for name in names)
-    if is_glob and (new is not None or len(names) > 1):
-        raise _malformed(item, "a glob takes all that match: it has neither alternatives nor a new name")
-    if new is not None and is_metadata(new):
-        raise _malformed(item, f"{new!r} is the library's own, and no field can be called so")
-    return FieldItem(item if new is None else new, names, new, is_glob)
-
-
-def _split(item: str) -> tuple[str | None, tuple[str, ...]]:
     new, sign, old = item.partition("=") if "=" in item else item.partition(":")
     if sign and not new.removeprefix("."):
         raise _malformed(item, "there is no new name before the sign")
     names = tuple(name.removeprefix(".") for name in (old if sign else item).replace(",", ";").split(";"))
     if not all(names):
         raise _malformed(item, "one of the names is empty")
-    return (new.removeprefix(".") if sign else None), names
+    is_glob = any(not _GLOB_SIGNS.isdisjoint(name) for name in names)
+    if is_glob and (sign or len(names) > 1):
+        raise _malformed(item, "a glob takes all that match: it has neither alternatives nor a new name")
+    if not sign:
+        return FieldItem(item, names, None, is_glob)
+    new = new.removeprefix(".")
+    if is_metadata(new):
+        raise _malformed(item, f"{new!r} is the library's own, and no field can be called so")
+    return FieldItem(new, names, new, is_glob)
 
 
 def _malformed(item: str, why: str) -> ValueError:

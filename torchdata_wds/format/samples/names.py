@@ -44,10 +44,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def split_names(names: Sequence[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
-    """Splits many names at once.
-
-    Returns:
-        All keys and all fields; None where a name belongs to no sample, or the rule is the user's own.
+    """Splits many names to keys and fields; None where a name belongs to no sample, or the rule is the user's own.
 
     Example:
         >>> split_names(["d/a.jpg", "d/a.cls"], split_name)

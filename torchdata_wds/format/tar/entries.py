@@ -30,8 +30,7 @@ _RAISE_LIMIT = Advice(
 )
 
 _LEAVE_OUT = Advice(
-    "Leave it out with select=, or set max_member_bytes to what one member may take.",
-    "Try where there is more memory.",
+    "Leave it out with select=, or set max_member_bytes to what one member may take.", "Try where there is more memory."
 )
 
 _MAYBE_NO_END = Advice.of(
@@ -70,10 +69,7 @@ class TarEntries:
         stream: The decompressed archive, read forward only. Its ``pass_over(size)``, if it has one, is tried before
             payloads that nobody wants are read; it returns whether it passed over them.
         shard: Its URL as messages may show it.
-        require_end_marker: Whether an archive without an end-of-archive block is an error.
-        concatenated: Whether to read on behind an end marker.
         offset: Where in the archive the stream begins.
-        max_member_bytes: The size of the largest member that `take` reads.
     """
 
     keeps_raw = False
@@ -192,11 +188,8 @@ class TarEntries:
         return data
 
     def _read_rest(self, data: bytes, size: int) -> bytes:
-        """Completes a short read, in pieces: the stream has ended, gives less than asked for, or the size lies.
-
-        The pieces go into one buffer, which becomes the result without a copy: a list of them would need twice the
-        memory for a moment.
-        """
+        """Completes a short read, in pieces: the stream has ended, gives less than asked for, or the size lies."""
+        # One buffer becomes the result without a copy: a list of pieces would need twice the memory for a moment.
         buffer = io.BytesIO()
         buffer.write(data)
         while buffer.tell() < size and (piece := self.stream.read(min(size - buffer.tell(), _PIECE))):
@@ -333,23 +326,22 @@ class TarEntries:
         if kind == headers.SPARSE:
             if has_records:
                 raise HeaderError("a sparse member has two maps")
-            return [block, *self._more_of_map(block[482])]
+            blocks, more = [block], block[482]
+            while more:
+                block = self._read_block()
+                if not block:
+                    self._cut("inside a header", BLOCK)
+                self._count_extended(BLOCK)
+                if self.keeps_raw:
+                    self.raw.append(block)
+                blocks.append(block)
+                more = block[504]
+            return blocks
         if not has_records:
             return None
         if kind not in REGULAR:
             raise HeaderError("what is no regular file has a sparse map")
         return records
-
-    def _more_of_map(self, more: int) -> Iterator[bytes]:
-        while more:
-            block = self._read_block()
-            if not block:
-                self._cut("inside a header", BLOCK)
-            self._count_extended(BLOCK)
-            if self.keeps_raw:
-                self.raw.append(block)
-            yield block
-            more = block[504]
 
     def _refuse_content(self, entry: TarEntry) -> NoReturn:
         """Other programs do not agree on whether bytes after a link or a folder are skipped, or are members."""

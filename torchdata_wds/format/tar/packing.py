@@ -80,8 +80,16 @@ class SamplePacker:
         lowercase: bool = True,
     ) -> None:
         self._lowercase = lowercase
-        self._front = b"%07o\0%07o\0%07o\0" % (_checked_mode(mode), 0, 0)
-        self._time = b"%011o" % _checked_time(mtime)
+        if isinstance(mode, bool) or not isinstance(mode, int):
+            raise TypeError(f"mode must be permissions such as 0o444, not {mode!r}")
+        if not 0 <= mode <= 0o7777:
+            raise ValueError(f"mode must be permissions between 0 and 0o7777, not {mode:#o}")
+        if isinstance(mtime, bool) or not isinstance(mtime, (int, float)):
+            raise TypeError(f"mtime must be seconds since 1970, not {mtime!r}")
+        if not 0 <= mtime < _TOO_LARGE:
+            raise ValueError(f"mtime must be seconds since 1970, from 0 to {_TOO_LARGE - 1:,}, not {mtime!r}")
+        self._front = b"%07o\0%07o\0%07o\0" % (mode, 0, 0)
+        self._time = b"%011o" % int(mtime)
         owner = _checked_owner("user", user).ljust(32, b"\0") + _checked_owner("group", group).ljust(32, b"\0")
         self._back = bytes(100) + b"ustar\x0000" + owner + b"0000000\0" * 2
         self._middle = b"0" + self._back
@@ -165,22 +173,6 @@ def _record(keyword: bytes, value: bytes) -> bytes:
     while length != len(rest) + len(b"%d" % length):
         length = len(rest) + len(b"%d" % length)
     return b"%d%b" % (length, rest)
-
-
-def _checked_mode(mode: int) -> int:
-    if isinstance(mode, bool) or not isinstance(mode, int):
-        raise TypeError(f"mode must be permissions such as 0o444, not {mode!r}")
-    if not 0 <= mode <= 0o7777:
-        raise ValueError(f"mode must be permissions between 0 and 0o7777, not {mode:#o}")
-    return mode
-
-
-def _checked_time(mtime: float) -> int:
-    if isinstance(mtime, bool) or not isinstance(mtime, (int, float)):
-        raise TypeError(f"mtime must be seconds since 1970, not {mtime!r}")
-    if not 0 <= mtime < _TOO_LARGE:
-        raise ValueError(f"mtime must be seconds since 1970, from 0 to {_TOO_LARGE - 1:,}, not {mtime!r}")
-    return int(mtime)
 
 
 def _checked_owner(argument: str, name: str) -> bytes:

@@ -52,21 +52,17 @@ class SkippedEntries:
             is_whole = self._is_whole
         finally:
             gives_nothing = is_whole and not self.has_files
-            if self._fields or (gives_nothing and self._kinds):
-                self._warn(gives_nothing)
-
-    def _warn(self, gives_nothing: bool) -> None:
-        cure = f" {_CURE}" if _SYMBOLIC_LINK in (self._fields or self._kinds) else ""
-        if not self._fields:
-            what = f"shard {self._shard} gives no member: it only has {_listed(self._kinds)}.{cure}"
-            warn_seldom("shards without members", what)
-            return
-        more = " It has no other members." if gives_nothing else ""
-        what = (
-            f"shard {self._shard}: skipped {_listed(self._fields)} named like fields, whose content it does not hold; "
-            f"the first is {self._first}.{more}{cure}"
-        )
-        warn_seldom("skipped links and devices", what)
+            cure = f" {_CURE}" if _SYMBOLIC_LINK in (self._fields or self._kinds) else ""
+            if self._fields:
+                more = " It has no other members." if gives_nothing else ""
+                what = (
+                    f"shard {self._shard}: skipped {_listed(self._fields)} named like fields, whose content it does "
+                    f"not hold; the first is {self._first}.{more}{cure}"
+                )
+                warn_seldom("skipped links and devices", what)
+            elif gives_nothing and self._kinds:
+                what = f"shard {self._shard} gives no member: it only has {_listed(self._kinds)}.{cure}"
+                warn_seldom("shards without members", what)
 
 
 def _listed(kinds: Counter[str]) -> str:

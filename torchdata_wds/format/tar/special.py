@@ -65,9 +65,7 @@ class HardLinks:
     Args:
         url: The shard's URL.
         shard: The URL as messages may show it.
-        reopen: Opens the shard again at a byte offset of the decompressed archive; None opens `url`, where that is
-            possible.
-        max_member_bytes: The size of the largest member that is read.
+        reopen: Opens the shard again at a byte offset of the decompressed archive; None opens `url`, if possible.
 
     Attributes:
         recent: The members before a link, where `reopen` is None; else None.
@@ -119,8 +117,16 @@ class HardLinks:
         if self._second is None:
             self._second = _SecondLook(reopen)
         if self._offsets is None:
-            self._offsets = self._scan(entry.offset, reopen)
-            _remember(self._offsets, entry)  # a later link may point at this one
+            offsets: dict[str, int] = {}
+            with reopen(0) as stream:
+                entries = HeaderScan(stream, self.shard, concatenated=True)
+                for earlier in filter(None, entries):
+                    if earlier.offset >= entry.offset:
+                        break
+                    _remember(offsets, earlier)
+                    entries.skip(earlier)
+            _remember(offsets, entry)  # a later link may point at this one
+            self._offsets = offsets
         offset = self._offsets.get(posixpath.normpath(entry.link))
         if offset is None:
             raise self._error(entry, "has no such member before it. Write it")
@@ -145,17 +151,6 @@ class HardLinks:
                 "Decompress it, or write it",
             )
         return data
-
-    def _scan(self, end: int, reopen: Reopen) -> dict[str, int]:
-        offsets: dict[str, int] = {}
-        with reopen(0) as stream:
-            entries = HeaderScan(stream, self.shard, concatenated=True)
-            for entry in filter(None, entries):
-                if entry.offset >= end:
-                    break
-                _remember(offsets, entry)
-                entries.skip(entry)
-        return offsets
 
     def _error(self, entry: TarEntry, why: str) -> ShardFormatError:
         return ShardFormatError(

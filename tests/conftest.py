@@ -34,8 +34,7 @@ def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(
-    scope="module",
-    params=["one by one", "small windows", pytest.param("large windows", marks=pytest.mark.slow)],
+    scope="module", params=["one by one", "small windows", pytest.param("large windows", marks=pytest.mark.slow)]
 )
 def each_reader(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs a module's tests with every way in which an archive is read; the rest of the suite has large windows."""

@@ -123,11 +123,7 @@ def test_shuffle_samples(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "kind", "shape"),
-    [
-        ("rgb", np.ndarray, (12, 16, 3)),
-        ("torchrgb", torch.Tensor, (3, 12, 16)),
-        ("pil", Image.Image, (12, 16, 3)),
-    ],
+    [("rgb", np.ndarray, (12, 16, 3)), ("torchrgb", torch.Tensor, (3, 12, 16)), ("pil", Image.Image, (12, 16, 3))],
 )
 def test_decode_images(url: str, spec: str, kind: type[Any], shape: tuple[int, ...]) -> None:
     """`decode("rgb")`, `decode("torchrgb")`, `decode("pil")`."""
@@ -223,8 +219,7 @@ def get_patches(source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def test_patches(folder: Path) -> None:
     """`.compose(get_patches)`, then `shuffle(10000)`: 16 crops of each image, in random order."""
-    pipe = src(str(folder / "png.tar")).wds_decode("rgb8").wds_compose(get_patches).wds_shuffle(10000)
-    patches = list(pipe)
+    patches = list(src(str(folder / "png.tar")).wds_decode("rgb8").wds_compose(get_patches).wds_shuffle(10000))
     assert once([patch["__key__"] for patch in patches], [f"p{one}/{two:02d}" for one in range(5) for two in range(16)])
     assert all((patch["patch"][..., 0] == patch["cls"]).all() for patch in patches)
     assert [patch["__key__"] for patch in patches] != sorted(patch["__key__"] for patch in patches)

@@ -209,8 +209,7 @@ def test_shards_of_tar_writer_read_as_webdataset_reads_them(tmp_path: Path, name
             writer.write(record)
     samples = ours(shard)
     assert samples == theirs(shard)
-    decoded = list(IterableWrapper(samples).wds_decode("rgb8"))
-    for record, sample in zip(RECORDS, decoded, strict=True):
+    for record, sample in zip(RECORDS, list(IterableWrapper(samples).wds_decode("rgb8")), strict=True):
         for field in ("__key__", "cls", "txt", "json", "mp", "bin"):
             assert sample[field] == record[field], field
         assert np.array_equal(sample["npy"], record["npy"])

@@ -38,8 +38,6 @@ def public_names() -> set[str]:
 
 
 # ------------------------------------------------------------------------------------------------- the public names
-
-
 def test_all_is_exact() -> None:
     """Every name in __all__ exists, once, and every public name is in it."""
     assert len(set(torchdata_wds.__all__)) == len(torchdata_wds.__all__)
@@ -96,8 +94,6 @@ def test_import_is_silent_and_leaves_torchdata_alone() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ docstring examples
-
-
 def examples() -> list[tuple[str, Any]]:
     """Every docstring of the package that has an example."""
     finder = doctest.DocTestFinder(exclude_empty=True)

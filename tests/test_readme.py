@@ -125,8 +125,6 @@ def workplaces(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 # ------------------------------------------------------------------------------------------------------ the blocks run
-
-
 @pytest.mark.parametrize(
     ("page", "number"),
     [pytest.param(page, n, id=f"{page}-{block.line}") for page in PAGES for n, block in enumerate(blocks(page), 1)],
@@ -189,8 +187,6 @@ def test_page_has_no_block_that_is_not_checked(page: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------- the tables are complete
-
-
 def names_in_code(text: str) -> set[str]:
     """Every identifier that stands in backticks."""
     return {name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"[A-Za-z_]\w*", span)}
@@ -211,8 +207,7 @@ def names_in_first_cells(page: str, header: str) -> list[str]:
 
 def test_table_of_commands_is_complete() -> None:
     """Each command of the program has a place in it, in the order of the help."""
-    cells = " ".join(first_cells("cli", "command"))
-    assert re.findall(r"`wds (\w+)`", cells) == list(COMMANDS)
+    assert re.findall(r"`wds (\w+)`", " ".join(first_cells("cli", "command"))) == list(COMMANDS)
 
 
 def test_table_of_functional_forms_is_complete() -> None:
@@ -272,8 +267,7 @@ def test_table_of_environment_variables_is_complete() -> None:
 def test_table_of_fields_is_complete() -> None:
     """Each extension that has a codec is there, and no other; each image spec is named."""
     assert sorted(names_in_first_cells("fields", "fields")) == sorted(CODECS)
-    specs = TEXTS["fields"].partition("Image specs: ")[2].partition("\n\n")[0]
-    named = set(re.findall(r"`(\w+)`", specs))
+    named = set(re.findall(r"`(\w+)`", TEXTS["fields"].partition("Image specs: ")[2].partition("\n\n")[0]))
     named |= {"torch" + spec for spec in ("l8", "rgb8", "rgba8", "l", "rgb", "rgba")}
     assert set(IMAGE_SPECS) <= named
 
@@ -312,8 +306,6 @@ def test_signature_of_the_service_is_the_real_one() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the pages are in order
-
-
 def test_pages_name_every_public_name() -> None:
     """Nothing public is left without a word."""
     text = "\n".join(TEXTS.values())

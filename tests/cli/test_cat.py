@@ -31,8 +31,7 @@ def keys(result: Result) -> list[str]:
 def test_cat_joins_shards_in_the_order_given(shards: list[str], tmp_path: Path) -> None:
     """All samples, all fields, one end marker; nothing on standard output but data."""
     out = tmp_path / "all.tar"
-    done = run_wds("cat", *reversed(shards), "-o", out)
-    assert done == (0, b"", "")
+    assert run_wds("cat", *reversed(shards), "-o", out) == (0, b"", "")
     assert read_samples(out) == [sample for shard in reversed(shards) for sample in read_samples(shard)]
     assert not list(tmp_path.glob("*.partial"))
 
@@ -43,8 +42,7 @@ def test_cat_reads_standard_input_and_writes_standard_output(shards: list[str]) 
     expected = read_samples(shards[2])
     assert read_samples(run_wds("cat", stdin=data).out) == expected
     assert read_samples(run_wds("cat", "-", "-o", "-", stdin=gzip.compress(data)).out) == expected
-    pattern = shards[0].replace("000000.tar", "{000000..000003}.tar")
-    assert keys(run_wds("cat", pattern)) == text_keys(SIZES)
+    assert keys(run_wds("cat", shards[0].replace("000000.tar", "{000000..000003}.tar"))) == text_keys(SIZES)
 
 
 def test_cat_writes_the_same_bytes_again(shards: list[str], tmp_path: Path) -> None:

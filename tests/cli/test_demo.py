@@ -31,8 +31,6 @@ def run(*arguments: str | Path) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------ good shards
-
-
 @pytest.mark.slow
 def test_demo_reports_every_sample_once_when_run_as_a_user_does() -> None:
     """The whole command: exit status 0, figures on stdout, progress on stderr, no banner."""
@@ -133,8 +131,7 @@ def test_demo_refuses_arguments_that_do_not_fit(
 @pytest.mark.slow
 def test_demo_shards_hold_images_labels_and_json(tmp_path: Path) -> None:
     """They are what a user has: uneven shards whose fields belong together."""
-    pattern = write_shards(tmp_path)
-    assert pattern.endswith("/train-{000000..000007}.tar")
+    assert write_shards(tmp_path).endswith("/train-{000000..000007}.tar")
     names = [scan_shard(str(path)) for path in sorted(tmp_path.iterdir())]
     assert [len(members) // 3 for members in names] == list(SIZES)
     keys = [(split_name(name) or ("", ""))[0] for members in names for name, _ in members]
@@ -187,8 +184,6 @@ def test_augment_gives_images_of_one_size_and_keeps_none() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- lost and doubled
-
-
 @pytest.mark.parametrize(
     ("read", "said"),
     [
@@ -221,8 +216,6 @@ def test_demo_counts_a_sample_as_lost_when_it_does_not_decode(
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
-
-
 def damaged(folder: Path, kind: str) -> str:
     """A pattern that cannot be read."""
     whole = tar_bytes(image_samples("s", 3))
@@ -303,8 +296,6 @@ def test_demo_is_quiet_when_interrupted_while_its_workers_read(tmp_path: Path) -
 
 
 # ------------------------------------------------------------------------------------------------------------- scan
-
-
 def test_scan_finds_what_was_written(tmp_path: Path) -> None:
     """Samples, fields and bytes, with members that belong to no sample left out."""
     contents = Contents()

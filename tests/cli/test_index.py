@@ -77,8 +77,7 @@ def test_index_writes_those_of_dali(tmp_path: Path) -> None:
         expected = dali_index(index_shard(url, to=False))
         assert (tmp_path / "in.v1" / name).read_text() == (tmp_path / "out" / name).read_text() == expected
     assert "2 indexes unchanged" in run_wds("index", "--dali", *urls, "-p", "1").err
-    empty = write_tar(tmp_path / "empty.tar", [])
-    done = run_wds("index", "--dali", empty, "-p", "1")
+    done = run_wds("index", "--dali", write_tar(tmp_path / "empty.tar", []), "-p", "1")
     assert (done.status, "has no sample" in done.err) == (1, True)
 
 

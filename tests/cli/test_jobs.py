@@ -213,8 +213,6 @@ def test_idle_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- in their order
-
-
 def number_and_process(number: int) -> tuple[int, int]:
     """Takes longer for the first ones."""
     if number == 13:

@@ -294,8 +294,6 @@ def test_arguments_are_refused_when_they_are_none(kind: Callable[[str], Any], te
 
 
 # ------------------------------------------------------------------------------------------------------- progress
-
-
 class Terminal:
     """A stderr that says what it is and keeps what is written."""
 

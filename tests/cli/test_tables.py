@@ -24,8 +24,6 @@ def shard(tmp_path: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- tsv
-
-
 def test_tsv_has_a_header_and_a_line_for_each_sample_when_run(shard: str) -> None:
     """The key first, then the fields in the order asked for."""
     done = run_wds("tsv", "-f", "txt cls", shard)
@@ -103,8 +101,7 @@ def test_tables_refuse_when_fields_are_malformed(spec: str, shard: str) -> None:
 def test_tsv_masks_secrets_when_urls_are_asked_for(tmp_path: Path) -> None:
     """Output ends up in logs."""
     path = write_tar(tmp_path / "x.tar", MEMBERS)
-    done = run_wds("tsv", "-f", "__url__", "--no-key", "--no-header", "-c", "1", path)
-    assert done.text == f"{path}\n"
+    assert run_wds("tsv", "-f", "__url__", "--no-key", "--no-header", "-c", "1", path).text == f"{path}\n"
     secret = f"pipe:cat {path} # https://user:pa55word@host/"
     masked = run_wds("tsv", "-f", "__url__", "--no-key", "--no-header", "-c", "1", secret)
     assert masked.status == 0
@@ -112,8 +109,6 @@ def test_tsv_masks_secrets_when_urls_are_asked_for(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- json
-
-
 def lines(*arguments: object, **options: Any) -> list[Any]:
     """The objects that were written."""
     done = run_wds("json", *arguments, **options)

@@ -55,8 +55,7 @@ def test_decoder_reads_and_closes_streams_when_values_are_open() -> None:
     """Torchdata's own readers leave streams in samples, under names with a dot."""
     for wrap in [io.BytesIO, lambda data: StreamWrapper(io.BytesIO(data))]:
         stream = wrap(b"7")
-        result = Decoder()({".cls": stream, ".bin": wrap(b"raw")})
-        assert result == {".cls": 7, ".bin": b"raw"}
+        assert Decoder()({".cls": stream, ".bin": wrap(b"raw")}) == {".cls": 7, ".bin": b"raw"}
         assert stream.closed
 
 

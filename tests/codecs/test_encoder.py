@@ -91,8 +91,6 @@ class Odd:
 
 
 # ------------------------------------------------------------------------------------------------- the encoder itself
-
-
 def test_encoder_gives_a_new_dict_when_called() -> None:
     """The given sample is never changed; order and names stay."""
     sample = dict(SAMPLE)
@@ -256,7 +254,6 @@ def test_encoder_forgets_plans_when_field_names_never_end() -> None:
 
 
 # --------------------------------------------------------------------------------------------- what a field refuses
-
 REFUSED: list[tuple[str, Any, str]] = [
     *[(field, None, "None") for field in ("txt", "json", "pkl", "cls", "png", "bin", "x.json.gz", "msgpack")],
     ("bin", "text", ".encode()"),
@@ -358,8 +355,6 @@ def test_value_is_refused_when_it_could_not_be_read_back(field: str, value: Any,
 
 
 # ------------------------------------------------------------------------------------------------ what a field takes
-
-
 def test_text_reads_back_when_any_characters() -> None:
     """Marks at the beginning are kept, by one more before them."""
     for text in ["", "a\r\n", "größer😀", "\ufeffmark", "\ufeff\ufeff", "\0", np.str_("x")]:
@@ -455,8 +450,7 @@ def test_npy_reads_back_when_of_any_type() -> None:
     ]:
         data = encode("npy", array)
         for value in (decode("npy", data), np.load(io.BytesIO(data))):
-            assert value.dtype == array.dtype
-            assert value.shape == array.shape
+            assert (value.dtype, value.shape) == (array.dtype, array.shape)
             assert np.array_equal(value, array)
 
 
@@ -683,8 +677,6 @@ def test_field_is_refused_when_its_name_is_no_str() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- compression
-
-
 def test_value_is_compressed_when_the_field_has_a_suffix() -> None:
     """Others read it, and the rest of the name says the type."""
     for suffix in SUFFIXES:
@@ -710,8 +702,7 @@ def test_bytes_are_compressed_twice_when_the_field_has_two_suffixes() -> None:
     """Every level is whole: what is compressed once already is only compressed around."""
     inner = encode("gz", b"7")
     for data in (b"7", inner, encode("xz", inner)):
-        packed = encode("cls.gz.xz", data)
-        assert lzma.decompress(packed) == inner
+        assert lzma.decompress(encode("cls.gz.xz", data)) == inner
 
 
 def test_bytes_are_refused_when_they_unpack_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -738,8 +729,6 @@ def test_gzip_has_no_time_when_written() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- reproducibility
-
-
 @pytest.mark.slow
 def test_bytes_are_the_same_when_another_process_encodes() -> None:
     """Neither the process nor its random hashes nor the time show in the bytes."""

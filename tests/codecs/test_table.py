@@ -96,8 +96,7 @@ def test_decoder_equals_webdataset_when_both_know_the_extension() -> None:
     """Where webdataset decodes a field, it gives the same value."""
     for extension, data, _ in WEBDATASET_CASES:
         theirs = webdataset.autodecode.Decoder([])({"__key__": "a", extension: data})
-        ours = Decoder(allow_pickle=True)({"__key__": "a", extension: data})
-        assert equal(ours, theirs)
+        assert equal(Decoder(allow_pickle=True)({"__key__": "a", extension: data}), theirs)
 
 
 def test_import_needs_no_optional_package_when_codecs_are_imported() -> None:

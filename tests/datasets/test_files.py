@@ -93,7 +93,6 @@ def epoch_of(pipes: list[Any], seed: int) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------------- dataset:
-
 YAML_WITH_KEYS = """
 dataset:
   - shards: a-{0..3}.tar
@@ -117,8 +116,7 @@ def augmented(sample: dict[str, Any], scale: Any = (), scaleprob: float = 1.0) -
 
 def test_load_dataset_gives_every_sample_with_its_keys_when_entries_have_some(folder: Path) -> None:
     """The YAML of WebDataset's documentation: free keys go to the function, extensions are what is kept."""
-    pipe = load_dataset(save("x.yaml", YAML_WITH_KEYS), transforms=augmented)
-    samples = list(pipe)
+    samples = list(load_dataset(save("x.yaml", YAML_WITH_KEYS), transforms=augmented))
     assert counted(samples) == {0: 12, "bees": 12, 2: 12}
     assert len({sample["__key__"] for sample in samples}) == 36
     found = {
@@ -325,7 +323,6 @@ def test_load_dataset_gives_its_handler_to_every_stage_when_shards_fail(folder: 
 
 
 # ------------------------------------------------------------------------------------- prefix, buckets and datasets
-
 YAML_WITH_BUCKETS = """
 prefix: $SHARDS_OF_THIS_TEST/
 buckets: inner
@@ -414,8 +411,6 @@ def test_load_dataset_expands_home_when_a_bucket_begins_there(folder: Path, monk
 
 
 # ------------------------------------------------------------------------------------------------------------- wids
-
-
 def wids(*urls: str, **more: Any) -> dict[str, Any]:
     return {"wids_version": 1, "shardlist": [{"url": url, "nsamples": SAMPLES} for url in urls], **more}
 
@@ -474,8 +469,6 @@ def test_wids_list_of_this_package_loads_when_written_beside_its_shards(folder: 
 
 
 # ------------------------------------------------------------------------------------------------------- cache_dir
-
-
 @pytest.fixture
 def remote() -> Iterator[Callable[..., str]]:
     """Puts shards of three samples into fsspec's memory."""
@@ -514,8 +507,7 @@ def test_load_dataset_reads_copies_when_it_has_a_cache_dir(folder: Path, remote:
 def test_load_dataset_asks_the_handler_when_a_shard_cannot_be_copied(folder: Path, remote: Callable[..., str]) -> None:
     """One that is missing; where the folder is none, shards are read all the same."""
     entries = [{"shards": [remote("a.tar", folder / "a-0.tar"), "memory://dataset_files/missing.tar"]}]
-    pipe = load_dataset({"dataset": entries}, cache_dir="cache", handler=ignore_and_continue)
-    assert counted(pipe) == {0: 3}
+    assert counted(load_dataset({"dataset": entries}, cache_dir="cache", handler=ignore_and_continue)) == {0: 3}
     with pytest.raises(ShardOpenError, match=r"missing\.tar"):
         list(load_dataset({"dataset": entries}, cache_dir="cache"))
     assert counted(load_dataset({"dataset": [{"shards": entries[0]["shards"][0]}]}, cache_dir=folder / "a-0.tar")) == {
@@ -524,8 +516,6 @@ def test_load_dataset_asks_the_handler_when_a_shard_cannot_be_copied(folder: Pat
 
 
 # ------------------------------------------------------------------------------------------------ the pipe and others
-
-
 @pytest.mark.parametrize(
     ("argument", "options", "error"),
     [

@@ -287,8 +287,7 @@ def test_webdataset_splits_shards_when_a_dataloader_has_two_workers(shards: list
 def test_webdataset_draws_shards_without_end_when_resampled(shards: list[str]) -> None:
     """Every shard comes again and again, whole, in draws that follow torch.manual_seed."""
     torch.manual_seed(0)
-    pipe = WebDataset(shards, resampled=True)
-    samples = list(islice(pipe, 2000))
+    samples = list(islice(WebDataset(shards, resampled=True), 2000))
     found = Counter(sample["__key__"] for sample in samples)
     assert set(found) == set(text_keys(SIZES))
     assert min(found.values()) > 60
@@ -332,8 +331,7 @@ def test_webdataset_raises_when_resampled_is_no_flag(resampled: Any) -> None:
 def test_webdataset_draws_differently_in_each_worker_when_resampled(shards: list[str]) -> None:
     """Two workers read other shards, each from the whole list, where torch gives both the same seed."""
     pipe = WebDataset(shards, resampled=True).wds_map(with_worker)
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, collate_fn=tuple)
-    rows = list(islice(loader, 400))
+    rows = list(islice(DataLoader(pipe, batch_size=None, num_workers=2, collate_fn=tuple), 400))
     first, second = ([key for worker, key in rows if worker == number] for number in range(2))
     assert set(first) == set(second) == set(text_keys(SIZES))
     assert first != second
@@ -351,8 +349,6 @@ def test_webdataset_caches_the_shards_of_each_worker_when_it_has_a_cache_dir(sha
 
 
 # ------------------------------------------------------------------------------- what the stages take, in the one call
-
-
 def stage(pipe: Any, name: str) -> Any:
     """The one stage of a class in a chain."""
     (found,) = (pipe for pipe in upstream(pipe) if type(pipe).__name__.startswith(name))
@@ -387,8 +383,6 @@ def test_webdataset_reads_and_decodes_as_told_when_options_of_stages_are_given(t
 
 
 # ---------------------------------------------------------------------------------------- webdataset's own arguments
-
-
 def test_webdataset_takes_every_argument_of_webdatasets() -> None:
     """Each name is in the signature, so that none ends in a bare TypeError."""
     theirs = inspect.signature(webdataset.WebDataset).parameters

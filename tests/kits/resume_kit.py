@@ -42,8 +42,6 @@ def indexed_shards_in(folder: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ what graphs do
-
-
 def augment(sample: dict[str, Any]) -> dict[str, Any]:
     """Adds a draw from each of the global generators."""
     return {**sample, "draws": (random.random(), float(np.random.rand()), float(torch.rand(())))}
@@ -79,8 +77,6 @@ def passed_on(items: Iterator[Any]) -> Iterator[Any]:
 
 
 # -------------------------------------------------------------------------------------------------------------- graphs
-
-
 def samples(urls: list[str]) -> Any:
     return IterableWrapper([urls]).list_shards().shuffle().sharding_filter().load_wds_shards().group_by_key()
 
@@ -155,8 +151,6 @@ GRAPHS: dict[str, Graph] = {
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-
-
 def loader_of(pipe: IterDataPipe, workers: int, *, seed: int | None = SEED, **options: Any) -> DataLoader2:
     return DataLoader2(pipe, reading_service=WorkersReadingService(workers, seed=seed, **options))
 

@@ -171,8 +171,7 @@ def hostile_shard(rng: Random) -> bytes:
 
 def compressed_shard(rng: Random) -> bytes:
     """A shard in one or two layers, in parts, among empty streams; or zeros without end."""
-    kind = rng.choice(list(COMPRESS))
-    compress = COMPRESS[kind]
+    compress = COMPRESS[rng.choice(list(COMPRESS))]
     shard = rng.choice((sound_shard, hostile_shard))(rng)
     which = rng.randrange(7)
     if which == 0:

@@ -10,18 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from tests.kits.tar_blocks import (
-    END,
-    GNU,
-    V7,
-    block,
-    filled,
-    long_name,
-    member,
-    old_sparse,
-    pax,
-    pax_sparse,
-)
+from tests.kits.tar_blocks import END, GNU, V7, block, filled, long_name, member, old_sparse, pax, pax_sparse
 
 Draw = Callable[[Random], bytes]
 """Makes entries of an archive, whole blocks."""

@@ -78,8 +78,7 @@ def test_repr_never_raises_when_a_pipe_is_half_made_or_odd() -> None:
 
     for form in functional_forms.values():
         assert repr(form.__new__(form)).startswith(form.__name__.removesuffix("IterDataPipe"))
-    pipe = shards().wds_compose(itertools.islice, Odd())
-    assert repr(pipe) == "StageComposerIterDataPipe"
+    assert repr(shards().wds_compose(itertools.islice, Odd())) == "StageComposerIterDataPipe"
     loop: Any = shards().wds_shuffle()
     loop.source_datapipe = loop
     assert "wds_shuffle" in repr(loop)

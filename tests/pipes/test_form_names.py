@@ -63,8 +63,6 @@ def no_torchdata() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------ WebDataset's names
-
-
 def test_names_of_webdataset_are_all_answered() -> None:
     """Each public method of webdataset's class has a hint."""
     assert len(webdatasets_methods()) > 15
@@ -144,8 +142,6 @@ def test_lookup_is_safe_when_a_pipe_has_no_state_yet() -> None:
 
 
 # ------------------------------------------------------------------------------------- the same names, another meaning
-
-
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize(
     ("args", "options"), [((1000,), {}), ((), {"initial": 100}), ((), {"size": 1000, "rng": None})]
@@ -232,8 +228,6 @@ def test_forms_of_torchdata_are_silent_when_they_are_surely_meant(caplog: pytest
 
 
 # ------------------------------------------------------------------------------------------------ torchdata's names
-
-
 def test_names_of_torchdata_are_all_known() -> None:
     """The list is what torchdata registers, but for what torch and this package have registered."""
     import_torchdata()

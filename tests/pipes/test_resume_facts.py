@@ -29,9 +29,8 @@ from torchdata_wds.pipes.resuming import Way
 
 assert torchdata_wds.ShardLister
 
+
 # -------------------------------------------------------------------------------------------------------- what is known
-
-
 def facts_of(*told: Any) -> Facts:
     facts = Facts()
     facts.add(told)
@@ -157,8 +156,6 @@ def test_watch_belongs_to_no_stream_when_it_is_copied() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- wds_shuffle
-
-
 class Only(IterDataPipe):
     """Gives so many numbers, at first only those that are wanted: as a source that was resumed."""
 
@@ -244,8 +241,6 @@ def test_wds_shuffle_raises_when_its_source_has_become_shorter() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- group_by_key
-
-
 def grouped(urls: list[str], watch: Watch, **options: Any) -> Any:
     pipe = IterableWrapper(urls).load_wds_shards().group_by_key(**options)
     pipe._watch = watch
@@ -254,8 +249,7 @@ def grouped(urls: list[str], watch: Watch, **options: Any) -> Any:
 
 def told_by(pipe: Any, watch: Watch) -> tuple[list[Any], Facts]:
     """The samples of a pass, and what was told."""
-    samples = list(pipe)
-    return samples, facts_of(*watch.take())
+    return list(pipe), facts_of(*watch.take())
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -342,8 +336,6 @@ def test_load_wds_shards_raises_when_shards_are_not_those_of_the_state(
 
 
 # ---------------------------------------------------------------------------------------------------------- wds_epoch
-
-
 def test_wds_epoch_tells_passes_when_a_stream_goes_on() -> None:
     """Each pass with the item of the epoch that it began at, negative where that was before the epoch; and the end."""
     pipe = IterableWrapper(range(5)).wds_epoch(7)

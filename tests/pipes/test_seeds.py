@@ -137,8 +137,7 @@ def test_passes_follow_from_the_other_seeds_when_a_pipe_does_not_tell_its_own() 
     """What all consumers agree on decides for it as well."""
     given = []
     for seed in (1, 1, 2):
-        shuffle = IterableWrapper(range(20)).shuffle().set_seed(seed)
-        hidden = HiddenSeed(shuffle)
+        hidden = HiddenSeed(IterableWrapper(range(20)).shuffle().set_seed(seed))
         passes = Passes(hidden.sharding_filter())
         passes.begin_stream()
         for number in range(3):

@@ -129,8 +129,7 @@ def test_wrap_stream_gives_nothing_when_the_stream_is_empty() -> None:
 
 def test_wrap_stream_is_collected_when_dropped_after_an_error() -> None:
     """A stream that failed and was closed is in no reference cycle."""
-    foreign = Trickle(b"", failure=OSError("gone"))
-    stream = storage.wrap_stream(foreign, "x.tar")
+    stream = storage.wrap_stream(Trickle(b"", failure=OSError("gone")), "x.tar")
     raw = stream.raw  # type: ignore[attr-defined]
     with pytest.raises(ShardOpenError):
         stream.read(1)

@@ -97,8 +97,6 @@ def test_list_urls_warns_when_a_folder_cannot_be_read(
 
 
 # --------------------------------------------------------------------------------------------------------------- homes
-
-
 def test_a_home_is_put_in_wherever_a_local_path_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By writers, lists, loaders, indexes, rules and caches of samples; what is listed are the paths."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -58,8 +58,6 @@ def listed(pattern: Any, **options: Any) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- rules
-
-
 @pytest.mark.parametrize(
     ("rules", "url", "place"),
     [
@@ -120,8 +118,7 @@ def test_rules_travel_and_hide_secrets() -> None:
     rules = RewriteRules({"a": "b", "s3://": "pipe:curl -H 'Authorization: abc' "})
     options = StorageOptions({"s3": {"key": "k"}}, rewrite=rules)
     for same in (pickle.loads(pickle.dumps(options)), copy.deepcopy(options), StorageOptions(options)):
-        assert same.rewrite == rules
-        assert same == options
+        assert (same.rewrite, same) == (rules, options)
     assert StorageOptions(options, rewrite="c=d").rewrite == RewriteRules("c=d")
     assert hash(rules) == hash(RewriteRules(rules))
     assert bool(rules)
@@ -132,8 +129,6 @@ def test_rules_travel_and_hide_secrets() -> None:
 
 
 # --------------------------------------------------------------------------------------------- where they are applied
-
-
 @pytest.mark.parametrize("variable", ["WDS_REWRITE", "GOPEN_REWRITE"])
 def test_open_shard_opens_elsewhere_when_a_variable_says_so(
     variable: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,8 +175,7 @@ def test_open_shard_names_both_when_reading_fails(monkeypatch: pytest.MonkeyPatc
 
 def test_can_reopen_looks_where_the_rules_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command in place of a store gives its output once."""
-    options = StorageOptions(rewrite="s3://=pipe:cat ")
-    assert not can_reopen("s3://b/x.tar", storage_options=options)
+    assert not can_reopen("s3://b/x.tar", storage_options=StorageOptions(rewrite="s3://=pipe:cat "))
     assert can_reopen("s3://b/x.tar")
     monkeypatch.setenv("WDS_REWRITE", "s3://=pipe:cat ")
     assert not can_reopen("s3://b/x.tar")
@@ -202,8 +196,6 @@ def test_targets_are_written_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # ------------------------------------------------------------------------------------------------------------ listing
-
-
 @pytest.mark.parametrize("pattern", ["gs://b/*.tar", "gs://b/", "gs://b", "gs://b/shard-{000000..000002}.tar"])
 def test_list_urls_keeps_the_names_asked_for(pattern: str, folder: Path) -> None:
     """What is found elsewhere has the name under which it was looked for, and opens by the same rules."""
@@ -246,8 +238,7 @@ def test_list_urls_raises_when_nothing_is_found_elsewhere(folder: Path, monkeypa
 def test_list_shards_and_samples_keep_the_names_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples say where they are from in the user's words, with rules of the environment and of arguments."""
     monkeypatch.setenv("WDS_REWRITE", f"gs://={folder}/")
-    pipe = IterableWrapper(["gs://b/*.tar"]).list_shards().load_wds_shards().group_by_key()
-    samples = list(pipe)
+    samples = list(IterableWrapper(["gs://b/*.tar"]).list_shards().load_wds_shards().group_by_key())
     assert [sample["__key__"] for sample in samples] == text_keys((1, 2, 1))
     assert {sample["__url__"] for sample in samples} == {f"gs://b/{name}" for name in NAMES}
     monkeypatch.delenv("WDS_REWRITE")
@@ -256,8 +247,6 @@ def test_list_shards_and_samples_keep_the_names_asked_for(folder: Path, monkeypa
 
 
 # ----------------------------------------------------------------------------------------------------------- commands
-
-
 def test_open_shard_runs_a_command_when_a_rule_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule is the user's own, and may make commands, except under WDS_SECURE=1; a list of braces works."""
     rewrite = f"gs://=pipe:cat {folder}/"

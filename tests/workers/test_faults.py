@@ -255,10 +255,7 @@ def _bytes(file: Path) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize(
-    "context",
-    ["fork", "spawn", "forkserver"],
-)
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 @pytest.mark.slow
 def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, context: str) -> None:
     """No worker outlives a killed main process, stuck before a full pipe or in a command, nor the command."""

@@ -98,8 +98,7 @@ def test_ranks_share_each_epoch_when_behind_a_distributed_service(tmp_path: Path
 def test_ranks_refuse_to_be_divided_twice_when_both_services_would(tmp_path: Path) -> None:
     """distributed=True behind a DistributedReadingService is an error that says which to drop."""
     options = {"service": {"num_workers": 2, "distributed": True}, "sequential": True}
-    done = run_script(RANKS, str(tmp_path), json.dumps(options), seconds=90)
-    assert "drop distributed=True" in done.stderr
+    assert "drop distributed=True" in run_script(RANKS, str(tmp_path), json.dumps(options), seconds=90).stderr
 
 
 def test_ranks_are_asked_for_when_there_is_no_process_group() -> None:

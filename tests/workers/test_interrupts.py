@@ -191,8 +191,7 @@ def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen:
     with loader_of(IterableWrapper(range(20)).sharding_filter()) as loader:
         iter(loader)
         loader._reset_iter = True  # the epoch was interrupted before its first item
-        links = list(loader.reading_service._runs[0]._links)
-        for link in links:
+        for link in list(loader.reading_service._runs[0]._links):
             link._process.kill()
             link._process.join()
             link._board.answer(link._number, 0)

@@ -199,8 +199,7 @@ def test_service_keeps_a_side_branch_in_the_main_process_when_only_the_other_is_
 
 def test_service_rebatches_when_stages_stand_on_both_sides_of_the_border() -> None:
     """Batches of the workers' are taken apart and batched anew over all workers, and nothing is lost."""
-    pipe = uneven_pipe().batch(4).join_workers().unbatch().batch(5)
-    for order in epochs(pipe, num_workers=2):
+    for order in epochs(uneven_pipe().batch(4).join_workers().unbatch().batch(5), num_workers=2):
         assert [len(batch) for batch in order] == [5] * 6 + [1]
         assert sorted(item for batch in order for item in batch) == items_of(SIZES)
 

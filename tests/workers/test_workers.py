@@ -95,13 +95,7 @@ RUNNERS: dict[str, tuple[Callable[..., Iterator[list[str]]], str | None]] = {
     "1 worker, spawn": (workers(1), "spawn"),
     "3 workers, spawn": (workers(3), "spawn"),
 }
-SLOW = {
-    "1 worker, spawn",
-    "2 workers, spawn",
-    "3 workers, spawn",
-    "stock service, spawn",
-    "torch DataLoader, spawn",
-}
+SLOW = {"1 worker, spawn", "2 workers, spawn", "3 workers, spawn", "stock service, spawn", "torch DataLoader, spawn"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNNERS])

@@ -181,8 +181,7 @@ def test_opener_opens_the_files(tmp_path: Path) -> None:
 def test_index_lies_beside_each_shard(tmp_path: Path) -> None:
     """Its header knows the digest; overwriting replaces it."""
     for count in (5, 4):
-        shards = write(tmp_path / "x-%d.tar", count, max_count=3, index=True, overwrite=True)
-        for shard in shards:
+        for shard in write(tmp_path / "x-%d.tar", count, max_count=3, index=True, overwrite=True):
             index = ShardIndex.load(shard.path + ".index")
             assert (len(index), index.header.sha256, index.header.bytes) == (shard.count, shard.sha256, shard.bytes)
     assert names(tmp_path) == ["x-0.tar", "x-0.tar.index", "x-1.tar", "x-1.tar.index"]

@@ -66,8 +66,7 @@ def test_write_is_read_back_when_the_suffix_chooses_the_compression(suffix: str,
     write(path)
     assert stripped(read(path)) == SAMPLES
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-    magic = path.read_bytes()[:3]
-    assert (magic == b"d/0") == (suffix == "tar")
+    assert (path.read_bytes()[:3] == b"d/0") == (suffix == "tar")
 
 
 def test_compress_overrules_the_suffix(tmp_path: Path) -> None:
@@ -85,8 +84,7 @@ def test_write_returns_the_bytes_in_the_archive(tmp_path: Path) -> None:
     """Headers and padding are counted."""
     with TarWriter(tmp_path / "x.tar") as writer:
         sizes = [writer.write(sample) for sample in SAMPLES]
-    assert sizes[0] == 1536
-    assert sizes[1] == 2048
+    assert (sizes[0], sizes[1]) == (1536, 2048)
     assert (tmp_path / "x.tar").stat().st_size == -(-(sum(sizes) + 1024) // 10240) * 10240
 
 
@@ -132,8 +130,6 @@ def test_same_samples_give_the_same_bytes_in_another_process(tmp_path: Path) -> 
 
 
 # ------------------------------------------------------------------------------------------------------ whole or not
-
-
 def test_path_keeps_its_old_content_until_the_writer_is_closed(tmp_path: Path) -> None:
     """Readers see the old shard or the new one."""
     path = tmp_path / "x.tar"
@@ -203,8 +199,6 @@ def test_close_twice_does_nothing_and_writing_after_it_is_an_error(tmp_path: Pat
 
 
 # ---------------------------------------------------------------------------------------------------------- elsewhere
-
-
 def test_open_file_is_written_and_left_open(tmp_path: Path) -> None:
     """The caller's file gets the archive from where it stands, and stays open."""
     out = io.BytesIO()
@@ -320,8 +314,6 @@ def test_index_needs_a_place_beside_the_shard(file: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ refused, and skipped
-
-
 @pytest.mark.parametrize(
     ("sample", "error", "message"),
     [
@@ -396,8 +388,6 @@ def test_options_of_images_are_passed_on(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- interrupted, copied
-
-
 def interrupt_at(line: int, function: Callable[[], Any]) -> bool:
     """Calls a function and raises KeyboardInterrupt before the n-th line that runs in shard_file.py."""
     count = 0

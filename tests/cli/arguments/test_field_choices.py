@@ -34,8 +34,7 @@ def test_choices_take_what_the_spec_says(spec: str, fields: list[str]) -> None:
 
 def test_choices_make_a_field_of_the_key() -> None:
     """Under a new name it is data like any other."""
-    chosen = FieldChoices("name=__key__").choose(SAMPLE)
-    assert chosen == {"__key__": "a", "__url__": "x.tar", "name": b"a"}
+    assert FieldChoices("name=__key__").choose(SAMPLE) == {"__key__": "a", "__url__": "x.tar", "name": b"a"}
 
 
 def test_choices_make_rows_of_one_value_per_column() -> None:

@@ -61,8 +61,6 @@ def keys_of(done: Result) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ input
-
-
 def test_inputs_are_named_in_every_way(shards: list[str], tmp_path: Path) -> None:
     """Paths, braces, globs, a folder, a command, lists: the same samples."""
     folder = tmp_path / "in"
@@ -243,8 +241,6 @@ def test_keys_are_refused_when_they_are_no_rule(rule: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- fields
-
-
 def test_fields_are_chosen_and_renamed(shards: list[str]) -> None:
     """With the counts of what was left out on stderr."""
     done = run_wds("copy", shards[0], "-f", "label=cls jpg;txt")
@@ -264,8 +260,6 @@ def test_fields_are_an_error_when_they_are_missing_or_malformed(shards: list[str
 
 
 # ----------------------------------------------------------------------------------------------------------- output
-
-
 def test_output_is_never_replaced_unless_forced(shards: list[str], tmp_path: Path) -> None:
     """Also where it is one of the inputs."""
     target = Path(shards[0])
@@ -335,8 +329,6 @@ def test_rekey_is_refused_when_keys_would_be_one_or_none(pattern: str, shards: l
 
 
 # -------------------------------------------------------------------------------------------------------------- --part
-
-
 @pytest.mark.parametrize("total", [1, 2, 3, 5, 7, 100])
 def test_parts_have_every_shard_once_in_order(total: int) -> None:
     """Whatever their number: the parts one after the other are the list, and their lengths differ by one at most."""

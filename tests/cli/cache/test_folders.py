@@ -67,8 +67,6 @@ def age(folder: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ listing
-
-
 def test_list_finds_copies_and_leaves_other_files_alone(tmp_path: Path) -> None:
     """Also those that look a little like one."""
     put(tmp_path, own())
@@ -168,8 +166,6 @@ def test_list_and_check_are_no_use_of_a_file(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ checking
-
-
 def test_check_finds_damaged_copies_and_samples(tmp_path: Path) -> None:
     """Cut, changed, and of another length than when they were made."""
     put(tmp_path, own("good"))
@@ -197,8 +193,6 @@ def test_check_takes_a_file_that_has_gone_as_no_damage(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- choosing and removing
-
-
 def test_choose_takes_what_is_left_over_and_the_oldest() -> None:
     """All, those of some age, and as many as are too many; never what is being made."""
     ages = {"old": 9, "middle": 5, "new": 1}

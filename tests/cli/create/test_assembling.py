@@ -192,8 +192,6 @@ def test_no_file_or_process_stays_when_the_reader_stops_early(tmp_path: Path) ->
 
 
 # ----------------------------------------------------------------------------------------------- what a source is
-
-
 def test_kind_of_source_goes_by_folder_and_suffix(tmp_path: Path) -> None:
     """A folder is one whatever its name; compression is looked through."""
     (tmp_path / "x.csv").mkdir()

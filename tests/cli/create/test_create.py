@@ -141,8 +141,6 @@ def test_create_writes_no_control_characters_to_the_terminal() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- before anything
-
-
 def test_create_reports_all_problems_and_writes_nothing(folder: Path) -> None:
     """One run says all that is to mend; also to standard output not a byte is written."""
     recipe = "a.txt text:1\nb.txt nothing.txt\nc text:2\na.jpg images/cat/1.jpg\n"

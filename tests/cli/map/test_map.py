@@ -98,8 +98,6 @@ def names(*left_out: int, suffix: str = ".tar") -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ one shard that fails
-
-
 def check_that_one_failure_costs_one_output(here: Path, *arguments: str) -> None:
     """Eight shards: seven outputs and a named error; the second run does only what is missing."""
     command = ("map", f"{MODULE}:shout", "shard-*.tar", "-o", "out/{name}.x.tar", *arguments)
@@ -208,8 +206,6 @@ def test_map_does_the_other_shards_when_a_worker_dies(here: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- in and out
-
-
 def test_map_makes_outputs_anew_when_forced(here: Path) -> None:
     """Otherwise what exists is left as it is."""
     (here / "out").mkdir()

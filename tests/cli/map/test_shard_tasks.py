@@ -49,8 +49,6 @@ def write_name(source: str, target: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- one task
-
-
 @pytest.mark.parametrize("prefix", ["", "file:"])
 def test_run_task_makes_the_output_appear(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder is made; the function sees the input's name as it was given and the suffix of the output."""
@@ -235,8 +233,6 @@ def test_staged_tasks_says_when_a_folder_cannot_be_made(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- functions
-
-
 def test_load_function_finds_functions(module: Callable[[str], str], tmp_path: Path) -> None:
     """Of any module, in classes too, and in another process by name."""
     name = module("class A:\n    @staticmethod\n    def f(source, target):\n        open(target, 'w').close()\n")

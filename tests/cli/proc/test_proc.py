@@ -362,8 +362,6 @@ def test_proc_replaces_no_file_unless_forced(shards: list[str]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- the installed program
-
-
 def heed_interrupts() -> None:
     """Undoes what a shell does to the programs that it starts in the background: they would not see Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

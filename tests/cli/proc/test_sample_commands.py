@@ -135,8 +135,6 @@ def test_command_has_nothing_to_read(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- failures
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -281,15 +279,12 @@ def test_command_raises_when_there_is_no_folder(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ options
-
-
 def test_log_field_has_what_the_command_said(folder: Path) -> None:
     """Standard output and error as they came, in each new sample."""
     command = "echo out; echo error >&2; mkdir 1; mv sample.txt 1"
     (sample,) = only(command, folder=folder, log_field="log").samples or ()
     assert sample == {"__key__": "0/1", "__url__": "x.tar", "txt": b"0", "log": b"out\nerror\n"}
-    failed = only(f"{command}; false", folder=folder, log_field="log", ignore_failures=True)
-    assert failed.samples == [sample]
+    assert only(f"{command}; false", folder=folder, log_field="log", ignore_failures=True).samples == [sample]
 
 
 def test_log_field_has_the_end_of_a_long_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,7 @@ def test_keys_stand_below_when_drawn() -> None:
     expected = Image.new("RGB", (128, 17), (255, 255, 255))
     ImageDraw.Draw(expected).text((0, 2), "0/000012", fill=(20, 20, 20), font=ImageFont.load_default(13))
     assert with_key != without
-    below = with_key.crop((8, 8 + 128, 136, 8 + 128 + 17))
-    assert np.array_equal(np.asarray(below), np.asarray(expected))
+    assert np.array_equal(np.asarray(with_key.crop((8, 8 + 128, 136, 8 + 128 + 17))), np.asarray(expected))
 
 
 @pytest.mark.parametrize("text", ["a" * 400, "train/000/000123456789" * 9, "x", ""])
@@ -119,8 +118,6 @@ def test_sheet_is_refused_when_there_is_nothing_or_too_much() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
-
-
 def labelled(*labels: str) -> Tile:
     return tile()._replace(labels=labels)
 
@@ -160,8 +157,7 @@ def test_long_labels_are_cut_after_three_lines(word: str) -> None:
 )
 def test_labels_take_as_many_lines_as_they_need(text: str, lines: int) -> None:
     """None where there is nothing to read; what is no character of its own is escaped."""
-    sheet = draw_sheet([labelled(text)], size=112)
-    assert (sheet.height - draw_sheet([tile()], size=112).height) / 17 == lines
+    assert (draw_sheet([labelled(text)], size=112).height - draw_sheet([tile()], size=112).height) / 17 == lines
 
 
 def test_labels_are_cut_after_ten_lines_together() -> None:

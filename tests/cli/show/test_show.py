@@ -35,8 +35,6 @@ def images_of(path: Path) -> list[dict[str, str | None]]:
 
 
 # ------------------------------------------------------------------------------------------------------------- text
-
-
 def test_show_prints_samples_with_their_fields_when_run(tmp_path: Path) -> None:
     """Key and shard, then a line a field: name, size, value."""
     members = [
@@ -101,8 +99,7 @@ def test_show_runs_nothing_when_a_field_is_a_pickle(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return Path.touch, (tmp_path / "made",)  # type: ignore[return-value]
 
-    path = write_tar(tmp_path / "x.tar", sample_members("a", pyd=pickle.dumps(Evil())))
-    done = run_wds("show", path)
+    done = run_wds("show", write_tar(tmp_path / "x.tar", sample_members("a", pyd=pickle.dumps(Evil()))))
     assert (done.status, "a pickle, not loaded" in done.text) == (0, True)
     assert not (tmp_path / "made").exists()
 
@@ -118,8 +115,7 @@ def test_show_fails_when_a_field_does_not_decode(tmp_path: Path) -> None:
 
 def test_show_escapes_when_names_act_on_a_terminal(tmp_path: Path) -> None:
     """Keys, fields, shards and values."""
-    path = write_tar(tmp_path / "\x1b[2J.tar", [("k\x1b[2J.f\x1b[2J", b"v\x1b[2J")])
-    done = run_wds("show", path)
+    done = run_wds("show", write_tar(tmp_path / "\x1b[2J.tar", [("k\x1b[2J.f\x1b[2J", b"v\x1b[2J")]))
     assert "\x1b" not in done.text
     assert done.text.lower().count(r"\x1b[2j") == 3  # and the value is no text: its bytes are shown
 
@@ -135,8 +131,6 @@ def test_show_fails_when_the_shard_is_cut(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- sheets
-
-
 @pytest.mark.parametrize(("name", "form"), [("sheet.jpg", "JPEG"), ("SHEET.PNG", "PNG")])
 def test_show_draws_a_sheet_when_the_name_says_so(name: str, form: str, shard: str, tmp_path: Path) -> None:
     """Of so many columns, of images of this size."""
@@ -232,8 +226,6 @@ def test_show_refuses_when_its_arguments_are_wrong(options: list[str], shard: st
 
 
 # ------------------------------------------------------------------------------------------------------------ pages
-
-
 def test_show_writes_a_page_when_the_name_says_so(shard: str, tmp_path: Path) -> None:
     """One file with all samples, their images as thumbnails."""
     path = tmp_path / "page.html"

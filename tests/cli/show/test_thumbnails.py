@@ -82,8 +82,7 @@ def test_picture_is_scaled_when_the_image_has_16_bits() -> None:
     ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(1, 256).repeat(4, axis=0)
     view = view_image(encoded(Image.fromarray(ramp)), 256)
     assert view.picture is not None
-    row = np.asarray(view.picture)[0, :, 0].astype(int)
-    assert (np.abs(row - np.arange(256)) <= 1).all()
+    assert (np.abs(np.asarray(view.picture)[0, :, 0].astype(int) - np.arange(256)) <= 1).all()
 
 
 def test_small_image_stays_when_the_thumbnail_is_larger() -> None:
@@ -96,8 +95,7 @@ def test_small_image_stays_when_the_thumbnail_is_larger() -> None:
 @pytest.mark.parametrize("max_size", [None, 16])
 def test_view_raises_when_the_file_is_cut(max_size: int | None) -> None:
     """Also without a thumbnail every pixel is looked at."""
-    noise = np.random.default_rng(0).integers(0, 256, (32, 64, 3), dtype=np.uint8)
-    data = encoded(Image.fromarray(noise))
+    data = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 64, 3), dtype=np.uint8)))
     with pytest.raises(OSError, match="truncated"):
         view_image(data[:3000], max_size)
 

@@ -94,8 +94,7 @@ def test_values_of_other_types_are_kept_as_they_are() -> None:
         number = int(sample["v"])
         return (float("-inf") if number % 3 else 1.5, -(number * 10**40))
 
-    found = list(sort_samples(samples, value, memory=5000))
-    assert found == sorted(samples, key=value)
+    assert list(sort_samples(samples, value, memory=5000)) == sorted(samples, key=value)
 
 
 def test_sample_larger_than_the_memory_is_sorted() -> None:

@@ -81,8 +81,7 @@ def test_sort_shuffles_alike_for_a_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", [b"seven", b"nan"])
 def test_sort_refuses_a_value_that_is_no_number_and_names_the_place(bad: bytes, tmp_path: Path) -> None:
     """Nothing is written; skipping loses that one sample, with status 1."""
-    shard = write(tmp_path / "x.tar", [b"3", bad, b"1"])
-    arguments = ["sort", shard, "-k", "cls", "--type", "float"]
+    arguments = ["sort", write(tmp_path / "x.tar", [b"3", bad, b"1"]), "-k", "cls", "--type", "float"]
     done = run_wds(*arguments, "-o", tmp_path / "out.tar")
     assert (done.status, done.out) == (1, b"")
     for part in ("'0001'", "x.tar", "'cls'", repr(bad)):

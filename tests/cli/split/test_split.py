@@ -168,8 +168,6 @@ def test_split_prints_paths_that_are_no_utf8(shards: list[str], folder: Path) ->
 
 
 # ------------------------------------------------------------------------------------------------------- max shards
-
-
 @pytest.mark.parametrize("limit", [["-n", 2], ["-s", "10kB"]])
 def test_split_stops_when_so_many_shards_are_full_and_says_how_to_go_on(
     limit: list[Any], shards: list[str], folder: Path
@@ -204,8 +202,7 @@ def test_split_goes_on_in_the_middle_of_a_slice(shards: list[str], folder: Path)
     assert "from 0 again" not in done.err
     numbered = run_wds("split", *shards, "-n", 2, "--max-shards", 1, "-o", folder / "z", "--rekey", "#")
     assert "--rekey will number them from 0 again" in numbered.err
-    whole = run_wds("split", *shards, "-n", 99, "--max-shards", 1, "-o", folder / "y")
-    assert "stopped" not in whole.err
+    assert "stopped" not in run_wds("split", *shards, "-n", 99, "--max-shards", 1, "-o", folder / "y").err
 
 
 def test_writer_writes_no_sample_more_when_its_shards_are_full(folder: Path) -> None:
@@ -226,8 +223,6 @@ def test_writer_writes_no_sample_more_when_its_shards_are_full(folder: Path) -> 
 
 
 # ------------------------------------------------------------------------------------------------------------- post
-
-
 def test_split_runs_a_command_for_each_finished_shard(
     shards: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,8 +265,6 @@ def test_split_runs_no_command_where_that_is_forbidden(
 
 
 # --------------------------------------------------------------------------------------------------- what goes wrong
-
-
 def test_split_of_a_damaged_shard_keeps_what_is_whole(shards: list[str], folder: Path, tmp_path: Path) -> None:
     """Finished shards stay, an unfinished one does not appear; skipping goes on, with status 1."""
     data = Path(shards[2]).read_bytes()

@@ -136,8 +136,6 @@ def test_repair_raises_when_the_shard_is_another_one_by_now(change: str, tmp_pat
 
 
 # ------------------------------------------------------------------------------------------------------------ reports
-
-
 def test_reports_keep_the_first_findings_of_a_kind_and_count_all(tmp_path: Path) -> None:
     """Of each kind as many as asked for; the rest is counted."""
     url = write_tar(tmp_path / "x.tar", members(["README", "a.txt", "LICENSE", "b.", "b.txt", "NOTICE"]))

@@ -83,8 +83,6 @@ def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
 
 
 # ------------------------------------------------------------------------------------------------ damaged archives
-
-
 @pytest.mark.parametrize("name", DAMAGES)
 def test_validate_finds_each_damage_with_its_place(name: str, tmp_path: Path) -> None:
     """One error that says where, what is whole before it, and no other."""
@@ -147,8 +145,6 @@ def test_validate_takes_markers_as_it_is_told(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ wrong samples
-
-
 def test_validate_goes_on_behind_wrong_samples(tmp_path: Path) -> None:
     """All of them are found in one reading, more than one in a sample, each at its member."""
     members = [
@@ -211,8 +207,7 @@ def test_validate_judges_by_the_options_of_grouping(
 
 def test_validate_reports_a_key_that_comes_back_once_for_each_time(tmp_path: Path) -> None:
     """With the place of each."""
-    url = write_tar(tmp_path / "x.tar", [(f"{key}.txt", b"x") for key in "abaca"])
-    findings = findings_of(url)
+    findings = findings_of(write_tar(tmp_path / "x.tar", [(f"{key}.txt", b"x") for key in "abaca"]))
     assert [(finding.kind, finding.offset) for finding in findings] == [
         ("reappearing-key", 2048),
         ("reappearing-key", 4096),
@@ -233,8 +228,6 @@ def test_validate_reports_a_rule_that_fails(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- odd members
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -326,8 +319,6 @@ def test_validate_does_not_take_the_sample_of_a_dangling_link_as_sound(tmp_path:
 
 
 # ------------------------------------------------------------------------------------------------------------- fields
-
-
 def test_validate_notes_samples_whose_fields_are_unlike_the_majority(tmp_path: Path) -> None:
     """One note for a set, that says what is missing and more."""
     members = [(f"{key}.{field}", b"1") for key in "abcdef" for field in ("cls", "txt")]
@@ -373,8 +364,6 @@ def test_validate_asks_about_fields(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- index
-
-
 def _rewrite(members: list[tuple[str, bytes]]) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(tar_bytes(members)) and None
 
@@ -408,8 +397,7 @@ def test_validate_compares_all_of_an_index(tmp_path: Path) -> None:
     write_tar(path, text_samples("s", 3))
     index_shard(path)
     index = tmp_path / "x.tar.index"
-    good = index.read_bytes()
-    head, first, *rest = good.splitlines(keepends=True)
+    head, first, *rest = index.read_bytes().splitlines(keepends=True)
     for broken in (
         b"".join([head.replace(b'"samples": 3', b'"samples": 2'), first, *rest[:1]]),
         b"".join([head, first.replace(b"0,", b"512,", 1), *rest]),

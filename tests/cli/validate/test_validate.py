@@ -35,8 +35,6 @@ def keys(path: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- report
-
-
 def test_validate_reports_every_damage_of_a_folder_in_one_run(damaged: Path) -> None:
     """A line for each with its shard and byte, then what there is of each kind; the good ones are not named."""
     done = run_wds("validate", damaged)
@@ -53,8 +51,7 @@ def test_validate_reports_every_damage_of_a_folder_in_one_run(damaged: Path) -> 
     assert ["shards", "good", "2"] in table
     assert ["shards", "bad", str(len(DAMAGES))] in table
     assert sum(int(row[2]) for row in table if row[0] == "error") == len(DAMAGES)
-    whole = sum(len(damage.complete) for damage in DAMAGES.values())
-    assert ["samples", "good", str(whole + 2)] in table
+    assert ["samples", "good", str(sum(len(damage.complete) for damage in DAMAGES.values()) + 2)] in table
 
 
 def test_validate_passes_good_shards(tmp_path: Path) -> None:
@@ -149,8 +146,7 @@ def test_validate_finds_a_stale_index(tmp_path: Path) -> None:
 
 def test_validate_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None:
     """Nothing in a name acts on a terminal, and each finding has one line."""
-    url = write_tar(tmp_path / "x.tar", [("\x1b[2Jfoo\nbar", b"x")])
-    line = run_wds("validate", url).text.splitlines()[0]
+    line = run_wds("validate", write_tar(tmp_path / "x.tar", [("\x1b[2Jfoo\nbar", b"x")])).text.splitlines()[0]
     assert r"\x1b[2Jfoo\nbar" in line
 
 
@@ -169,8 +165,6 @@ def test_validate_reports_the_same_on_several_processes(damaged: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- repair
-
-
 def test_fix_writes_the_good_samples_of_all_shards_to_one_archive(damaged: Path, tmp_path: Path) -> None:
     """With new keys, as many shards have the same ones; what is written is good."""
     out = tmp_path / "out.tar.gz"

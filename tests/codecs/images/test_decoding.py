@@ -180,8 +180,7 @@ def test_spec_is_about_images_only_when_given() -> None:
 
 def test_pil_image_is_loaded_when_decoded() -> None:
     """A PIL image holds its pixels and no file: it pickles and lives on."""
-    image = decode(encoded(picture()), "pil")
-    again = pickle.loads(pickle.dumps(image))
+    again = pickle.loads(pickle.dumps(decode(encoded(picture()), "pil")))
     assert np.array_equal(np.asarray(again), np.asarray(picture()))
 
 

@@ -99,8 +99,7 @@ def test_image_reads_back_equal_or_is_refused_when_of_any_mode() -> None:
         image = make_image(mode)
         before, info = image.tobytes(), dict(image.info)
         if is_accepted:
-            value = decode("rgba", field, encode(field, image))
-            difference = np.abs(value - expected_pixels(image))
+            difference = np.abs(decode("rgba", field, encode(field, image)) - expected_pixels(image))
             assert difference.mean() < 0.2 if field in JPEGS else not difference.any()
         else:
             message = refuse(field, image)
@@ -403,8 +402,7 @@ def test_palette_image_keeps_its_indices_or_is_refused_when_its_palette_is_short
         assert np.array_equal(decode("rgb8", field, data), np.asarray(image.convert("RGB")))
         with Image.open(io.BytesIO(data)) as again:
             assert field == "webp" or np.array_equal(np.asarray(again), np.asarray(image))
-        black = Image.new("P", (2, 2))
-        assert not decode("rgb8", field, encode(field, black)).any()
+        assert not decode("rgb8", field, encode(field, Image.new("P", (2, 2)))).any()
 
 
 def test_palette_image_keeps_its_alpha_or_is_refused_when_its_palette_has_some() -> None:

@@ -207,7 +207,6 @@ def test_exif_transpose_turns_the_image_when_it_has_16_bits() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     pixels = random_pixels(3)
-    data = png_bytes(pixels, extra=png_chunk(b"eXIf", exif.tobytes()[6:]))
-    value = decode("rgb", data, exif_transpose=True)
+    value = decode("rgb", png_bytes(pixels, extra=png_chunk(b"eXIf", exif.tobytes()[6:])), exif_transpose=True)
     assert np.array_equal(value, np.rot90(pixels, -1) / np.float32(65535))
     assert value.flags.c_contiguous

@@ -128,8 +128,6 @@ CLIP = write_video(PICTURES, sound=SOUND)
 
 
 # --------------------------------------------------------------------------------------------------------- video
-
-
 def test_torch_video_gives_the_very_frames_and_samples_when_the_codecs_are_lossless() -> None:
     """Frames (T, H, W, C) uint8, samples (channels, n) float32 with their rates, as webdataset's users unpack them."""
     frames, audio, info = torch_video(".mkv", CLIP)
@@ -313,8 +311,6 @@ def test_torch_video_raises_when_the_frames_take_too_much_memory() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- audio
-
-
 def test_torch_audio_gives_the_very_samples_when_the_codec_is_lossless() -> None:
     """Planar and packed, of all depths: float32 of shape (channels, n), integers divided by their full scale."""
     for field, kind, layout, options in [
@@ -369,8 +365,6 @@ def test_torch_audio_takes_the_audio_of_a_video_and_raises_when_there_is_none() 
 
 
 # --------------------------------------------------------------------------------------------- as decoders of a stage
-
-
 def test_decoders_take_fields_of_their_kind() -> None:
     """By the last part, in any case, with a leading dot; both stand in one stage, and leave the rest."""
     for name in [*VIDEO_FIELDS.split(), "MP4", "left.mp4"]:
@@ -424,8 +418,6 @@ def test_decoders_name_the_extra_when_av_is_not_installed(monkeypatch: pytest.Mo
 
 
 # --------------------------------------------------------------------------------------------------- damage and trust
-
-
 FRAGMENTED = {"container": "mp4", "codec": "libx264", "pixels": "yuv420p", "muxing": {"movflags": "empty_moov"}}
 WHOLE: dict[str, tuple[str, bytes]] = {
     "mkv": ("mkv", CLIP),
@@ -525,8 +517,7 @@ def test_torch_video_is_whole_when_its_first_frames_need_one_that_was_cut_away()
     with av.open(io.BytesIO(longer)) as source, av.open(out, "w", format="matroska") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
         found = [packet for packet in source.demux(video=0) if packet.size]
-        second = [number for number, packet in enumerate(found) if packet.is_keyframe][1]
-        for packet in found[second:]:
+        for packet in found[[number for number, packet in enumerate(found) if packet.is_keyframe][1] :]:
             packet.stream = stream
             target.mux(packet)
     with av.open(io.BytesIO(out.getvalue())) as file:

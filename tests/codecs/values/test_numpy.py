@@ -120,10 +120,8 @@ def test_tenbin_gives_the_arrays_when_webdataset_wrote_them() -> None:
     for dtype in DTYPES:
         shapes: list[tuple[int, ...]] = [(), (0,), (3,), (16,), (2, 3, 5), (1,) * 9]
         arrays = [np.full(shape, 7, dtype) for shape in shapes]
-        values = decode("ten", tenbin_bytes(*arrays))
-        for value, array in zip(values, arrays, strict=True):
-            assert value.dtype == array.dtype
-            assert value.shape == array.shape
+        for value, array in zip(decode("ten", tenbin_bytes(*arrays)), arrays, strict=True):
+            assert (value.dtype, value.shape) == (array.dtype, array.shape)
             assert np.array_equal(value, array)
             assert value.flags.writeable
             assert value.flags.aligned

@@ -164,8 +164,7 @@ def test_spec_raises_when_the_function_does_not_take_its_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "inner",
-    [wids(datasets=[{"source_url": "x.json"}]), wids(datasets=[{"shardlist": [{"url": "x.tar"}]}])],
+    "inner", [wids(datasets=[{"source_url": "x.json"}]), wids(datasets=[{"shardlist": [{"url": "x.tar"}]}])]
 )
 def test_wids_list_raises_when_it_points_more_than_one_level_down(inner: Any) -> None:
     """Also to itself."""
@@ -176,8 +175,6 @@ def test_wids_list_raises_when_it_points_more_than_one_level_down(inner: Any) ->
 
 
 # ---------------------------------------------------------------------------------------------------------- the text
-
-
 def test_yaml_is_read_when_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON does not need it; without it YAML is an error that says how to get it."""
     assert parse_spec("dataset:\n- shards: x.tar\n  scale: [1, 2.5]") == {
@@ -252,7 +249,6 @@ def test_spec_file_may_begin_with_a_byte_order_mark() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- trust
-
 PIPES: list[Any] = [
     entry(shards="pipe:touch ran; cat x.tar"),
     entry(shards="PIPE:touch ran; cat x.tar"),

@@ -43,8 +43,6 @@ def order(document: Any) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------- what JSON says
-
-
 def test_image_extensions_are_those_of_the_codecs() -> None:
     """This floor may not import them; the order is another."""
     assert set(IMAGE_EXTENSIONS) == set(IMAGE_FIELDS)
@@ -175,8 +173,6 @@ def test_find_images_finds_what_was_stored_under_another_name(
 
 
 # ------------------------------------------------------------------------------------------------------- in a stream
-
-
 def document(key: str, *names: str, url: str = "x.tar", **fields: Any) -> dict[str, Any]:
     return {"__key__": key, "__url__": url, "json": matched(1, *map(info, names)), **fields}
 
@@ -231,10 +227,7 @@ def test_find_documents_takes_images_in_folders_when_their_names_have_slashes(is
 )
 def test_find_documents_swallows_nothing_when_a_key_is_the_beginning_of_another(samples: list[Any]) -> None:
     """An image belongs to the document that names it, not to each whose key it begins with."""
-    assert dict(found(samples)) == {
-        "12": {"a.jpg": b"12-a", "3.jpg": b"12-3"},
-        "12-3": {"b.jpg": b"12-3-b"},
-    }
+    assert dict(found(samples)) == {"12": {"a.jpg": b"12-a", "3.jpg": b"12-3"}, "12-3": {"b.jpg": b"12-3-b"}}
 
 
 def test_find_documents_shares_a_sample_when_its_key_is_that_of_a_document_and_of_an_image() -> None:
@@ -274,16 +267,14 @@ def test_find_documents_loses_nothing_when_images_come_in_any_order(seed: int) -
 def test_find_documents_shares_so_many_images_and_no_more() -> None:
     """They are kept for documents to come, which mostly do not."""
     shared = [document(f"p-{number}", jpg=b"x") for number in range(MOST_WAITING + 1)]
-    outcome = found([*shared, document("p", "0", "1")])
-    assert outcome[-1] == ("p", {"1.jpg": b"x"})
+    assert found([*shared, document("p", "0", "1")])[-1] == ("p", {"1.jpg": b"x"})
 
 
 def test_find_documents_tells_of_damaged_json_when_its_sample_has_an_image_of_another() -> None:
     """The image is taken, and the document that cannot be read is an error all the same."""
     outcome = found([document("12", "3"), {"__key__": "12-3", "__url__": "x.tar", "json": b"{", "jpg": b"x"}])
     assert "field 'json' of sample '12-3'" in outcome[0]
-    assert outcome[1][0] == "12"
-    assert outcome[1][1]["3.jpg"] == b"x"
+    assert (outcome[1][0], outcome[1][1]["3.jpg"]) == ("12", b"x")
 
 
 def test_find_documents_goes_on_when_something_foreign_lies_between_images() -> None:
@@ -384,8 +375,6 @@ def test_find_documents_names_the_sample_when_its_json_is_damaged(data: bytes) -
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
-
-
 def test_interleaved_sample_gives_fields_that_are_found_again() -> None:
     """Names with and without extension, in upper case, addresses, and none."""
     segments = [
@@ -423,10 +412,7 @@ def test_interleaved_sample_writes_an_image_once_when_it_stands_twice() -> None:
         interleaved_sample({"__key__": "a", "segments": [cat, ImageSegment(b"dog", "CAT.jpg")]})
 
 
-@pytest.mark.parametrize(
-    ("there", "missing"),
-    [("a.png", "a.png"), ("1.jpg", None), ("x", "x.png"), ("a.jpg", "txt")],
-)
+@pytest.mark.parametrize(("there", "missing"), [("a.png", "a.png"), ("1.jpg", None), ("x", "x.png"), ("a.jpg", "txt")])
 def test_interleaved_sample_raises_when_a_missing_image_would_be_found_again_as_another(
     there: str, missing: str | None
 ) -> None:

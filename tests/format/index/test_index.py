@@ -169,8 +169,6 @@ def test_index_shard_seeks_over_large_members(tmp_path: Path, monkeypatch: pytes
 
 
 # --------------------------------------------------------------------------------------------------------- its file
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("samples", -1), ("samples", "3"), ("samples", 3.0), ("samples", True), ("bytes", -1), ("sha256", 7)],
@@ -263,8 +261,6 @@ def test_index_is_a_sequence() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- other programs'
-
-
 def test_dali_index_is_the_documented_layout_byte_for_byte(tmp_path: Path) -> None:
     """A line v1.2 and the number of samples, then extension, offset, size and name of each member."""
     shard = tmp_path / "x.tar"

@@ -134,8 +134,7 @@ def test_slices_hold_every_sample_once_when_they_are_strides() -> None:
 
 def test_slices_are_released_whole_when_members_go_out_one_by_one() -> None:
     """Without grouping behind the loader the same members come."""
-    archive = tar_bytes(text_samples("s", 9))
-    kept = slice_members(units_of(archive), split_name, ShardSlice("x.tar", 1, 8, 3))
+    kept = slice_members(units_of(tar_bytes(text_samples("s", 9))), split_name, ShardSlice("x.tar", 1, 8, 3))
     names = [member.name for member in release_whole_samples(kept, split_name)]
     assert names == [f"s0000{number}.{field}" for number in (1, 4, 7) for field in ("txt", "json", "cls")]
 
@@ -202,8 +201,7 @@ def test_open_slices_end_with_the_shard_when_it_ends_before_them() -> None:
 
 def test_slices_count_from_where_reading_began() -> None:
     """Units may begin inside the shard, at the beginning of a sample."""
-    rest = GOOD[SAMPLE:]
-    kept = slice_members(units_of(rest), split_name, TailSlice("x.tar", 1, 3), first=1)
+    kept = slice_members(units_of(GOOD[SAMPLE:]), split_name, TailSlice("x.tar", 1, 3), first=1)
     assert [sample["__key__"] for sample in samples_of(kept)] == KEYS[1:]
 
 
@@ -229,8 +227,6 @@ def test_slices_stay_what_they_are_when_copied(kind: type[ShardSlice]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ where samples begin
-
-
 def test_find_index_finds_only_what_fits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +262,5 @@ def test_place_of_sample_is_not_given_when_a_line_is_damaged(
     """The shard is read past, and a warning says why."""
     monkeypatch.setattr(handlers, "_warned", Counter())
     for row in ("[", "5", "[1, 2]"):
-        index = ShardIndex(IndexHeader("x.tar", "first_dot", 1, 10240), [row])
-        assert place_of_sample(index, 0) is None
+        assert place_of_sample(ShardIndex(IndexHeader("x.tar", "first_dot", 1, 10240), [row]), 0) is None
     assert caplog.text.count("has a damaged line") == 3

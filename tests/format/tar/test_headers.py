@@ -21,11 +21,7 @@ A, B, INNER = member(b"a.txt", b"A"), member(b"b.txt", b"B"), member(b"inner.txt
 
 def read(archive: bytes) -> list[tuple[str, int]]:
     """The names and sizes of an archive's members."""
-    members = read_members(
-        io.BytesIO(archive),
-        "x.tar",
-        reopen=lambda offset: io.BytesIO(archive[offset:]),
-    )
+    members = read_members(io.BytesIO(archive), "x.tar", reopen=lambda offset: io.BytesIO(archive[offset:]))
     return [(found.name, len(found.data)) for found in members]
 
 
@@ -227,8 +223,7 @@ def test_read_members_compares_checksums_exactly(case: str) -> None:
 
 def test_read_plain_header_takes_no_other_checksum_when_it_is_off_by_the_modulus() -> None:
     """A sum above 65,521 and one below it are told apart, both ways."""
-    high = block(b"\xff" * 96 + b".txt", prefix=b"\xff" * 155)
-    assert read_plain_header(high) is not None
+    assert read_plain_header(block(b"\xff" * 96 + b".txt", prefix=b"\xff" * 155)) is not None
     wrong = block(b"\xff" * 96 + b".txt", prefix=b"\xff" * 155, checksum=lambda total: b"%06o\0 " % (total - 65521))
     assert read_plain_header(wrong) is None
 

@@ -39,9 +39,8 @@ def warnings_of(archive: bytes, caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_read_members_warns_once_when_links_are_named_like_fields(caplog: pytest.LogCaptureFixture) -> None:
     """One warning for a shard, with the number, the first one, and the cure."""
     (warning,) = warnings_of(FOLDER + LINKS + FILE + END, caplog)
-    assert "shard x.tar: skipped 3 symbolic links" in warning
-    assert "d/0.jpg -> ../blobs/0" in warning
-    assert "tar --dereference" in warning
+    for part in ("shard x.tar: skipped 3 symbolic links", "d/0.jpg -> ../blobs/0", "tar --dereference"):
+        assert part in warning
     assert "no other members" not in warning
 
 

@@ -54,8 +54,7 @@ def read(archive: bytes, **options: Any) -> list[tuple[str, bytes]]:
 
 def test_links_open_the_shard_once_for_a_target_when_many_point_at_it() -> None:
     """Thousands of links to one large member give the same bytes, which are in memory once."""
-    data = bytes(100_000)
-    archive = archive_of(("a.txt", data), *((f"{number}.txt", "a.txt") for number in range(3000)))
+    archive = archive_of(("a.txt", bytes(100_000)), *((f"{number}.txt", "a.txt") for number in range(3000)))
     opener = Opener(archive)
     found = read(archive, reopen=opener)
     assert len(found) == 3001

@@ -196,12 +196,7 @@ def test_read_members_resolves_hard_links_when_the_shard_opens_again() -> None:
         ("a.txt", tarfile.REGTYPE, b"new", ""),
         ("e.txt", tarfile.LNKTYPE, b"", "a.txt"),
     )
-    assert dict(read(archive)) == {
-        "a.txt": b"new",
-        "./d/b.txt": b"A" * 700,
-        "c.txt": b"A" * 700,
-        "e.txt": b"new",
-    }
+    assert dict(read(archive)) == {"a.txt": b"new", "./d/b.txt": b"A" * 700, "c.txt": b"A" * 700, "e.txt": b"new"}
 
 
 def test_read_members_names_the_cure_when_a_hard_link_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

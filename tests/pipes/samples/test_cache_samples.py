@@ -97,8 +97,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------- one pass and more
-
-
 def test_later_passes_and_runs_ask_nothing_of_the_source(file: Path) -> None:
     """The first pass writes and passes on, all others read."""
     source = Counting(SAMPLES)
@@ -205,8 +203,6 @@ def test_a_shuffle_behind_gives_new_orders(file: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- max_samples
-
-
 def test_max_samples_gives_so_many_in_each_epoch(file: Path) -> None:
     """All epochs are alike, and the source is asked for no more."""
     source = Counting(SAMPLES)
@@ -238,8 +234,6 @@ def test_a_file_with_fewer_samples_than_wanted_is_an_error(file: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ values and handlers
-
-
 def test_a_value_without_a_form_is_an_error_that_says_where(file: Path) -> None:
     """Key, place, type and option are named."""
     sample = {"__key__": "k", "json": [1, Thing()]}
@@ -310,8 +304,6 @@ def test_a_sample_larger_than_sqlite_holds_is_an_error(file: Path, monkeypatch: 
 
 
 # ------------------------------------------------------------------------------------------------- files that are not
-
-
 def test_foreign_and_damaged_files_are_errors_whatever_the_handler(file: Path) -> None:
     """They are left as they are, and the cure is named."""
     file.parent.mkdir()
@@ -424,8 +416,6 @@ def test_the_file_is_kept_without_damaged_shards_unless_the_stream_was_ended(
 
 
 # ----------------------------------------------------------------------------------------------- options and lengths
-
-
 @pytest.mark.parametrize("value", [0, -1, True, 2.5, "3"])
 def test_max_samples_must_be_a_number(value: Any) -> None:
     """The constructor refuses it."""
@@ -483,8 +473,6 @@ def test_a_copy_made_while_writing_begins_anew(file: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- many consumers
-
-
 def consumer(pipe: IterDataPipe[Any], consumers: int, number: int, seed: int) -> IterDataPipe[Any]:
     """A copy of a pipe as a worker has it."""
     own = copy.deepcopy(pipe)

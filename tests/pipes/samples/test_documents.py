@@ -98,8 +98,6 @@ def sample(key: str = "a", infos: Any = INFOS, names: Iterable[str] = PICTURES, 
 
 
 # ---------------------------------------------------------------------------------------------------- the four layouts
-
-
 @pytest.mark.parametrize("given", ["auto", "own"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wds_interleaved_gives_the_same_segments_when_the_layout_is_another(
@@ -128,8 +126,7 @@ def test_wds_interleaved_gives_the_same_segments_when_the_layout_is_another(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_documents_read_back_equal_when_they_are_written(layout: str, tmp_path: Path) -> None:
     """From any layout to the one that is written, and read once more."""
-    shard = write_tar(tmp_path / "x.tar", members(layout, "doc"))
-    first = list(from_shards(shard).wds_interleaved())
+    first = list(from_shards(write_tar(tmp_path / "x.tar", members(layout, "doc"))).wds_interleaved())
     written = IterableWrapper(first).wds_map(interleaved_sample).save_wds_shards(f"{tmp_path}/y-%d.tar")
     assert len(list(written)) == 1
     (second,) = list(from_shards(tmp_path / "y-0.tar").wds_interleaved(layout="members"))
@@ -188,8 +185,7 @@ def test_wds_interleaved_decides_for_each_document_when_the_layout_is_auto(tmp_p
         *((f"mix-{name}", PICTURES[name]) for name in ("i2.png", "i3.png")),
     ]
     parts = [member for layout in LAYOUTS for member in members(layout, layout)]
-    shard = write_tar(tmp_path / "x.tar", [*mixed, *parts])
-    documents = list(from_shards(shard).wds_interleaved())
+    documents = list(from_shards(write_tar(tmp_path / "x.tar", [*mixed, *parts])).wds_interleaved())
     assert [document["__key__"] for document in documents] == ["mix", *LAYOUTS]
     for document in documents:
         assert words(document) == ORDER
@@ -268,8 +264,6 @@ def test_wds_interleaved_ends_each_shard_when_shards_are_interleaved(tmp_path: P
 
 
 # ------------------------------------------------------------------------------------------------------------ options
-
-
 def test_wds_interleaved_raises_when_an_image_is_missing() -> None:
     """It names the document, the images, and those that are there."""
     with pytest.raises(MissingFieldError) as caught:
@@ -389,7 +383,6 @@ def test_wds_interleaved_refuses_an_option_when_it_makes_no_sense(
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
-
 DAMAGED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "json that is cut": ({"json": packed(MATCHED)[:-9]}, SampleError, "JSONDecodeError"),
     "no json": ({"txt": b"x"}, SampleError, r"found only the fields \['txt'\]"),
@@ -457,8 +450,6 @@ def test_wds_interleaved_raises_when_its_source_does() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- with others
-
-
 def test_documents_stay_lists_when_they_are_batched_and_collated() -> None:
     """Segments are a list for each document, through pickling too."""
     samples = [sample(str(number)) for number in range(3)]

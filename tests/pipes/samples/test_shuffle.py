@@ -122,8 +122,7 @@ def test_wds_shuffle_grows_its_buffer_to_the_full_size_when_it_starts_early() ->
 
 def test_wds_shuffle_spreads_items_when_the_buffer_is_large() -> None:
     """Once the buffer is full, neighbours of the source end far apart, and no place is favoured."""
-    items = list(range(5000))
-    given = list(shuffled(iter(items), random.Random(3), 1000, 100))
+    given = list(shuffled(iter(list(range(5000))), random.Random(3), 1000, 100))
     places = np.empty(5000)
     places[given] = np.arange(5000)
     steady = places[1500:4000]
@@ -219,8 +218,7 @@ def with_worker(item: int) -> tuple[int, int]:
 
 def in_two_workers(pipe: IterDataPipe[Any]) -> dict[int, list[int]]:
     """One epoch under torch's DataLoader, by worker."""
-    loader = DataLoader(pipe.map(with_worker), batch_size=None, num_workers=2, collate_fn=tuple)
-    return by_worker(list(loader))
+    return by_worker(list(DataLoader(pipe.map(with_worker), batch_size=None, num_workers=2, collate_fn=tuple)))
 
 
 def test_wds_shuffle_differs_between_workers_when_torch_seeds_them_alike() -> None:

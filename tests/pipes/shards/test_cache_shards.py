@@ -220,8 +220,6 @@ def test_cache_shards_raises_when_the_copy_of_a_name_is_from_another_place(
 
 
 # ------------------------------------------------------------------------------------------- copies and their indexes
-
-
 def put_with_index(server: CacheServer, folder: Path, data: bytes, **changes: Any) -> str:
     """Puts a shard and its index on a server, or one that states something else."""
     path = folder / "x.tar"
@@ -252,8 +250,7 @@ def test_cache_shards_fetches_again_when_a_copy_is_not_that_of_the_index(
         assert keys_of(samples_of(pipe)) == ["n0", "n1"]
     assert server.requests["/x.tar"] == 1
     assert [path.read_bytes() for path in (tmp_path / "cache").iterdir()] == [NEW]
-    shard = pickle.loads(pickle.dumps(next(iter(pipe))))
-    assert shard.fetch().read_bytes() == NEW
+    assert pickle.loads(pickle.dumps(next(iter(pipe)))).fetch().read_bytes() == NEW
 
 
 @pytest.mark.parametrize("was_there", [True, False])
@@ -313,8 +310,6 @@ def test_load_wds_shards_reads_from_the_start_when_a_copy_is_not_that_of_the_ind
 
 
 # ---------------------------------------------------------------------------------------------------- names and folders
-
-
 @pytest.mark.parametrize("name", ["basename", "path"])
 def test_cache_shards_uses_folders_when_they_were_filled_by_hand(
     tmp_path: Path, server: CacheServer, urls: list[str], name: str
@@ -324,8 +319,7 @@ def test_cache_shards_uses_folders_when_they_were_filled_by_hand(
         path = tmp_path / copy_name(url, name)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-    pipe = IterableWrapper(urls).cache_shards(tmp_path, name=name)
-    assert keys_of(samples_of(pipe)) == KEYS
+    assert keys_of(samples_of(IterableWrapper(urls).cache_shards(tmp_path, name=name))) == KEYS
     assert server.requests == {"/2.tar": 1, "/3.tar": 1}
     assert (tmp_path / copy_name(urls[3], name)).read_bytes() == SHARDS[3]
 
@@ -359,8 +353,6 @@ def test_cache_shards_expands_home_when_the_folder_begins_there(
 
 
 # ----------------------------------------------------------------------------------------------------------- the items
-
-
 class TaggedUrl(str):
     """A URL that somebody has given a tag."""
 
@@ -382,8 +374,7 @@ def test_cached_shards_show_no_secret_and_pickle(tmp_path: Path) -> None:
     """Neither that of the URL, nor that of the options."""
     url = "https://me:secret@h/x.tar?sig=secret"
     options = {"https": {"headers": {"Authorization": "secret"}}}
-    pipe = IterableWrapper([ShardSlice(url, 1)]).cache_shards(tmp_path, storage_options=options)
-    (shard,) = pipe
+    (shard,) = IterableWrapper([ShardSlice(url, 1)]).cache_shards(tmp_path, storage_options=options)
     assert "secret" not in repr(shard) + str(shard) + f"{shard!s}" + repr(shard.cache)
     assert pickle.loads(pickle.dumps(shard)) == shard
 
@@ -411,8 +402,7 @@ def test_load_wds_shards_asks_its_handler_when_a_shard_cannot_be_downloaded(
         with pytest.raises(error):
             samples_of(IterableWrapper([given[1 if error is ShardOpenError else 2]]).cache_shards(tmp_path))
     loader = pipe.load_wds_shards(handler=ignore_and_continue)
-    keys = keys_of(loader.group_by_key())
-    assert keys == [*KEYS[:4], *KEYS[4:6], *KEYS[7:12]]
+    assert keys_of(loader.group_by_key()) == [*KEYS[:4], *KEYS[4:6], *KEYS[7:12]]
     assert loader.skipped == {"ShardOpenError": 1, "ShardFormatError": 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(copy_name, (urls[0], urls[2])))
 
@@ -458,8 +448,6 @@ def test_records_are_cached_when_they_are_no_archives(tmp_path: Path, server: Ca
 
 
 # ----------------------------------------------------------------------------------------------------------- check_copy
-
-
 def test_check_copy_takes_all_that_the_loader_takes_when_it_is_whole(tmp_path: Path) -> None:
     """Empty archives, joined ones, long names, folders, and what is no archive."""
     out = io.BytesIO()
@@ -500,8 +488,6 @@ def test_check_copy_raises_when_a_shard_is_cut_anywhere(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- workers, runs
-
-
 def test_cache_shards_works_in_workers_when_a_dataloader_has_them(
     tmp_path: Path, server: CacheServer, urls: list[str]
 ) -> None:

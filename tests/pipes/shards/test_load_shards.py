@@ -85,8 +85,7 @@ def test_load_wds_shards_gives_all_that_is_whole_when_damage_is_skipped(
 ) -> None:
     """Under warn_and_continue come the samples before the damage, whole, and all other shards; nothing is merged."""
     (tmp_path / "2.tar").write_bytes(DAMAGES[name].data)
-    pipe = graph([good[0], str(tmp_path / "2.tar"), good[1]], handler=torchdata_wds.warn_and_continue)
-    samples = list(pipe)
+    samples = list(graph([good[0], str(tmp_path / "2.tar"), good[1]], handler=torchdata_wds.warn_and_continue))
     expected = [("1.tar", key) for key in KEYS]
     expected += [("2.tar", key) for key in DAMAGES[name].complete]
     expected += [("3.tar", key) for key in KEYS]
@@ -123,8 +122,7 @@ def test_load_wds_shards_keeps_readings_apart_when_a_shard_comes_twice(graph: Gr
     """A shard of one sample read twice in a row gives two samples, in later epochs too."""
     url = write_tar(tmp_path / "1.tar", sample_members("a", txt=b"x"))
     assert len(list(graph([url, url]))) == 2
-    pipe = IterableWrapper([url]).load_wds_shards().cycle(3).group_by_key()
-    assert len(list(pipe)) == 3
+    assert len(list(IterableWrapper([url]).load_wds_shards().cycle(3).group_by_key())) == 3
 
 
 def test_load_wds_shards_counts_openings_in_visit(tmp_path: Path) -> None:
@@ -170,8 +168,7 @@ def test_load_wds_shards_reads_streams_when_given_pairs(tmp_path: Path) -> None:
     path = tmp_path / "1.tar.gz"
     path.write_bytes(gzip.compress(out.getvalue()))
     stream = path.open("rb")
-    pipe = IterableWrapper([(str(path), stream)], deepcopy=False).load_wds_shards().group_by_key()
-    samples = list(pipe)
+    samples = list(IterableWrapper([(str(path), stream)], deepcopy=False).load_wds_shards().group_by_key())
     assert [(sample["__key__"], sample["txt"]) for sample in samples] == [("a", b"A"), ("b", b"A")]
     assert stream.closed
 
@@ -332,8 +329,7 @@ def test_group_by_key_gives_the_same_when_fused_or_not(tmp_path: Path) -> None:
 def test_group_by_key_groups_pairs_when_a_native_loader_made_them(tmp_path: Path) -> None:
     """load_from_tar's (path, stream) pairs become the samples that our loader gives."""
     urls = write_text_shards(tmp_path / "d.v1", [2, 1])
-    native = IterableWrapper(urls).open_files(mode="b").load_from_tar().group_by_key()
-    assert list(native) == list(fused(urls))
+    assert list(IterableWrapper(urls).open_files(mode="b").load_from_tar().group_by_key()) == list(fused(urls))
 
 
 class Failing(io.BytesIO):

@@ -239,8 +239,6 @@ def test_wrong_numbers_raise_when_the_pipe_is_made(wrong: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
-
-
 def mixed(urls: list[str], **options: int) -> Any:
     shards = IterableWrapper(urls).shuffle().sharding_filter()
     samples = shards.load_wds_shards(**options).group_by_key().wds_shuffle(5, initial=2)

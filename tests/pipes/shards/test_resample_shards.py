@@ -217,8 +217,7 @@ def test_resample_shards_leaves_its_source_alone() -> None:
 def test_resample_shards_reads_a_shard_as_often_as_it_is_drawn(tmp_path: Path) -> None:
     """The same shard twice in a row gives its samples twice, whole and in order."""
     (url,) = write_text_shards(tmp_path, [3])
-    pipe = IterableWrapper([url]).resample_shards(2).load_wds_shards().group_by_key()
-    samples = list(pipe)
+    samples = list(IterableWrapper([url]).resample_shards(2).load_wds_shards().group_by_key())
     assert [sample["__key__"] for sample in samples] == ["s0-00000", "s0-00001", "s0-00002"] * 2
     assert all(len(sample) == 5 for sample in samples)
 

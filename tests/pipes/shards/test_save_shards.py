@@ -52,8 +52,7 @@ def test_save_writes_what_flows_in(source: str, tmp_path: Path) -> None:
         IterableWrapper([source]).list_shards().load_wds_shards().group_by_key()
         .wds_decode().map(relabel).save_wds_shards(f"{tmp_path}/y-%03d.tar", max_count=10)
     )  # fmt: skip
-    shards = list(pipe)
-    assert [shard.count for shard in shards] == [10, 10, 7]
+    assert [shard.count for shard in list(pipe)] == [10, 10, 7]
     before, after = read(source), read(f"{tmp_path}/y-*.tar")
     assert [sample["__key__"] for sample in after] == [sample["__key__"] for sample in before]
     assert [int(sample["cls"]) for sample in after] == [int(sample["cls"]) + 100 for sample in before]
@@ -118,8 +117,6 @@ def test_save_shows_no_secret(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- many workers
-
-
 def saver(source: str, pattern: str) -> Any:
     """The graph that workers run."""
     return (
@@ -198,8 +195,6 @@ def test_next_keeps_workers_apart(source: str, tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- wds_encode
-
-
 def test_encode_is_the_other_direction_of_decode() -> None:
     """Metadata and order stay, bytes pass."""
     samples = [{"__key__": "a", "__url__": "x.tar", "txt": "ä", "cls": 3, "json": {"a": [1]}, "jpg": b"\xff\xd8"}]

@@ -139,8 +139,6 @@ def test_split_shards_keeps_its_promise_everywhere(shards: int, tmp_path: Path) 
 
 
 # ------------------------------------------------------------------------------------------------------ who gets what
-
-
 def slices_of(urls: Sequence[str], consumers: int, **options: Any) -> list[list[ShardSlice]]:
     """What each consumer gets of shards in this order."""
     return list(map(list, consumers_of(IterableWrapper(list(urls)).split_shards(**options), consumers)))
@@ -257,8 +255,6 @@ def test_split_shards_raises_when_there_is_nothing(index: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- what it refuses
-
-
 def test_split_shards_checks_options_when_constructed() -> None:
     """Wrong options raise at once, and say what is right."""
     source = IterableWrapper(["a.tar"])
@@ -305,8 +301,6 @@ def test_split_shards_refuses_what_is_no_url(item: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- indexes
-
-
 def test_split_shards_reads_every_kind_of_file(tmp_path: Path) -> None:
     """A wids shard list with relative and whole URLs, sizes.json, and an object from URL to number."""
     for name in "abc":
@@ -447,8 +441,6 @@ def test_split_shards_warns_once_when_shards_are_too_few(
 
 
 # --------------------------------------------------------------------------------------------------- how it is loaded
-
-
 class Ranged(QuietHandler):
     """Serves files, and parts of them, and notes what was asked for."""
 
@@ -649,8 +641,7 @@ def test_loader_reads_past_when_it_leaves_samples_out_and_the_index_is_stale(
 ) -> None:
     """A plain URL asks for no index: a wrong one costs time only, and a warning says so."""
     monkeypatch.setattr(handlers, "_warned", Counter())
-    url = stale_shard(tmp_path)
-    assert read_from(url, 2) == ["s0-00003", "s0-00004", "s0-00005", "s0-00000"]
+    assert read_from(stale_shard(tmp_path), 2) == ["s0-00003", "s0-00004", "s0-00005", "s0-00000"]
     assert "read past" in caplog.text
 
 
@@ -678,8 +669,6 @@ def test_loader_says_where_damage_is_when_it_began_inside(tmp_path: Path) -> Non
 
 
 # -------------------------------------------------------------------------------------------------------------- len
-
-
 def test_group_by_key_has_a_length_when_there_is_an_index(tmp_path: Path) -> None:
     """It is what this consumer gets in the coming epoch, and asking changes nothing."""
     urls = write_indexed(tmp_path, [5, 0, 6])
@@ -719,8 +708,6 @@ def test_group_by_key_has_no_length_when_samples_may_be_left_out(tmp_path: Path)
 
 
 # ------------------------------------------------------------------------------------------------------- with workers
-
-
 SETTINGS = [(10, [4, 0, 7]), (9, [20]), (2, [3, 3]), (3, [2, 9, 0, 1, 5, 5, 2])]
 
 

@@ -120,8 +120,6 @@ def passes_in(epochs: int, n: int, consumers: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------- one stream
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 12])
 def test_wds_epoch_goes_on_when_the_next_epoch_begins(n: int) -> None:
     """Epochs are n items each, whatever the length of the source, and one behind the other they are its passes."""
@@ -230,8 +228,6 @@ def test_wds_epoch_keeps_a_shard_open_when_it_ends_in_its_middle(tmp_path: Path)
 
 
 # ---------------------------------------------------------------------------------------------------- several consumers
-
-
 @pytest.mark.parametrize(("consumers", "shuffled"), [(1, True), (2, False), (3, True), (4, False), (4, True)])
 def test_wds_epoch_gives_every_item_once_a_pass_when_consumers_share_it(consumers: int, shuffled: bool) -> None:
     """20 passes, n no multiple of them: all consumers agree on each pass, at whatever place each of them is."""
@@ -274,8 +270,7 @@ def test_wds_epoch_gives_n_when_nothing_divides_the_work() -> None:
 
 def test_wds_epoch_counts_shards_when_it_stands_before_the_filter() -> None:
     """All consumers count the same n there, and divide them."""
-    consumers = consumers_of(IterableWrapper(range(8)).shuffle().wds_epoch(5).sharding_filter(), 2)
-    epochs = epochs_of(consumers, 16)
+    epochs = epochs_of(consumers_of(IterableWrapper(range(8)).shuffle().wds_epoch(5).sharding_filter(), 2), 16)
     assert all([len(share) for share in epoch] == [3, 2] for epoch in epochs)
     items = [epoch[number % 2][number // 2] for epoch in epochs for number in range(5)]
     passes = [tuple(items[start : start + 8]) for start in range(0, 80, 8)]
@@ -311,8 +306,7 @@ def test_wds_epoch_gives_exactly_n_when_it_does_not_divide(n: int, ranks: int, w
 
 def test_wds_epoch_gives_every_item_once_a_pass_when_shares_differ() -> None:
     """Workers that give one more in one epoch give one fewer in another: the passes stay whole."""
-    pipes = consumers_of(uneven(FULL).wds_epoch(23), 4)
-    epochs = epochs_of(pipes, 70)
+    epochs = epochs_of(consumers_of(uneven(FULL).wds_epoch(23), 4), 70)
     assert {sum(map(len, epoch)) for epoch in epochs} == {23}
     items = [item for epoch in epochs for share in epoch for item in share]
     check_passes(items, items_of(FULL), 20)
@@ -341,8 +335,6 @@ def test_wds_epoch_warns_once_when_n_is_not_a_multiple_of_the_ranks(
 
 
 # -------------------------------------------------------------------------------------------------- what cannot be cut
-
-
 def test_wds_epoch_raises_when_its_source_is_empty() -> None:
     """A pass without an item would be followed by another for ever: an error instead, each time."""
     pipe = IterableWrapper([]).wds_epoch(3)
@@ -407,8 +399,6 @@ def test_wds_epoch_raises_when_n_is_no_number_of_items(n: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- length, copies
-
-
 def test_wds_epoch_has_a_length_when_its_source_has_none() -> None:
     """It is that of this consumer's epoch."""
     pipe = uneven().wds_epoch(13)
@@ -449,8 +439,6 @@ def test_wds_epoch_begins_with_the_first_pass_when_it_is_copied() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- with workers
-
-
 def dataloader(pipe: IterDataPipe[Any], workers: int, **options: Any) -> DataLoader[Any]:
     """A DataLoader that leaves items as they are."""
     return DataLoader(
@@ -682,8 +670,6 @@ def test_wds_epoch_warns_of_nothing_when_there_are_no_workers_or_they_live_on(
 
 
 # ---------------------------------------------------------------------------------------------------------- long runs
-
-
 def shards_of(urls: list[str], *, batch: int = 0, native: bool = False) -> IterDataPipe[Any]:
     """Real shards, the passes told by a stage right behind the grouping, and shuffled samples."""
     pipe = IterableWrapper(urls).shuffle().sharding_filter().load_wds_shards().group_by_key()

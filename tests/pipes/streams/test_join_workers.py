@@ -90,8 +90,7 @@ SPAWNED = {
 def test_join_lets_stages_rebatch_when_they_stand_on_both_sides(name: str) -> None:
     """Batches are taken apart and made anew in the main process under every service, and nothing is lost."""
     make, options = (SERVICES | SPAWNED)[name]
-    pipe = uneven_pipe().batch(4).join_workers().unbatch().batch(5)
-    orders = epochs(pipe, make(**options))
+    orders = epochs(uneven_pipe().batch(4).join_workers().unbatch().batch(5), make(**options))
     for order in orders:
         assert [len(batch) for batch in order] == [5] * 6 + [1]
         assert sorted(item for batch in order for item in batch) == items_of(SIZES)
@@ -144,8 +143,7 @@ def place_of(item: Any) -> tuple[Any, int]:
 
 def test_join_passes_items_unchanged_when_torch_dataloader_runs_it() -> None:
     """In torch's DataLoader there is no main part of a graph: stages behind join_workers run in its workers too."""
-    pipe = uneven_pipe().join_workers().map(place_of)
-    found = list(DataLoader(pipe, batch_size=None, num_workers=2))
+    found = list(DataLoader(uneven_pipe().join_workers().map(place_of), batch_size=None, num_workers=2))
     assert sorted(tuple(item) for item, _ in found) == items_of(SIZES)
     assert {worker for _, worker in found} == {0, 1}
 
@@ -154,8 +152,7 @@ def test_join_passes_items_unchanged_when_torch_dataloader_runs_it() -> None:
 def test_join_is_transparent_when_it_comes_twice(name: str) -> None:
     """The first border counts; a second one in the main process changes nothing."""
     make, options = SERVICES[name]
-    pipe = uneven_pipe().join_workers().map(place_of).join_workers()
-    for order in epochs(pipe, make(**options)):
+    for order in epochs(uneven_pipe().join_workers().map(place_of).join_workers(), make(**options)):
         assert sorted(item for item, _ in order) == items_of(SIZES)
         assert {worker for _, worker in order} == {-1}
 
@@ -177,8 +174,7 @@ def test_join_survives_pickling_when_it_is_in_the_middle_of_an_epoch() -> None:
 
 def test_join_keeps_the_graph_visible_when_it_is_traversed() -> None:
     """Every pipe upstream is found, and sharded, through it."""
-    pipe = uneven_pipe().join_workers()
-    names = str(traverse_dps(pipe))
+    names = str(traverse_dps(uneven_pipe().join_workers()))
     assert "ShardingFilter" in names
     assert "Shuffler" in names
 

@@ -351,8 +351,7 @@ def test_wds_mix_begins_and_reads_a_source_only_when_it_is_its_turn() -> None:
     stream = iter(first.wds_mix(second, stop="all"))
     assert first.events == []
     next(stream)
-    assert first.events == ["begun", "asked for 0"]
-    assert second.events == []
+    assert (first.events, second.events) == (["begun", "asked for 0"], [])
     next(stream)
     assert second.events == ["begun", "asked for 0"]
 

@@ -110,8 +110,6 @@ def nothing_left() -> Iterator[None]:
 
 
 # -------------------------------------------------------------------------------------------------- copies in a folder
-
-
 @pytest.mark.parametrize("while_reading", [True, False])
 def test_cache_asks_once_when_a_shard_is_read_again(tmp_path: Path, server: CacheServer, while_reading: bool) -> None:
     """The folder is made, the copy has the shard's bytes, and nothing else is left."""
@@ -240,8 +238,6 @@ def test_cache_settings_pickle_and_show_no_secret() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ while it comes
-
-
 def test_cache_gives_the_first_bytes_when_the_rest_is_still_to_come(caching: Caching, server: CacheServer) -> None:
     """The copy appears with the end, and a second reader needs no second download."""
     url = server.put("x.tar", SHARD)
@@ -493,8 +489,6 @@ def test_cache_keeps_records_when_they_are_no_archive(caching: Caching, server: 
 
 
 # --------------------------------------------------------------------------------------- where no copy can be had
-
-
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A disk that takes so many bytes of a shard."""
@@ -516,11 +510,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("while_reading", [True, False])
 def test_cache_reads_the_source_when_the_disk_is_full(
-    tmp_path: Path,
-    server: CacheServer,
-    full_disk: list[int],
-    caplog: pytest.LogCaptureFixture,
-    while_reading: bool,
+    tmp_path: Path, server: CacheServer, full_disk: list[int], caplog: pytest.LogCaptureFixture, while_reading: bool
 ) -> None:
     """What has come is not asked for again; a warning says what to look at, and nothing is left."""
     caching = Caching(tmp_path, while_reading=while_reading)
@@ -590,8 +580,6 @@ def test_cache_passes_a_shard_through_when_it_is_larger_than_all_copies_may_be(
 
 
 # ------------------------------------------------------------------------------------------ copies that are damaged
-
-
 def test_cache_downloads_again_when_its_copy_is_cut(
     caching: Caching, server: CacheServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -684,8 +672,7 @@ def test_cache_keeps_the_copy_when_a_package_is_missing_to_read_it(
     caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not damaged."""
-    zstandard = pytest.importorskip("zstandard")
-    url = server.put("x.tar.zst", zstandard.compress(SHARD))
+    url = server.put("x.tar.zst", pytest.importorskip("zstandard").compress(SHARD))
     assert caching.read(url) == SHARD
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ShardOpenError, match="zstandard is not installed"):
@@ -823,8 +810,6 @@ def test_cache_raises_when_a_copy_is_that_of_another_shard(tmp_path: Path, serve
 
 
 # --------------------------------------------------------------------------------------------------------- max_bytes
-
-
 def test_cache_removes_what_was_not_used_for_longest_when_it_is_full(tmp_path: Path, server: CacheServer) -> None:
     """Nothing that somebody reads, and nothing that somebody else has put there."""
     size = len(SHARD)
@@ -854,8 +839,7 @@ def test_cache_keeps_no_more_when_all_copies_are_being_read(
     tmp_path: Path, server: CacheServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One shard above the limit at most; who reads along is not sent to the source for that."""
-    size = len(SHARD)
-    caching = Caching(tmp_path, max_bytes=1.5 * size)
+    caching = Caching(tmp_path, max_bytes=1.5 * len(SHARD))
     urls = [server.put(f"{number}.tar", SHARD) for number in range(3)]
     with nothing_left(), contextlib.ExitStack() as streams:
         for url in urls[:2]:
@@ -870,8 +854,6 @@ def test_cache_keeps_no_more_when_all_copies_are_being_read(
 
 
 # ----------------------------------------------------------------------------------------------- leftovers and forks
-
-
 def test_cache_begins_anew_when_a_download_was_left_by_a_process_that_is_gone(
     caching: Caching, server: CacheServer
 ) -> None:
@@ -978,8 +960,6 @@ def test_cache_leaves_no_part_when_a_process_ends_in_the_middle(
 
 
 # ------------------------------------------------------------------------------------------------------------- reports
-
-
 def test_cache_tells_what_it_does_when_asked_to(
     tmp_path: Path, server: CacheServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,8 +114,6 @@ def fail(plan: Plan, match: str, kind: type[Exception] = ShardOpenError, **serve
 
 
 # --------------------------------------------------------------------------------------------------- going on
-
-
 @every_server
 @pytest.mark.parametrize("kind", ["drop", pytest.param("reset", marks=pytest.mark.slow)])
 def test_samples_are_identical_when_the_connection_drops_every_64_kb(kind: str, server: dict[str, Any]) -> None:
@@ -260,8 +258,6 @@ def test_one_connection_serves_all_shards_when_they_are_read_to_their_ends() -> 
 
 
 # ------------------------------------------------------------------------------------------------ named errors
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -399,8 +395,6 @@ def test_warn_and_continue_goes_on_with_the_next_shard_when_one_fails() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- other hosts
-
-
 SECRETS = {"Authorization": "Bearer hunter2", "Cookie": "hunter2", "X-Key": "hunter2", "Proxy-Authorization": "hunter2"}
 
 
@@ -461,8 +455,6 @@ def test_headers_stay_when_the_server_redirects_to_itself() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- random plans
-
-
 def random_faults(rng: random.Random, size: int) -> list[Fault | None]:
     """Some faults for one shard; few of them are final."""
     faults: list[Fault | None] = []

@@ -369,8 +369,6 @@ def test_no_log_line_shows_a_secret_when_the_server_answers(server: str, caplog:
 
 
 # ----------------------------------------------------------------------------------------------------------- https
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost that nobody has signed, and its key."""

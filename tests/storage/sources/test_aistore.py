@@ -140,8 +140,6 @@ def headers(node: type[Node]) -> list[dict[str, str]]:
 
 
 # ---------------------------------------------------------------------------------------------------------- addresses
-
-
 @pytest.mark.parametrize(
     ("url", "address"),
     [
@@ -204,8 +202,6 @@ def test_aistore_raises_when_an_option_is_wrong(options: Any, kind: type[Excepti
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
-
-
 @pytest.mark.parametrize("offset", [0, 7, 100_000])
 def test_open_shard_reads_through_the_gateway(offset: int) -> None:
     """The gateway is shown the token, and the target is not."""
@@ -287,8 +283,6 @@ def test_list_urls_names_braces_when_asked_to_search(pattern: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
-
-
 def test_targets_are_written_through_the_gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A shard appears whole, by a redirected PUT, which the gateway gets no byte of; removing works too."""
     monkeypatch.setenv("USE_AIS_FOR", "s3")

@@ -194,8 +194,6 @@ def test_remote_source_closes_its_file_when_closed_early(picky: type[Picky], mon
 
 
 # ------------------------------------------------------------------------------------------- reads that fail half-way
-
-
 class Planned:
     """A file object that gives what its store's plan says: so many bytes, and then an error or an early end."""
 
@@ -471,7 +469,6 @@ def test_clients_of_the_parent_are_kept_when_a_child_is_forked() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
-
 PEAK = """
 import sys
 from pathlib import Path

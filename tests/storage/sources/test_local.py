@@ -180,8 +180,6 @@ def test_open_shard_leaves_no_file_open_when_closed_early(tmp_path: Path) -> Non
 
 
 # ------------------------------------------------------------------------------------------------- standard input
-
-
 @pytest.fixture
 def standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandardInput, "taken", False)

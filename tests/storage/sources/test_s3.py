@@ -146,8 +146,6 @@ def test_s3_asks_seldom_when_a_shard_has_many_members(server: S3Server) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- failures
-
-
 def test_s3_goes_on_when_a_body_breaks_off(server: S3Server) -> None:
     """Bodies that are shorter than their length, one after another, lose nothing."""
     server.put("data/cut/x.tar", tar_bytes(text_samples("s", 200)))
@@ -197,8 +195,6 @@ def test_s3_names_the_folder_when_a_url_lacks_its_slash(server: S3Server) -> Non
 
 
 # -------------------------------------------------------------------------------------------------------- credentials
-
-
 def test_s3_takes_credentials_from_storage_options(server: S3Server) -> None:
     """Each stage signs with the keys that it was given, and shows them nowhere."""
     options = {"s3": {"key": "AKIDOTHER", "secret": SECRET, "endpoint_url": server.url}}
@@ -250,8 +246,6 @@ def test_s3_takes_the_configuration_files_of_fsspec(server: S3Server, tmp_path: 
 
 
 # ------------------------------------------------------------------------------------------------------------ workers
-
-
 @pytest.mark.parametrize("used_before", [False, True], ids=["fresh", "used in the parent"])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_s3_is_read_by_workers(context: str, used_before: bool, server: S3Server) -> None:
@@ -297,7 +291,6 @@ def test_s3_is_read_in_a_forked_child_while_the_parent_reads(server: S3Server) -
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
-
 _PEAK = """
 import json, sys
 from pathlib import Path

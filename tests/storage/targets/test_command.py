@@ -44,8 +44,6 @@ def store(path: Path) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- finished
-
-
 def test_command_target_gets_the_shard_when_committed(tmp_path: Path) -> None:
     """The command has ended when commit returns, and what it stored reads back; quotes and pipes are the shell's."""
     path = tmp_path / "a b.tar"
@@ -76,8 +74,6 @@ def test_command_target_spares_what_still_writes_when_the_command_has_succeeded(
 
 
 # ------------------------------------------------------------------------------------------------------------ failing
-
-
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -181,8 +177,6 @@ def test_command_target_falls_back_to_sh_when_there_is_no_bash(monkeypatch: pyte
 
 
 # --------------------------------------------------------------------------------------------------------- not finished
-
-
 def started(path: Path) -> Target:
     """A target that has got a part of its shard."""
     target = open_target(store(path))
@@ -267,8 +261,7 @@ def test_command_target_stores_nothing_when_its_program_ends(tmp_path: Path, end
         "keep = [target]; keep.append(keep)\n"
         f"target.write(bytes(1_500_000))\n{end}"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert done.returncode
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode
     assert nothing_appears(tmp_path / "x.tar")
 
 
@@ -308,8 +301,6 @@ def test_command_target_stores_nothing_when_its_process_is_killed(tmp_path: Path
 
 
 # ------------------------------------------------------------------------------------------------------ other processes
-
-
 def forked(work: Callable[[], object]) -> int:
     """The pid of a forked child that does some work, and then waits to be killed."""
     pid = os.fork()

@@ -137,8 +137,6 @@ def test_remote_target_leaves_nothing_when_aborted(temporary: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- uploads
-
-
 def test_remote_target_tries_again_when_the_upload_fails(
     flaky: type[Flaky], temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,8 +225,6 @@ def test_remote_target_looks_after_the_upload(
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
-
-
 def test_remote_target_raises_when_the_shard_exists() -> None:
     """A finished shard is replaced only on request."""
     write("memory://x.tar", b"old")
@@ -325,8 +321,6 @@ def test_remote_target_is_the_parents_when_a_child_is_forked(temporary: Path) ->
 
 
 # ------------------------------------------------------------------------------------------------- what a writer asks
-
-
 def test_target_questions_are_answered_for_stores() -> None:
     """Shards are listed by name and removed; what is not there is no error."""
     fsspec.filesystem("memory").pipe({"/shards/b.tar": DATA, "/shards/a.tar": DATA, "/shards/in/c.tar": DATA})

@@ -36,8 +36,6 @@ def names(folder: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- finished
-
-
 @pytest.mark.parametrize("kind", ["path", "text", "file URL"])
 def test_local_target_appears_whole_when_committed(tmp_path: Path, kind: str) -> None:
     """Until the commit only the .partial is there, after it only the shard."""
@@ -140,8 +138,6 @@ def test_local_target_raises_when_syncing_fails(tmp_path: Path, monkeypatch: pyt
 
 
 # --------------------------------------------------------------------------------------------------------- not finished
-
-
 def test_local_target_leaves_the_partial_when_aborted(tmp_path: Path) -> None:
     """After abort the bytes are there for who wants to look, and nothing else can be done with the target."""
     target = open_target(tmp_path / "x.tar")
@@ -262,8 +258,6 @@ def test_local_target_leaves_no_file_open_when_it_ends_in_any_way(tmp_path: Path
 
 
 # ------------------------------------------------------------------------------------------------------ who else writes
-
-
 @pytest.mark.parametrize("where", ["this process", "another process"])
 def test_local_target_raises_when_another_writer_lives(tmp_path: Path, where: str) -> None:
     """The second writer of a shard is told so and how to avoid it; the first one's shard is whole."""

@@ -26,8 +26,6 @@ def names(folder: Path) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------- what cannot be written
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -115,8 +113,6 @@ def test_target_errors_survive_pickling(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- what a writer asks
-
-
 def test_target_questions_are_answered_for_local_files(tmp_path: Path) -> None:
     """Shards are listed by name and removed; what is not there is no error."""
     (tmp_path / "folder").mkdir()
@@ -151,8 +147,6 @@ def test_target_questions_have_no_answer_when_there_are_no_names(url: str) -> No
 
 
 # --------------------------------------------------------------------------------------------------- standard output
-
-
 class Output:
     """What stands for standard output, with a raw stream below."""
 

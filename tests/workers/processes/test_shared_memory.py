@@ -96,8 +96,7 @@ def test_pool_takes_a_larger_segment_when_the_free_ones_are_too_small() -> None:
 
 def test_pool_copies_several_pieces_into_one_segment() -> None:
     """The pieces of a message share a segment, each aligned for any type."""
-    pair = Pair(most=1)
-    one, two = pair.send(data(1, 70_001), data(2, 70_003))
+    one, two = Pair(most=1).send(data(1, 70_001), data(2, 70_003))
     assert one.obj is two.obj
     assert np.frombuffer(two, np.uint8).ctypes.data % 64 == 0
     assert (bytes(one), bytes(two)) == (data(1, 70_001), data(2, 70_003))
@@ -192,8 +191,7 @@ def test_pool_does_without_when_the_system_has_no_more_files(monkeypatch: Any) -
 def test_segments_work_when_the_system_has_no_memory_files(monkeypatch: Any) -> None:
     """Without memfd_create a temporary file is shared."""
     monkeypatch.delattr(os, "memfd_create")
-    pair = Pair()
-    (view,) = pair.send(data(1))
+    (view,) = Pair().send(data(1))
     assert isinstance(view.obj, np.ndarray)
     assert bytes(view) == data(1)
 

@@ -122,8 +122,7 @@ def test_chain_does_not_skip_when_samples_are_made_by_a_subclass(kind: Any) -> N
 
 def test_grouping_reads_through_a_subclass_of_the_loader(tmp_path: Path) -> None:
     """What a user's loader leaves out stays out: the two do not run as one loop."""
-    urls = write_text_shards(tmp_path, [4])
-    assert len(list(FirstMember(IterableWrapper(urls)).group_by_key())) == 1
+    assert len(list(FirstMember(IterableWrapper(write_text_shards(tmp_path, [4]))).group_by_key())) == 1
 
 
 def test_states_count_through_the_main_process_when_stages_are_known() -> None:

@@ -69,8 +69,6 @@ def samples() -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- what can be skipped
-
-
 SKIPPED: dict[str, Callable[[], Any]] = {
     "nothing behind": samples,
     "patterns": lambda: IterableWrapper(["*.tar"]).list_shards().sharding_filter().load_wds_shards().group_by_key(),
@@ -147,10 +145,7 @@ OBSTACLES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Foreign(urls()).load_wds_shards().group_by_key(),
         "Foreign stands before load_wds_shards",
     ),
-    "shards cycled": (
-        lambda: urls().cycle(2).load_wds_shards().group_by_key(),
-        "Cycler stands before load_wds_shards",
-    ),
+    "shards cycled": (lambda: urls().cycle(2).load_wds_shards().group_by_key(), "Cycler stands before load_wds_shards"),
     "opened shards": (
         lambda: urls().open_files("b").load_wds_shards().group_by_key(),
         "FileOpener stands before load_wds_shards",
@@ -251,8 +246,6 @@ def test_short_name_is_the_one_that_people_know(pipe: Any, name: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------- streams begin in it
-
-
 def seed_graph(datapipe: Any, seeds: Seeds, _: int) -> None:
     for number, pipe in enumerate(get_all_graph_pipes(traverse_dps(datapipe))):
         if hasattr(type(pipe), "set_seed"):
@@ -365,8 +358,7 @@ def test_stream_is_exact_when_batches_are_shuffled(shards: list[list[str]]) -> N
         run = Run(batches_shuffled(shards[0]))
         iterator = run.epoch(0)
         found = [next(iterator) for _ in range(cut)]
-        resumed = Run(batches_shuffled(shards[0])).resume(run.packed(cut), 0)
-        assert found + list(resumed.epoch(0)) == whole
+        assert found + list(Run(batches_shuffled(shards[0])).resume(run.packed(cut), 0).epoch(0)) == whole
 
 
 def test_stream_makes_items_again_when_the_pass_is_not_known(
@@ -374,8 +366,7 @@ def test_stream_makes_items_again_when_the_pass_is_not_known(
 ) -> None:
     """A buffer behind wds_epoch that holds items of several passes: a warning says so, and what is left is exact."""
     pipe = functools.partial(lambda: IterableWrapper(shards[1][:4]).load_wds_shards().group_by_key())
-    whole = Run(pipe().wds_epoch(40).wds_shuffle(15).map(row))
-    expected = list(whole.epoch(0))
+    expected = list(Run(pipe().wds_epoch(40).wds_shuffle(15).map(row)).epoch(0))
     run = Run(pipe().wds_epoch(40).wds_shuffle(15).map(row))
     iterator = run.epoch(0)
     found = [next(iterator) for _ in range(20)]

@@ -68,8 +68,6 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------- it is exact
-
-
 @pytest.mark.parametrize("graph", named(batched, slow=(in_epochs,)))
 def test_resume_is_exact_when_two_workers_are_cut(graph: Graph, urls: list[str]) -> None:
     """In the middle of the second epoch: the rest of it, and the next epoch; random augmentation is alike."""
@@ -78,8 +76,7 @@ def test_resume_is_exact_when_two_workers_are_cut(graph: Graph, urls: list[str])
 
 
 @pytest.mark.parametrize(
-    "graph",
-    named(in_epochs, slow=(plain, batched, split, batches_in_epochs, resampled, filtered, joined, handled)),
+    "graph", named(in_epochs, slow=(plain, batched, split, batches_in_epochs, resampled, filtered, joined, handled))
 )
 def test_resume_is_exact_when_cut_anywhere(graph: Graph, urls: list[str]) -> None:
     """Before the first item, in the middle, before the last, before the end is known, and between two epochs."""
@@ -189,13 +186,11 @@ def test_resume_gives_each_sample_once_when_counted_over_both_parts(urls: list[s
         iterator = iter(loader)
         before = keys_of([next(iterator) for _ in range(7)])
         state = loader.state_dict()
-    behind = keys_of(resumed(state, 2, 1)[0])
-    assert sorted(before + behind) == sorted(keys_of(run(filtered(urls), 0, 1)[0]))
+    assert sorted(before + keys_of(resumed(state, 2, 1)[0])) == sorted(keys_of(run(filtered(urls), 0, 1)[0]))
 
 
 def branches_of_two_depths(urls: list[str]) -> Any:
-    deep = samples(urls).wds_decode().map(row).join_workers()
-    return deep.zip(samples(urls[:2]).map(row).join_workers())
+    return samples(urls).wds_decode().map(row).join_workers().zip(samples(urls[:2]).map(row).join_workers())
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -244,8 +239,6 @@ def test_resume_is_exact_when_resumed_twice_in_a_later_pass(cuts: tuple[int, int
 
 
 # ---------------------------------------------------------------------------------------- the main process is a worker
-
-
 @pytest.mark.parametrize("graph", named(plain, slow=(batches_in_epochs,)))
 def test_main_process_equals_one_worker_when_nothing_else_differs(graph: Graph, urls: list[str]) -> None:
     """The same items in the same order, with the same draws of random augmentation, in each epoch."""
@@ -282,8 +275,6 @@ def test_items_stay_when_the_process_draws_between_them(urls: list[str]) -> None
 
 
 # -------------------------------------------------------------------------------------------- a state of something else
-
-
 def state_of(pipe: IterDataPipe, cut: Cut = 2, **options: Any) -> Any:
     return stopped(pipe, 0, 0, cut, **options)
 
@@ -388,8 +379,6 @@ def test_resume_refuses_when_the_state_is_none(state: bytes, urls: list[str]) ->
 
 
 # -------------------------------------------------------------------------------- stages that run in the main process
-
-
 def shuffled_behind(urls: list[str]) -> Any:
     return samples(urls).map(row).join_workers().wds_shuffle(4, initial=2)
 
@@ -468,8 +457,6 @@ def test_resume_is_exact_when_the_main_process_maps_and_batches(urls: list[str])
 
 
 # ----------------------------------------------------------------------------------------------- what a resume costs
-
-
 def read_in_order(urls: list[str]) -> Any:
     """A shard after the other, drawn anew each epoch, with no function in the graph."""
     return samples(urls).wds_decode().wds_to_tuple("__key__", "__url__")
@@ -604,8 +591,6 @@ def test_state_is_small_when_there_are_many_shards(graph: Graph, tmp_path: Path)
 
 
 # ---------------------------------------------------------------------------------------------------- what the log says
-
-
 def logged(caplog: pytest.LogCaptureFixture, state: Any) -> list[tuple[str, str]]:
     with caplog.at_level(logging.INFO, logger="torchdata_wds.workers"):
         caplog.clear()

@@ -42,8 +42,6 @@ def rewritten(urls: Sequence[str], shard: int, count: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ what is known
-
-
 def test_contents_tell_size_blocks_and_index(tmp_path: Path) -> None:
     """Of each local shard; what is elsewhere, is missing or is not a file is left out."""
     first, second = write_text_shards(tmp_path, (3, 4))
@@ -86,8 +84,6 @@ def test_changes_name_the_shard_and_what_it_was(now: ShardContent, change: str |
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
 def larger(urls: Sequence[str]) -> str:
     return rf"shard .*{rewritten(urls, 1, 40)}: [\d,]+ bytes then, [\d,]+ now"
 
@@ -152,8 +148,6 @@ def test_stateful_pipeline_refuses_when_a_shard_was_written_anew(tmp_path: Path)
 
 
 # ------------------------------------------------------------------------------------------------------- at the place
-
-
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of shards on a server, of which nothing is known without a request."""
@@ -228,8 +222,7 @@ def fail_on_zero(item: Any) -> Any:
 def test_resume_raises_when_shards_are_read_again(tmp_path: Path) -> None:
     """Also where all items are made once more, because some were left out."""
     urls = write_text_shards(tmp_path, SIZES)
-    pipe = divided(urls).wds_map(fail_on_zero, handler=ignore_and_continue)
-    state = stopped(pipe, 0, 0, 25)
+    state = stopped(divided(urls).wds_map(fail_on_zero, handler=ignore_and_continue), 0, 0, 25)
     with pytest.raises(ShardListError, match=rf"{rewritten(urls, 0, 14)} has another number of samples"):
         resumed(state, 0, 1)
 
@@ -243,8 +236,7 @@ def test_resume_warns_when_handlers_may_have_skipped_others(
     urls = write_text_shards(tmp_path, SIZES)
     whole = Path(urls[0]).read_bytes()
     Path(urls[0]).write_bytes(whole[:20_000])
-    pipe = divided(urls, handler=ignore_and_continue).map(row)
-    state = stopped(pipe, 0, 0, 20)
+    state = stopped(divided(urls, handler=ignore_and_continue).map(row), 0, 0, 20)
     Path(urls[0]).write_bytes(whole)
     resumed(state, 0, 1)
     assert "shard-000000.tar has another number of samples" in caplog.text
@@ -252,8 +244,6 @@ def test_resume_warns_when_handlers_may_have_skipped_others(
 
 
 # --------------------------------------------------------------------------------------------------------- on a server
-
-
 @pytest.fixture
 def server() -> Iterator[CacheServer]:
     with cache_server() as running:
@@ -289,8 +279,7 @@ def test_resume_warns_when_a_shard_on_a_server_has_another_tag(
     """Once, where sizes are equal; the same tags are silent, and so are those of a server that sends none."""
     monkeypatch.setattr(handlers, "_said", set())
     for server.tags in (False, True):
-        urls = put_shards(server, SIZES * 2)
-        state = stopped(divided(urls, read_ahead=read_ahead), 0, 0, 30)
+        state = stopped(divided(put_shards(server, SIZES * 2), read_ahead=read_ahead), 0, 0, 30)
         left = resumed(state, 0, 1)
         assert not caplog.messages
         for number, size in enumerate(SIZES * 2):
@@ -312,8 +301,6 @@ def test_state_makes_no_request(server: CacheServer) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- index=
-
-
 def counted(urls: Sequence[str], index: Any) -> Any:
     return IterableWrapper(urls).split_shards(index).load_wds_shards().group_by_key()
 

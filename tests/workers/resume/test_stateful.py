@@ -108,8 +108,6 @@ def check(graph: Graph, urls: list[str], epoch: int, cut: Cut, workers: int = 0,
 
 
 # -------------------------------------------------------------------------------------------------------- it is exact
-
-
 @pytest.mark.parametrize(
     ("graph", "cut"),
     [
@@ -208,8 +206,6 @@ def test_stateful_pipeline_skips_when_items_can_be_counted(urls: list[str], capl
 
 
 # ------------------------------------------------------------------------------------------------------------- epochs
-
-
 @pytest.mark.parametrize(
     ("persistent", "context"),
     [
@@ -373,8 +369,6 @@ def test_stateful_pipeline_is_exact_when_workers_are_spawned(urls: list[str]) ->
 
 
 # -------------------------------------------------------------------------------------------- a state of something else
-
-
 def test_stateful_pipeline_has_no_state_when_it_never_ran(urls: list[str]) -> None:
     """An empty state is that of the beginning; one that was loaded is given back until it is used."""
     pipeline = StatefulPipeline(batched(urls), seed=SEED)

@@ -29,9 +29,8 @@ assert torchdata_wds.ShardLister
 #: The first draws of random and numpy behind seed_generators(1, 2, "item", 3).
 STORED = (0.022275808984766776, 0.5957489990859683)
 
+
 # -------------------------------------------------------------------------------------------------------------- turns
-
-
 def test_turns_equal_a_round_robin_when_workers_end_at_any_time() -> None:
     """At every number of items: how many each worker had given, and whose turns come, as a loop over queues finds."""
     draw = random.Random(1)
@@ -65,8 +64,6 @@ def test_turns_look_back_when_stages_behind_are_ahead() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
-
-
 def facts_of(lengths: list[list[int]], *, item: int = 0) -> Facts:
     """What is known of a stream of passes whose shards have so many samples; each sample is an item."""
     facts = Facts()
@@ -101,8 +98,7 @@ def test_packed_facts_keep_what_was_open_when_shards_are_interleaved() -> None:
     facts = Facts()
     facts.add([PassBegun(0, 0)])
     facts.add([ShardBegun(0, 3 * number, number, 7, ((number, 0), (2, 5 * number))) for number in range(300)])
-    packed = pack_facts(facts, 600, 1, 2)
-    found = unpack_facts(pickle.loads(pickle.dumps(packed)))
+    found = unpack_facts(pickle.loads(pickle.dumps(pack_facts(facts, 600, 1, 2))))
     assert set(found.shards) <= set(facts.shards)
     assert found.shard_of(0, 600) == (ShardBegun(0, 600, 200, 7, ((200, 0), (2, 1000))), True)
     assert 40 < len(found.shards) < 60
@@ -191,16 +187,13 @@ def test_streams_begin_where_the_epoch_ended_when_they_continue() -> None:
     """The next epoch of a stream begins in the pass in which the last one ended, with the shards that are known."""
     facts = facts_of([[3, 4], [5, 2]])
     facts.add([EpochEnded(1, 6)])
-    streams = Streams(1, facts=[facts], continues=True)
-    following = streams.next_epoch()
+    following = Streams(1, facts=[facts], continues=True).next_epoch()
     assert following.facts[0].passes == [PassBegun(1, -6)]
     assert following.facts[0].shard_of(1, 6) == (ShardBegun(1, 5, 1, 7), True)
     assert Streams(1, facts=[facts_of([[3]])]).next_epoch().facts[0].shards == []
 
 
 # --------------------------------------------------------------------------------------------------------- generators
-
-
 @pytest.fixture(autouse=True)
 def _keep_generators() -> Iterator[None]:
     kept = OwnGenerators()
@@ -251,8 +244,6 @@ def test_generators_are_nobody_elses_when_kept_apart() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- signatures
-
-
 def double(value: Any) -> Any:
     return value * 2
 

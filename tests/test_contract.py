@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import pickle
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,13 @@ from tests.kits import declared_forms
 from tests.kits.processes import open_files
 from torchdata_wds.pipes import base
 
-NAMES = list(ROWS)
+RANDOM = [name for name, row in ROWS.items() if row.random]
+ORDERED = [name for name, row in ROWS.items() if not row.random]
+HANDLING = [name for name, row in ROWS.items() if row.bad]
+only = partial(pytest.mark.parametrize, "row", indirect=True)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=ROWS)
 def row(request: pytest.FixtureRequest) -> Row:
     """Each row in turn."""
     return ROWS[request.param]
@@ -94,11 +99,15 @@ def test_pipes_show_their_source_when_the_graph_is_traversed(row: Row, tmp_path:
     assert sources
 
 
+@only(ORDERED)
+def test_pipes_take_no_seed_when_they_draw_nothing(row: Row, tmp_path: Path) -> None:
+    """The method is not there, so that a service does not look for it."""
+    assert "set_seed" not in vars(type(row.make(tmp_path)))
+
+
+@only(RANDOM)
 def test_pipes_give_the_same_order_when_seeded_alike(row: Row, tmp_path: Path) -> None:
     """After set_seed(s) epochs are a function of s and their number, and differ from one another."""
-    if not row.random:
-        assert "set_seed" not in vars(type(row.make(tmp_path)))
-        return
     one, two = row.make(tmp_path), row.make(tmp_path)
     orders = []
     for pipe in (one, two):
@@ -110,10 +119,9 @@ def test_pipes_give_the_same_order_when_seeded_alike(row: Row, tmp_path: Path) -
     assert epoch(one) == orders[0][0]
 
 
+@only(RANDOM)
 def test_pipes_draw_from_torch_when_never_seeded(row: Row, tmp_path: Path) -> None:
     """Unseeded random pipes follow torch.manual_seed, and give a new order each epoch."""
-    if not row.random:
-        return
     pipe = row.make(tmp_path)
     torch.manual_seed(3)
     first = [epoch(pipe), epoch(pipe)]
@@ -125,44 +133,38 @@ def test_pipes_draw_from_torch_when_never_seeded(row: Row, tmp_path: Path) -> No
 
 def test_pipes_have_the_right_length_or_none(row: Row, tmp_path: Path) -> None:
     """len() is exact or a TypeError."""
-    pipe = row.make(tmp_path)
-    try:
+    pipe, length = row.make(tmp_path), row.count
+    with contextlib.suppress(TypeError):
         length = len(pipe)
-    except TypeError:
-        return
-    assert length == row.count
+    assert length == row.count == len(epoch(pipe))
 
 
+@only(HANDLING)
 def test_pipes_raise_with_context_when_an_item_is_bad(row: Row, tmp_path: Path) -> None:
     """The default handler raises the named type, with torch's note of the pipe."""
-    if row.bad is None:
-        return
     with pytest.raises(row.error) as caught:
         epoch(row.bad(tmp_path, torchdata_wds.reraise_exception))
     assert str(caught.value)
 
 
+@only(HANDLING)
 def test_pipes_go_on_when_the_handler_skips(row: Row, tmp_path: Path) -> None:
     """One item may fail, the stream may not; what was skipped is counted by type."""
-    if row.bad is None:
-        return
     pipe = row.bad(tmp_path, torchdata_wds.ignore_and_continue)
     assert epoch(pipe)
     assert sum(pipe.skipped.values()) == 1
     assert any(issubclass(getattr(torchdata_wds, name, ValueError), row.error) for name in pipe.skipped)
 
 
+@only(HANDLING)
 def test_pipes_end_when_the_handler_stops(row: Row, tmp_path: Path) -> None:
     """A handler that answers False ends the epoch at that item; the first item of these rows is the bad one."""
-    if row.bad is None:
-        return
     assert epoch(row.bad(tmp_path, torchdata_wds.ignore_and_stop)) == []
 
 
+@only(HANDLING)
 def test_pipes_refuse_a_handler_that_forgets_its_answer(row: Row, tmp_path: Path) -> None:
     """A handler that returns None would end the stream in silence: a TypeError instead."""
-    if row.bad is None:
-        return
     with pytest.raises(TypeError, match="must return True"):
         epoch(row.bad(tmp_path, _forgetful))
 
@@ -178,7 +180,7 @@ def test_pipes_store_arguments_under_their_names(row: Row, tmp_path: Path) -> No
         assert parameter in vars(pipe), f"{type(pipe).__name__} does not store {parameter}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_functional_forms_are_documented(name: str) -> None:
     """The docstring names the functional form, and has Args, Yields and Example."""
     text = inspect.getdoc(base.functional_forms[name]) or ""
@@ -187,7 +189,7 @@ def test_functional_forms_are_documented(name: str) -> None:
         assert section in text, f"{name} has no {section}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ROWS)
 def test_declarations_for_type_checkers_equal_the_constructors(name: str) -> None:
     """What editors see of a functional form is what its constructor takes, with types and defaults."""
     written = ast.unparse(declared_forms.declared(declared_forms.FILE.read_text())[name].args)

@@ -74,20 +74,18 @@ def test_keys_stand_below_when_drawn() -> None:
     assert np.array_equal(np.asarray(with_key.crop((8, 8 + 128, 136, 8 + 128 + 17))), np.asarray(expected))
 
 
-@pytest.mark.parametrize("text", ["a" * 400, "train/000/000123456789" * 9, "x", ""])
+@pytest.mark.parametrize("text", ["a" * 400, "train/000/000123456789" * 9])
 def test_text_is_shortened_in_its_middle_when_too_wide(text: str) -> None:
     """As much as fits, of both ends."""
     font = ImageFont.load_default(13)
     assert isinstance(font, ImageFont.FreeTypeFont)
     cut = fit_text(text, font, 100)
-    assert font.getlength(cut) <= 100
-    if cut == text:
-        return
+    assert 80 < font.getlength(cut) <= 100
+    assert [fit_text(short, font, 100) for short in ("x", "")] == ["x", ""]
     head, _, tail = cut.partition("...")
     assert len(head) > 2
     assert text.startswith(head)
     assert text.endswith(tail)
-    assert font.getlength(cut) > 80
 
 
 def test_letters_are_escaped_when_no_font_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,9 +132,12 @@ def test_guard_leaves_nothing_when_it_is_closed() -> None:
 
 
 def test_guard_does_no_harm_when_it_was_killed() -> None:
-    """Somebody else may end it; commands run as if there were none."""
+    """Another process may end it; commands run as if there were none, and nothing is left."""
+    before, files = children(unreaped=True), open_files()
     guard = CommandGuard()
     os.kill(guard._process.pid, signal.SIGKILL)
-    guard._process.wait()
+    assert guard._process.wait() == -signal.SIGKILL
     guard.add(1)
     guard.close()
+    assert children(unreaped=True) == before
+    assert open_files() <= files

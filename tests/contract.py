@@ -1,7 +1,5 @@
 """One row per pipe: what every pipe must be able to do is tested over this table, and a missing row fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

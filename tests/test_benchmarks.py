@@ -1,7 +1,5 @@
 """The benchmarks run: with few samples, beside whichever of the libraries they compare with."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The benchmark of web servers runs, and its file's name harms no other script."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rules that every pipe keeps, over the rows of tests/contract.py."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import inspect

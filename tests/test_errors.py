@@ -1,7 +1,5 @@
 """Errors carry their place, their kind and their advice, through pickling and copies."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 

@@ -1,7 +1,5 @@
 """What WebDataset users write, as they write it here: one test per example, on shards of generated images."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

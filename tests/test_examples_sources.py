@@ -1,7 +1,5 @@
 """What WebDataset users write about sources, caches, records, clips and documents, as they write it here."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What users of tar, tarp and tarproc do with shards, as ``wds`` does it."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What WebDataset users do when they make shards, as it is done here; and the manual's conversion, in parallel."""
 
-from __future__ import annotations
-
 import multiprocessing
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Handlers: what they answer, log and count."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import time

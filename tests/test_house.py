@@ -1,7 +1,5 @@
 """The layout of the package: its floors, its folders, and what each file may import."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

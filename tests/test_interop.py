@@ -1,7 +1,5 @@
 """Shards that other programs wrote, read as WebDataset reads them."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

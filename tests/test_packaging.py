@@ -1,7 +1,5 @@
 """What the package says about itself to installers: its requirements, and the systems that it runs on."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

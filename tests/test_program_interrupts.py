@@ -1,7 +1,5 @@
 """Ctrl-C while the program starts or ends: it is quiet, and other programs are left alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

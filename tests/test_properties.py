@@ -1,7 +1,5 @@
 """Our tar reader equals the standard library's on whatever that one writes."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

@@ -1,7 +1,5 @@
 """What the package shows to the outside."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

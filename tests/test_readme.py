@@ -1,7 +1,5 @@
 """README and the manual are true: their blocks run, their tables are complete, their links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

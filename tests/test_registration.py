@@ -1,7 +1,5 @@
 """Functional names survive every way in which the package is imported more than once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``wds cat``: every sample once, in the order that was asked for."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

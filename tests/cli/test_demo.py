@@ -1,7 +1,5 @@
 """The demo command: right on good shards, plain about bad ones."""
 
-from __future__ import annotations
-
 import bz2
 import io
 import json

@@ -1,7 +1,5 @@
 """The command ``first``."""
 
-from __future__ import annotations
-
 import io
 import resource
 import sys

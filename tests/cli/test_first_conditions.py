@@ -1,7 +1,5 @@
 """Conditions on samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

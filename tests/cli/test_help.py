@@ -1,7 +1,5 @@
 """``wds help``: the manual's topics."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """``wds index``: ours, DALI's and the list of wids, from headers alone."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Where indexes lie, and that none is replaced by chance."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

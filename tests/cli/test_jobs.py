@@ -1,7 +1,5 @@
 """Processes that work on items: one of them may die, and none is left."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

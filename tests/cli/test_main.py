@@ -1,7 +1,5 @@
 """The command line as a whole: arguments, messages, progress and exit statuses."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Names of strangers on a terminal, and shortened texts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

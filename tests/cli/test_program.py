@@ -1,7 +1,5 @@
 """The program as it is installed: the examples in its help, pipelines, and readers of its output that go away."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The commands ``tsv`` and ``json``."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

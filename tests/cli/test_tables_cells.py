@@ -1,7 +1,5 @@
 """Cells of tables: one line each, and read back as they were."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

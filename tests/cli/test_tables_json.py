@@ -1,7 +1,5 @@
 """Samples as lines of JSON."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import io

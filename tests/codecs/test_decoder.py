@@ -1,7 +1,5 @@
 """The Decoder: order of decoders, what it leaves alone, its errors, pickling."""
 
-from __future__ import annotations
-
 import collections.abc
 import io
 import pickle

@@ -1,7 +1,5 @@
 """The Encoder: what each field takes, what it refuses and how it says so, users' functions, pickling."""
 
-from __future__ import annotations
-
 import bz2
 import collections
 import collections.abc

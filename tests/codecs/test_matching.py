@@ -1,7 +1,5 @@
 """Which fields an extension means."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The law of the codecs: what is encoded reads back equal, for every extension, plain and compressed (Hypothesis)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

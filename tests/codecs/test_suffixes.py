@@ -1,7 +1,5 @@
 """Compressed members."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import itertools

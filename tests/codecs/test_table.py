@@ -1,7 +1,5 @@
 """Every row of the field table: each extension decodes to its value, alone, with parts before it, in any case."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

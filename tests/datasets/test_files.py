@@ -3,8 +3,6 @@
 What a file may not say is tested with the format, copies of shards with storage.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections import Counter

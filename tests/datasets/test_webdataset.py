@@ -1,7 +1,5 @@
 """WebDataset(): the usual graph in one call."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Record shards, byte by byte: whole ones, cut ones, damaged ones, and ones that lie."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import decimal

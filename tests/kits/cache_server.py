@@ -1,7 +1,5 @@
 """A web server for tests of caches: it counts requests and can be told to stop half-way."""
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Every way in which a shard can be damaged, with the samples that are complete before it."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

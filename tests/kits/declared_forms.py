@@ -1,7 +1,5 @@
 """The functional forms in ``pipes/forms.py``, made from the constructors; run as a program it writes the file anew."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess

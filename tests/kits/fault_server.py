@@ -1,7 +1,5 @@
 """A web server that fails by plan: each request for a path meets the next fault of that path's plan."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """What this process has open and has started: for tests that nothing is left over."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

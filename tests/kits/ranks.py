@@ -1,7 +1,5 @@
 """Scripts that run as the ranks of a gloo group, and what each of them has found."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

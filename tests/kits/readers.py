@@ -1,7 +1,5 @@
 """The ways in which an archive is read, by the sizes of the windows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

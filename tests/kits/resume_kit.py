@@ -1,7 +1,5 @@
 """What the tests of resuming share: graphs over uneven shards, and runs that are stopped and gone on with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

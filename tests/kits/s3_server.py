@@ -1,7 +1,5 @@
 """An S3 server for tests: moto on the loopback address, with a record of what was asked, and faults on request."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Ways in which URLs and commands hold a secret, with ``{}`` in its place; the word ``x.tar`` in each is not secret."""
 
-from __future__ import annotations
-
 __all__ = ["COMMANDS", "QUERIES", "URLS"]
 
 #: Query parameters of signed URLs and others, by whose names a secret shows.

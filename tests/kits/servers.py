@@ -1,7 +1,5 @@
 """HTTP servers for tests, on the loopback address only."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Shards for tests, made with the standard library's tarfile or by hand: never with the code under test."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

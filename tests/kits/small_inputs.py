@@ -4,8 +4,6 @@ As a program, ``python -m tests.kits.small_inputs FOLDER FIRST LAST``, it reads 
 what each took.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

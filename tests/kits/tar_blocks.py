@@ -1,7 +1,5 @@
 """Tar archives made block by block: headers as no well-behaved program writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 END = bytes(1024)

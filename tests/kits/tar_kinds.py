@@ -1,7 +1,5 @@
 """Archives with odd headers, by what is odd about them: drawn at random, from a seed."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

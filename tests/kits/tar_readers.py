@@ -1,7 +1,5 @@
 """Archives as other programs read them: GNU tar, in one run of a shell for many, and Python's tarfile."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

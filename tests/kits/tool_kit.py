@@ -1,7 +1,5 @@
 """For tests of the command line: running it in this process, and shards for its examples."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

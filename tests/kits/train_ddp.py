@@ -7,8 +7,6 @@ All ranks take the same number of steps, each sample counts once per epoch, and 
 are those of a run that was never killed. The number of ranks and workers must stay the same for that.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """What repr() of a pipe shows: the chain as it was written."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Names that no pipe has: WebDataset's, which say what to write here, and torchdata's, which are there when used."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """An exception of a user's function says in which stage and at which sample it came, raised or skipped."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Functions that cannot be sent to other processes: the error names the stage and the cure."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

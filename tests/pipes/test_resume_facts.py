@@ -1,7 +1,5 @@
 """What pipes tell of their way, and how each of them begins in the middle."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Endless sources of which nothing comes are an error, however the graph is built; where little comes they are not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path

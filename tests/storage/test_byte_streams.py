@@ -1,7 +1,5 @@
 """Streams: exact reads, verified ends, failures that stay."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Globs of local files: ``**``, links, and homes."""
 
-from __future__ import annotations
-
 import glob
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Patterns: braces, globs, folders, lists, and what is wrong with them."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from pathlib import Path

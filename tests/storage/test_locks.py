@@ -1,7 +1,5 @@
 """Caches on file systems without locks: copies are kept all the same, and nothing else is left."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import multiprocessing

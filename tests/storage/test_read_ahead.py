@@ -1,7 +1,5 @@
 """Streams that a thread reads ahead: the same bytes and failures, a bounded lead, nothing left open."""
 
-from __future__ import annotations
-
 import io
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Pauses between attempts: how long, and when to give up."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules that send URLs elsewhere: where they hold, what they never do, and what is said of wrong ones."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import pickle

@@ -1,7 +1,5 @@
 """URLs: what kind they are, and what of them is shown. Options: kept, and not shown."""
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from pathlib import Path

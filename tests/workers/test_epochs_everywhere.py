@@ -1,7 +1,5 @@
 """Epochs of real workers and ranks in every shape: many workers and few shards, none, one to four ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Workers that die, hang, raise, or are left alone: an error that says so, never a hang, no process left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

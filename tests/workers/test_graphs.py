@@ -1,7 +1,5 @@
 """Two gloo ranks of two workers each: every item once per epoch over all of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ctrl-C, which a terminal and a notebook send to all processes of a group: the loader can be iterated again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What .set_length(n) promises: more than that is said once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

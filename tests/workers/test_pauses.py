@@ -1,7 +1,5 @@
 """limit(n) and resume() of DataLoader2's iterator, as with torchdata's own services."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Seeds: every order is a function of the seed, the epoch and the place, and the same on every machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

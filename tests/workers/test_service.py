@@ -1,7 +1,5 @@
 """WorkersReadingService: every item once, a new order every epoch, the same again from the same seed."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -1,7 +1,5 @@
 """What stages skip is counted over all processes, and told at the end of the epoch."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Columns that wds_collate stacks in a worker's shared memory: the same values and types as anywhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The example of distributed training: equal steps, each sample once, and nothing changed by a kill and a resume."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """worker_init_fn and worker_reset_fn, with torchdata's meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

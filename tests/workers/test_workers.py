@@ -1,7 +1,5 @@
 """Real shards under every way to run a graph: each key exactly once per epoch, in a new order each time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A writer that is killed leaves whole shards under final names, or none."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Whole shards: what is written reads back equal, here and in the programs that others have (Hypothesis)."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """ShardWriter: numbered shards, none too large, none half written."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from pathlib import Path

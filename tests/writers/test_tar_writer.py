@@ -1,7 +1,5 @@
 """TarWriter: one archive, whole or not there."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

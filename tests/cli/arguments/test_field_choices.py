@@ -1,7 +1,5 @@
 """Lists of fields: alternatives, new names, globs, and what becomes of samples without them."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchdata_wds.cli.arguments.fields import FieldChoices

@@ -1,7 +1,5 @@
 """What all commands read and write: shards by every kind of name, ranges, damage, one archive, new keys."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -1,7 +1,5 @@
 """``wds cache``: what is in a folder, what is damaged, and what goes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

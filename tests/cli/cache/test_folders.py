@@ -1,7 +1,5 @@
 """The files of caches are told from all others, and none goes that somebody makes or reads."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Samples of parts: checked before, read after, and what is missing."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The create command: what it writes, and what it refuses before it writes anything."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of files: which files make samples, in which order, and what is passed over."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans: tables to parts, and what is no table."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipes: lines to parts, and what is no line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A function of one sample at a time: what it gives is written, in order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``wds map``: a function over shards, where one that fails costs its own output only."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

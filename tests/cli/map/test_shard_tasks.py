@@ -1,7 +1,5 @@
 """Functions over shards: outputs are whole or not there, and what fails is named."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

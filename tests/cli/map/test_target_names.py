@@ -1,7 +1,5 @@
 """Names of outputs: one for each input, and none that would be lost under another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

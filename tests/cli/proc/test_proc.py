@@ -1,7 +1,5 @@
 """``wds proc``: every sample goes through the command, and none is lost without a word."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Commands over samples: what they leave is the new sample, and nothing of them is left over."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shlex

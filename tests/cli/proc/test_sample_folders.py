@@ -1,7 +1,5 @@
 """Samples as folders of files: what is there is the sample, and nothing else is touched."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

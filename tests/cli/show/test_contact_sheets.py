@@ -1,7 +1,5 @@
 """Contact sheets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont

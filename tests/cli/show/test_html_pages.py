@@ -1,7 +1,5 @@
 """Pages of samples: whole, harmless, and complete in themselves."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """The command ``show``."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from html.parser import HTMLParser

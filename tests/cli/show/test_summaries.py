@@ -1,7 +1,5 @@
 """Samples in a few words."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import threading

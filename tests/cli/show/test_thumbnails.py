@@ -1,7 +1,5 @@
 """Image files, small, upright and flat."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

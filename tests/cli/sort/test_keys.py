@@ -1,7 +1,5 @@
 """What samples are sorted by."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sorting in bounded memory: equal to sorted(), whatever fits."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """``wds sort``: every sample once, in order, whatever the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands that are run for files: every value is one word, and nothing else changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

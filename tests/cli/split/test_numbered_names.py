@@ -1,7 +1,5 @@
 """Patterns of numbered shards, and which of their shards a file is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

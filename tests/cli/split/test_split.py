@@ -1,7 +1,5 @@
 """``wds split``: every sample once, in shards that are no larger than asked for."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import sys

@@ -1,7 +1,5 @@
 """Fields are tried one by one, and pickles never."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import pickle

@@ -1,7 +1,5 @@
 """Headers that other programs read in another way: validation reports each, and nothing of what tars of today write."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What validation has found is left out, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Validation finds all that loading refuses, loses or passes over, each with its place, and nothing in good shards."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

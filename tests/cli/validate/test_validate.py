@@ -1,7 +1,5 @@
 """``wds validate``: all damage of a folder in one report, and the good samples written again."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Image fields of 8 bits a channel."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle

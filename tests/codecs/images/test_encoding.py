@@ -1,7 +1,5 @@
 """Images to files: every format and mode reads back equal or is refused."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import struct

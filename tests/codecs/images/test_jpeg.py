@@ -1,7 +1,5 @@
 """JPEG files through simplejpeg: the same pixels and the same errors as through Pillow."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Images of more than 8 bits a channel, written by hand because Pillow cannot write them all."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import struct

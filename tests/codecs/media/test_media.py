@@ -1,7 +1,5 @@
 """torch_video and torch_audio, on clips that the tests encode with PyAV."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle

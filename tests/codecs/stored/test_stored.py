@@ -1,7 +1,5 @@
 """Samples as bytes without pickling: what reads back equal, what is refused, and damaged data."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import io

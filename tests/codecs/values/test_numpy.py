@@ -1,7 +1,5 @@
 """The npy, npz and tenbin fields."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import struct

@@ -1,7 +1,5 @@
 """The json, msgpack, cbor, torch and pickle fields."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import pickle

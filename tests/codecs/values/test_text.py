@@ -1,7 +1,5 @@
 """Text and integer fields."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchdata_wds import handlers

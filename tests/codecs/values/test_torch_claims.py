@@ -1,7 +1,5 @@
 """Torch fields that ask for memory: what ``torch.save`` writes loads, and what claims more than it has does not."""
 
-from __future__ import annotations
-
 import collections
 import io
 import itertools

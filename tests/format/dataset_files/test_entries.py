@@ -1,7 +1,5 @@
 """What a dataset file may not say: mistakes, which are named with their place, and what only a trusted file may do."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Interleaved documents: the two forms of JSON, finding images, and samples to write."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The index of a shard, made while writing or from its headers, and what other programs get of it."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

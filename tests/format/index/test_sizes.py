@@ -1,7 +1,5 @@
 """Sizes from headers: the same samples as reading gives, without reading."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """Slices of shards: which members are kept, and where reading begins."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import random

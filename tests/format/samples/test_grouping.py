@@ -1,7 +1,5 @@
 """Members to samples."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Every row of the name table of the format."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kits.shards import tar_bytes

@@ -1,7 +1,5 @@
 """Archives as we, GNU tar and Python's tarfile read them: equal, or different as docs/tar-differences.md says."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from importlib import resources

@@ -1,7 +1,5 @@
 """What an archive may cost to read: sizes that are claimed, headers without end, members larger than the limit."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import tracemalloc

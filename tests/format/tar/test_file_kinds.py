@@ -1,7 +1,5 @@
 """Files that are not tar archives: the error says what they are, and what reads them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

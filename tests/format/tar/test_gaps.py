@@ -1,7 +1,5 @@
 """Members that nobody wants: sought past in local files, with the same results and errors as when they are read."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

@@ -1,7 +1,5 @@
 """What a member is: names, kinds and sizes where headers say it twice, wrongly, or not as they should."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Samples to tar blocks, and which keys and fields may be written."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """Links, devices and odd names: what is skipped of a shard is said once, and no shard is silently empty."""
 
-from __future__ import annotations
-
 import io
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """A small input costs little, whatever it is: a thousand random ones, whole, mutated and hostile."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sparse members: four ways to write a map, and every way in which one can be wrong."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The tar reader: every kind of entry, every damage."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

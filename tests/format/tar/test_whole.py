@@ -1,7 +1,5 @@
 """Whether an archive is whole, without reading what is in it."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """Windows: what is read many at once is what is read one by one, in every result, error and count."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import time

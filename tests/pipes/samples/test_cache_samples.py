@@ -1,7 +1,5 @@
 """Samples kept by the first pass: served whole or not at all, by whoever reads them."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os

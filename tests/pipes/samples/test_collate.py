@@ -1,7 +1,5 @@
 """Batches and back."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from enum import IntEnum
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Decoding as a stage: what the codecs do is tested with them, here the pipe around them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """wds_interleaved: the four layouts, read from shards and written again, its options, and what is wrong."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

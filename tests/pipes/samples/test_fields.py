@@ -1,7 +1,5 @@
 """Renaming and mapping the fields of samples."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

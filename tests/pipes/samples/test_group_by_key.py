@@ -1,7 +1,5 @@
 """group_by_key(fields=) and load_wds_shards(select=): what is kept, and warnings about names that nothing has."""
 
-from __future__ import annotations
-
 import logging
 from itertools import islice
 from pathlib import Path

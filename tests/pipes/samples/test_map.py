@@ -1,7 +1,5 @@
 """Mapping items through a function, and the loop that most pipes share."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """The sample shuffle: its buffer, its orders, its seeds."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

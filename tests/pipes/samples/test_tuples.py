@@ -1,7 +1,5 @@
 """Samples to tuples, and tuples through functions."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The stage that gives shards their local copies, in graphs."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

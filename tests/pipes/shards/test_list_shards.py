@@ -1,7 +1,5 @@
 """Listing shards as a stage: what patterns mean is tested with storage, here the pipe around it."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

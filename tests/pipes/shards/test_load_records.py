@@ -1,7 +1,5 @@
 """Record shards through storage, handlers and workers."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

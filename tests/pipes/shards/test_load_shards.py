@@ -1,7 +1,5 @@
 """Loading and grouping shards: every damage, fused and not, and what reaches the handler."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """load_wds_shards with read_ahead= and interleave=: the same samples, and the order that is promised."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import random

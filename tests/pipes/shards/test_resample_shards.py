@@ -1,7 +1,5 @@
 """The resampler: its draws, its passes, what tells consumers apart."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import math

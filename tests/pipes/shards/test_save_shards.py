@@ -1,7 +1,5 @@
 """wds_encode and save_wds_shards: the end of a graph that writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Splitting shards: every consumer its share, whatever the index, and what happens when there is none."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

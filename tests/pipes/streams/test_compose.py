@@ -1,7 +1,5 @@
 """Generator functions as stages."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Epochs of n items: a stream that goes on from one to the next, in every way to run a graph."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """join_workers: the border of the workers under every service, and the cure for uneven ones under torchdata's own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

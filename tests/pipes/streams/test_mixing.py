@@ -1,7 +1,5 @@
 """Native pipes before, between and behind ours: nothing is lost, nothing comes twice."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter

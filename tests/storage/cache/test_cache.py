@@ -1,7 +1,5 @@
 """Local copies of shards: one download, read while it comes, and never half a shard."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Many processes and one cache: one download each, whoever stops or is killed, and nothing wrong is ever served."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What copies are called: never two shards alike, and never outside the folder."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

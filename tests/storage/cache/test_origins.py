@@ -1,7 +1,5 @@
 """Where shards come from: by what the copies of one URL are told apart."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

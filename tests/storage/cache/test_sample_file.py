@@ -1,7 +1,5 @@
 """The SQLite file of a sample cache: complete or not there, whatever happens to its writer."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

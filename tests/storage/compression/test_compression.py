@@ -1,7 +1,5 @@
 """Compression: found by its bytes, whole or an error, bounded in memory."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Compressors: reproducible, named by suffixes, and read back or found to be cut."""
 
-from __future__ import annotations
-
 import io
 import random
 import sys

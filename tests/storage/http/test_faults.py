@@ -1,7 +1,5 @@
 """Web servers that fail, through the whole chain: identical samples, or an error that says what happened."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

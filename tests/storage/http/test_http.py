@@ -1,7 +1,5 @@
 """Web servers: status, length, redirects, ranges, and what goes wrong with them."""
 
-from __future__ import annotations
-
 import base64
 import gc
 import gzip

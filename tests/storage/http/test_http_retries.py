@@ -1,7 +1,5 @@
 """How long a web server wants to be left alone."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 

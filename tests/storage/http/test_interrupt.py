@@ -1,7 +1,5 @@
 """Reading from a web server that another thread interrupts: it ends soon, and never as if the shard had ended."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Whether two answers are of the same object."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchdata_wds.storage.http.versions import Version, content_range

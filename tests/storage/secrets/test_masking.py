@@ -1,7 +1,5 @@
 """What is secret in URLs, commands and messages of libraries is never shown."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 import traceback

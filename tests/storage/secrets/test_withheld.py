@@ -1,7 +1,5 @@
 """Secrets stay out of pickles and checkpoints, and reach every process that needs them all the same."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AIStore: which URLs go there, what its gateway is shown, and reading and writing through its redirects."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

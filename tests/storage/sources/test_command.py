@@ -1,7 +1,5 @@
 """Commands: their exit status is part of the shard, and nothing of them is left over."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import logging

@@ -1,7 +1,5 @@
 """Commands end with the process that started them, also when it is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

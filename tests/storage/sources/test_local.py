@@ -1,7 +1,5 @@
 """Local files, file: URLs and standard input."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """S3, against a real server: list, read, slice, write, in workers, with credentials from everywhere."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Shards into commands: whole and confirmed, or killed before they can take a part for the whole."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import multiprocessing

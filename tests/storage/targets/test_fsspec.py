@@ -1,7 +1,5 @@
 """Shards to every other store: collected, uploaded whole, and never lost."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Shards to local files: beside their name, and then under it, whole; one writer at a time."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Where finished shards go: what cannot be written, what a writer asks, and standard output."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

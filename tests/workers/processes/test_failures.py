@@ -1,7 +1,5 @@
 """An exception's way from a worker to the main process: its type, its attributes and where it came from."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages from a worker: how many items each holds, when it is sent, and what the main process gets out of it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time

@@ -1,7 +1,5 @@
 """Items to bytes and back: every kind of value comes back equal, small ones inside the pickle, large ones outside."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared memory between a worker and the main process: filled, read where it is, and filled again when it is free."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """How items cross from the workers to the main process: whole, in their place, in time, and at little cost."""
 
-from __future__ import annotations
-
 import gc
 import random
 import signal

@@ -1,7 +1,5 @@
 """Stages are known by their classes: a namesake, or a subclass that may do something else, is not trusted."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DataLoader2.state_dict() and from_state with WorkersReadingService: what is left comes as if never stopped."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Resuming under WorkersReadingService, at many places of many graphs: in new processes, over ranks, when spawned."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Iterator

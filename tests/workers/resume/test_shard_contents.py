@@ -1,7 +1,5 @@
 """A state is not resumed with shards of the same names that hold other samples, and is with copies of the same ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """StatefulPipeline: the states of a bare StatefulDataLoader are exact."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Where streams are, in a few bytes: turns, facts, signatures, and the generators that items draw from."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import random

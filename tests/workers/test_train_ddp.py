@@ -161,7 +161,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def unbroken(shards: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a run has been that nobody killed: the script itself."""
     folder = tmp_path_factory.mktemp("unbroken")
-    finish(folder, str(ROOT / "tests" / "train_ddp.py"), *arguments_of(shards[0]))
+    finish(folder, str(ROOT / "tests" / "kits" / "train_ddp.py"), *arguments_of(shards[0]))
     return folder
 
 

@@ -24,7 +24,7 @@ def test_help_lists_every_topic_with_its_title_when_none_is_named() -> None:
 
 @pytest.mark.parametrize("topic", sorted(MANUAL))
 def test_help_prints_the_page_as_it_is_when_output_is_not_a_terminal(topic: str) -> None:
-    """For a pipe or a file there is no pager."""
+    """Output to a pipe or a file is not paged."""
     done = run_wds("help", topic)
     assert (done.status, done.text, done.err) == (0, MANUAL[topic], "")
 
@@ -36,7 +36,7 @@ def test_help_lists_the_topics_when_there_is_no_such_topic(topic: str, suggested
     """The nearest one is suggested, if any is near; it is a wrong argument."""
     done = run_wds("help", topic)
     assert (done.status, done.text) == (2, "")
-    assert f"there is no topic {topic!r}" in done.err
+    assert f"unknown topic {topic!r}" in done.err
     assert ", ".join(sorted(MANUAL)) in done.err
     assert ("did you mean" in done.err) == (suggested is not None)
     assert suggested is None or f"did you mean {suggested!r}?" in done.err

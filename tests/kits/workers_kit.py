@@ -69,7 +69,7 @@ def with_pid(item: Any) -> tuple[Any, int]:
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Turns a hang into an error, and leaves no worker of its own behind whatever happens."""
+    """Turns a hang into an error, and ends every worker that was started within it."""
     others = set(multiprocessing.active_children())  # torch raises anywhere when one of its workers is killed
 
     def stop(*_: Any) -> None:

@@ -155,7 +155,7 @@ def test_watch_belongs_to_no_stream_when_it_is_copied() -> None:
 
 # -------------------------------------------------------------------------------------------------------- wds_shuffle
 class Only(IterDataPipe):
-    """Gives so many numbers, at first only those that are wanted: as a source that was resumed."""
+    """Yields n numbers, in the first pass only the wanted ones, as a resumed source does."""
 
     def __init__(self, count: int) -> None:
         self.count = count

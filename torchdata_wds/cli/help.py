@@ -32,7 +32,7 @@ def _run(arguments: argparse.Namespace) -> int:
         near = difflib.get_close_matches(topic.lower(), pages, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UsageError(
-            f"there is no topic {topic!r:.60}{hint} The topics are {', '.join(sorted(pages))}. "
+            f"unknown topic {topic!r:.60}{hint} The topics are {', '.join(sorted(pages))}. "
             "For a command, see 'wds COMMAND --help'"
         )
     text = pages[topic].read_text(encoding="utf-8")

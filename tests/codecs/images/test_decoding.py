@@ -136,7 +136,7 @@ def test_spec_decodes_each_image_field_when_given() -> None:
 
 @pytest.mark.usefixtures("jpegs_by")
 def test_spec_decodes_each_format_when_written_by_pillow() -> None:
-    """The formats behind the image extensions are read."""
+    """Every image extension is read in the format that it stands for."""
     for form in ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JPEG2000"]:
         source = smooth((40, 30))
         value = decode(encoded(source, form), "rgb8", "image")

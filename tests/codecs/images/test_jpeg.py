@@ -289,7 +289,7 @@ def test_cut_image_is_given_when_pillow_is_told_to() -> None:
 
 
 def test_pillows_limit_holds_when_an_image_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit is an error, None is no limit; nothing is reserved for pixels that a file only declares."""
+    """Above the limit is an error, None lifts it, and no memory is taken for pixels that a file only declares."""
     data = changed(PLAIN, b"\xff\xc0\x00\x11\x08\x00\x1e\x00\x28", b"\xff\xc0\x00\x11\x08\xff\xdc\xff\xdc")
     fast, slow, decoded = both(data)
     assert fast == slow

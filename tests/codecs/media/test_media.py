@@ -292,7 +292,7 @@ def test_torch_video_raises_when_frames_change_in_size() -> None:
 def test_torch_video_raises_when_no_frame_is_in_the_clip() -> None:
     """An empty clip would fail in the model, where nobody knows the sample any more."""
     for options in [{"start": 1.0}, {"start": 500.0}, {"start": 0.31, "end": 0.39}]:
-        with pytest.raises(ValueError, match="there is no frame from second"):
+        with pytest.raises(ValueError, match="no frame is at or after second"):
             torch_video(**options)(".mkv", CLIP)
 
 

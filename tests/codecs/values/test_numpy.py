@@ -184,7 +184,7 @@ def npy_claiming(shape: str, descr: str = "'<f4'") -> bytes:
 
 
 def test_npy_takes_no_memory_when_a_header_claims_it() -> None:
-    """A file of 100 bytes is cut off, whatever it says; it is no lack of memory, which no handler may skip."""
+    """A file of 100 bytes is reported as cut off, whatever its header claims, and not as a lack of memory."""
     for shape, descr in [
         ("(1099511627776,)", "'<f4'"),
         ("(1, 1073741824)", "'<f8'"),

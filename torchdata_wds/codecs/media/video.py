@@ -71,7 +71,7 @@ def read_frames(data: bytes, clip: Clip) -> Frames:
         pixels, times, end = _collect(timed, clip)
     if not pixels:
         before = "" if clip.end is None else f" and before second {clip.end:g}"
-        raise ValueError(f"there is no frame from second {clip.start:g} on{before}")
+        raise ValueError(f"no frame is at or after second {clip.start:g}{before}")
     stacked = np.empty((len(pixels), *pixels[0].shape), np.uint8)
     for number in reversed(range(len(pixels))):
         stacked[number] = pixels.pop()  # each frame is freed when it is copied: a clip is not in memory twice

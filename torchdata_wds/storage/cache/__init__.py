@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
-from torchdata_wds.storage.cache.download import Download, Waiting, report
+from torchdata_wds.storage.cache.download import Download
 from torchdata_wds.storage.cache.followers import FollowedShard, find_origin
 from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
+from torchdata_wds.storage.cache.progress import Waiting, report
 from torchdata_wds.storage.cache.settings import CacheSettings, Check
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
 from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = ["Check", "ShardCache"]
-logger = logging.getLogger(__name__)
 _BLOCK = 512
 _PLAIN_BUFFER_SIZE = 1 << 16
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
-from torchdata_wds.storage.cache.download import Download, Outcome, StalledError, Waiting, report
+from torchdata_wds.storage.cache.download import Download, Outcome
 from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_copy, open_part
+from torchdata_wds.storage.cache.progress import StalledError, Waiting, report
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.urls import mask_url

@@ -20,10 +20,7 @@ from tests.kits import tool_kit
 from tests.kits.processes import in_child
 from tests.kits.shards import write_text_shards
 from tests.kits.tool_kit import run_wds
-from torchdata_wds.cli import command as messages
-from torchdata_wds.cli import foreign_options, main, split
-from torchdata_wds.cli import progress_bar as progress
-from torchdata_wds.cli.arguments import inputs
+from torchdata_wds.cli import foreign_options, inputs, main, split, terminal
 from torchdata_wds.cli.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
 from torchdata_wds.errors import Advice, ShardOpenError
 
@@ -207,7 +204,7 @@ def test_main_says_what_it_can_when_nobody_reads_messages(monkeypatch: pytest.Mo
 
     def speak(_: argparse.Namespace) -> int:
         with contextlib.redirect_stderr(Gone()):
-            messages.say("one")
+            terminal.say("one")
         return 1
 
     with_command(monkeypatch, speak)
@@ -313,15 +310,15 @@ class Terminal:
 
 def progress_on(monkeypatch: pytest.MonkeyPatch, on_terminal: bool, **options: bool) -> str:
     """What progress writes of two and one samples of three, six seconds apart."""
-    terminal = Terminal(on_terminal)
+    screen = Terminal(on_terminal)
     times = iter([0.0, 6.0, 6.0, 7.0])
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
-    with progress.Progress("samples", 3, **options) as bar:
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
+    with terminal.Progress("samples", 3, **options) as bar:
         bar.advance(2)
         bar.advance()
     assert bar.done == 3
-    return terminal.text
+    return screen.text
 
 
 def test_progress_is_a_line_now_and_then_when_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +358,7 @@ def test_stdout_is_apart_when_it_cannot_come_among_the_lines_of_a_terminal(
         descriptors = (os.open(os.devnull if kind == "null" else tmp_path / "x", os.O_RDWR | os.O_CREAT),)
     with open(descriptors[-1], "w", closefd=False) as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert progress.stdout_is_apart() is expected
+        assert terminal.stdout_is_apart() is expected
         monkeypatch.undo()
     for descriptor in descriptors:
         os.close(descriptor)
@@ -375,22 +372,22 @@ def test_bar_is_not_mixed_into_what_a_command_prints(
     """As with ``| cat``: lines and bar would come on one terminal. A file keeps them apart."""
     monkeypatch.chdir(tmp_path)
     write_text_shards(tmp_path, (3,))
-    terminal = Terminal(True)
+    screen = Terminal(True)
     monkeypatch.setattr(inputs, "stdout_is_apart", lambda: apart)
     monkeypatch.setattr(split, "stdout_is_apart", lambda: apart)
-    monkeypatch.setattr(tool_kit, "redirect_stderr", lambda _: contextlib.redirect_stderr(terminal))
+    monkeypatch.setattr(tool_kit, "redirect_stderr", lambda _: contextlib.redirect_stderr(screen))
     assert run_wds(*command.split(), "shard-000000.tar").status == 0
-    assert ("samples" in terminal.text.replace("3 samples", "")) is (shown and command != "ls")
+    assert ("samples" in screen.text.replace("3 samples", "")) is (shown and command != "ls")
 
 
 def test_messages_do_not_share_a_line_with_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken away, and drawn again below."""
-    terminal = Terminal(True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.Progress("samples", 3) as bar:
+    screen = Terminal(True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with terminal.Progress("samples", 3) as bar:
         bar.advance(2)
-        messages.say("look")
-    before, _, after = terminal.text.partition("wds: look\n")
+        terminal.say("look")
+    before, _, after = screen.text.partition("wds: look\n")
     assert before.rstrip(" ").endswith("\r")
     assert after.startswith("\rsamples: ")
-    assert progress._bars == []
+    assert terminal._bars == []

@@ -9,22 +9,22 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from torchdata_wds.cli.arguments import outputs, table
-from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, list_inputs
-from torchdata_wds.cli.command import Command, UsageError, positive_number, whole_number
+from torchdata_wds.cli import outputs
+from torchdata_wds.cli.command import Command, UsageError, add_parallel, add_seed, option, positive_number, whole_number
+from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.pipes.samples.shuffle import shuffled
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    table.option(parser, "-c --count", "N", "stop after N samples", whole_number)
-    table.option(parser, "--skip", "N", "leave the first N samples out", whole_number, default=0)
+    option(parser, "-c --count", "N", "stop after N samples", whole_number)
+    option(parser, "--skip", "N", "leave the first N samples out", whole_number, default=0)
     text = "read the shards in random order (without --slice), and shuffle samples through a buffer of N"
-    table.option(parser, "--shuffle", "N", text, positive_number)
-    table.seed(parser, "--shuffle")
-    table.option(parser, "--mix", "K", "keep K shards open and take samples in turn", positive_number, default=1)
-    table.parallel(parser, "read N shards at once; the order stays the same")
+    option(parser, "--shuffle", "N", text, positive_number)
+    add_seed(parser, "--shuffle")
+    option(parser, "--mix", "K", "keep K shards open and take samples in turn", positive_number, default=1)
+    add_parallel(parser, "read N shards at once; the order stays the same")
     add_field_arguments(parser)
     outputs.add_output_arguments(parser)
 

@@ -1,22 +1,14 @@
-"""What commands are made of: `Command`, types of arguments, and what the program says on standard error."""
+"""What commands are made of: `Command`, and the rows and types of their arguments."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
-import os
 import re
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import paused
-from torchdata_wds.errors import cli_message
-
-PROGRAM = "wds"
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?) ?([kmgt]?i?)b?", re.IGNORECASE)
 _MOST_DIGITS = 18  # sys.maxsize has 19
@@ -44,7 +36,61 @@ class Command(NamedTuple):
     example: str = ""  # lines for a shell, shown at the end of the help
 
 
-# ------------------------------------------------------------------------------------------------- types of arguments
+# ---------------------------------------------------------------------------------------------------- rows of arguments
+
+
+def flag(parser: Parser, names: str, text: str) -> None:
+    """Adds an argument that is there or not; its names are separated by blanks."""
+    parser.add_argument(*names.split(), action="store_true", help=text)
+
+
+def option(
+    parser: Parser, names: str, metavar: str, text: str, kind: Callable[[str], Any] = str, **settings: Any
+) -> None:
+    """Adds an argument with a value, which `kind` reads; `settings` are argparse's."""
+    parser.add_argument(*names.split(), metavar=metavar, help=text, type=kind, **settings)
+
+
+def choice(parser: Parser, names: str, values: Sequence[str], text: str, default: str | None = None) -> None:
+    """Adds an argument that is one of several words."""
+    parser.add_argument(*names.split(), choices=values, default=default, help=text)
+
+
+def add_force(parser: Parser) -> None:
+    """Adds ``--force``."""
+    flag(parser, "--force", "replace what exists")
+
+
+def add_rekey(parser: Parser) -> None:
+    """Adds ``--rekey``."""
+    text = "new keys, from {number:09d} (for short: '#'), {key} and {shard}, as in '{shard}/{key}'"
+    option(parser, "--rekey", "PATTERN", text)
+
+
+def add_writing(parser: Parser) -> None:
+    """Adds what all commands that write shards have: ``--force``, ``--compress``, ``--index`` and ``--rekey``."""
+    add_force(parser)
+    choice(parser, "--compress", ("gz", "bz2", "xz", "zst", "none"), "by default as the name's suffix says")
+    flag(parser, "--index", "write an index beside each shard")
+    add_rekey(parser)
+
+
+def add_count(parser: Parser, default: str = "all") -> None:
+    """Adds ``--count``."""
+    option(parser, "-c --count", "N", f"how many samples at most (default: {default})", whole_number)
+
+
+def add_parallel(parser: Parser, text: str, default: int = 1) -> None:
+    """Adds ``--parallel``."""
+    option(parser, "-p --parallel", "N", text, positive_number, default=default)
+
+
+def add_seed(parser: Parser, owner: str) -> None:
+    """Adds ``--seed`` of an argument that shuffles."""
+    option(parser, "--seed", "SEED", f"of {owner}: the same seed gives the same order", whole_number)
+
+
+# --------------------------------------------------------------------------------------------------- types of arguments
 
 
 class Part(NamedTuple):
@@ -109,65 +155,3 @@ def range_of(text: str) -> slice:
     if rest[1:] == [0]:
         raise argparse.ArgumentTypeError(f"expected a step of 1 or more, not {text!r}")
     return slice(low, *rest)
-
-
-# ----------------------------------------------------------------------------------------------------------- messages
-
-
-def say(text: str, command: str = "") -> None:
-    """Writes a message of one or more lines to standard error, with the command's name if it is its last.
-
-    Names in it may be a stranger's: nothing in them moves the cursor. A closed standard error does not stop the work.
-    """
-    lines = "\n".join(map(printable, text.split("\n")))
-    with contextlib.suppress(BrokenPipeError), paused():
-        print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Writes a number with its noun: ``1 sample``, ``2,000 samples``."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def tell_left_out(skipped: Counter[str]) -> None:
-    """Says how many members belong to no sample, and why; samples that damage cut off are reported with the error."""
-    for reason, count in sorted((+skipped).items()):
-        if reason != "sample cut off by a broken shard":
-            say(f"left out {counted(count, 'member that belongs', 'members that belong')} to no sample: {reason}")
-
-
-def tell_lost(count: int) -> None:
-    """Says how many shards or samples were lost."""
-    if count:
-        say(f"lost: {counted(count, 'shard or sample was', 'shards or samples were')} skipped (see above)")
-
-
-def message_of(error: BaseException) -> str:
-    """Returns an error's message for the command line, without the name of the pipe that torch appends."""
-    text = cli_message(error).partition("\nThis exception is thrown by ")[0].strip()
-    return text or type(error).__name__
-
-
-def discard_output() -> None:
-    """Discards what is left in the buffer of standard output, so that the interpreter's end does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
-class _Handler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        say(getattr(record, "cli_message", "") or record.getMessage())
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[None]:
-    """Shows the library's warnings while it is entered."""
-    logger = logging.getLogger("torchdata_wds")
-    handler = _Handler(logging.WARNING)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -25,10 +25,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.command import Command, UsageError, counted, say, whole_number
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.cli.command import Command, UsageError, add_force, option, whole_number
+from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format import read_members, split_name
@@ -55,11 +53,11 @@ SampleId = tuple[str, str]  # URL and key
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "shards to read, with braces or globs; without it the demo writes its own to a temporary folder"
-    table.option(parser, "--shards", "PATTERN", text, nargs="+")
+    option(parser, "--shards", "PATTERN", text, nargs="+")
     text = "keep the shards that the demo writes: NAME-000000.tar and so on, or 'folder/' for folder/train-000000.tar; "
-    table.option(parser, "--keep", "NAME", text + "they have images, classes and json, to try things with")
-    table.force(parser)
-    table.option(parser, "--workers", "N", "worker processes (default: 2)", whole_number, default=2)
+    option(parser, "--keep", "NAME", text + "they have images, classes and json, to try things with")
+    add_force(parser)
+    option(parser, "--workers", "N", "worker processes (default: 2)", whole_number, default=2)
 
 
 def _run(arguments: argparse.Namespace) -> int:

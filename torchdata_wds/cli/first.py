@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.fields import FieldChoices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import check_one_output, write_whole
-from torchdata_wds.cli.command import Command, UsageError, counted, say, usage_checked
-from torchdata_wds.cli.printing import guess_text, printable
+from torchdata_wds.cli.command import Command, UsageError, add_force, option, usage_checked
+from torchdata_wds.cli.fields import FieldChoices
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.outputs import check_one_output, write_whole
 from torchdata_wds.cli.tables import unfold
+from torchdata_wds.cli.terminal import counted, guess_text, printable, say
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
 from torchdata_wds.codecs.values.json import write_json
@@ -36,11 +35,11 @@ _NOTHING = object()
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
     text = "the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)"
-    table.option(parser, "-f --fields", "SPEC", text, default=";".join(IMAGE_FIELDS))
+    option(parser, "-f --fields", "SPEC", text, default=";".join(IMAGE_FIELDS))
     text = "as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold"
-    table.option(parser, "-w --where", "CONDITION", text, _condition, action="append", default=[])
-    table.option(parser, "-o --output", "FILE", "where to, by default standard output", default=STDIN)
-    table.force(parser)
+    option(parser, "-w --where", "CONDITION", text, _condition, action="append", default=[])
+    option(parser, "-o --output", "FILE", "where to, by default standard output", default=STDIN)
+    add_force(parser)
 
 
 def _condition(text: str) -> Condition:

@@ -12,13 +12,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.inputs import add_shards_argument, list_inputs
-from torchdata_wds.cli.arguments.outputs import write_whole
-from torchdata_wds.cli.command import Command, UsageError, counted, message_of, say, usage_checked
+from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option, usage_checked
+from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.cli.outputs import write_whole
+from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.format.index import INDEX_SUFFIX, IndexHeader, ShardIndex, index_url, shard_name
 from torchdata_wds.format.index.exports import dali_index, wids_list
@@ -33,16 +31,16 @@ _BLOCK = 1 << 20
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shards_argument(parser, required=True)
-    table.choice(parser, "--keys", ("first_dot", "last_dot"), "where names are split (default: first)", "first_dot")
-    table.flag(parser, "--dali", "write DALI's index instead: x.idx for x.tar, as its wds2idx does")
+    choice(parser, "--keys", ("first_dot", "last_dot"), "where names are split (default: first)", "first_dot")
+    flag(parser, "--dali", "write DALI's index instead: x.idx for x.tar, as its wds2idx does")
     text = "write one list of all shards for wids instead (or in addition to --dali)"
-    table.option(parser, "--wids", "LIST.json", text)
+    option(parser, "--wids", "LIST.json", text)
     parser.add_argument("--name", default="", help="the name of the data set in the list")
-    table.flag(parser, "--md5", "write MD5 digests to the list: shards are read whole")
-    table.option(parser, "-o --output", "FOLDER", "write indexes there, not beside the shards")
-    table.flag(parser, "--force", "replace other indexes that are there")
+    flag(parser, "--md5", "write MD5 digests to the list: shards are read whole")
+    option(parser, "-o --output", "FOLDER", "write indexes there, not beside the shards")
+    flag(parser, "--force", "replace other indexes that are there")
     cores = os.cpu_count() or 1
-    table.parallel(parser, "index N shards at once, in processes (default: as many as there are cores)", cores)
+    add_parallel(parser, "index N shards at once, in processes (default: as many as there are cores)", cores)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -11,12 +11,10 @@ from itertools import chain, islice
 from typing import Any
 
 from torchdata_wds import storage
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import write_line
-from torchdata_wds.cli.command import Command, counted, say
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.cli.command import Command, flag
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.outputs import write_line
+from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.format.index.scan import read_sizes
 from torchdata_wds.format.index.slices import OpenSlice, slice_members
@@ -31,8 +29,8 @@ Sizes = dict[str, int]
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    table.flag(parser, "--json", "a JSON object a line: key, shard, fields, bytes")
-    table.flag(parser, "-q --totals", "only the counts, on standard output")
+    flag(parser, "--json", "a JSON object a line: key, shard, fields, bytes")
+    flag(parser, "-q --totals", "only the counts, on standard output")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -30,8 +30,9 @@ from torchdata_wds.cli import (
     tables,
     validate,
 )
-from torchdata_wds.cli.command import PROGRAM, Command, UsageError, discard_output, logged, message_of, say
+from torchdata_wds.cli.command import Command, UsageError
 from torchdata_wds.cli.foreign_options import hints
+from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
 

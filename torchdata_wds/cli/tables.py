@@ -14,12 +14,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import write_line
-from torchdata_wds.cli.command import Command, counted, say
-from torchdata_wds.cli.printing import guess_text
+from torchdata_wds.cli.command import Command, add_count, choice, flag
+from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.outputs import write_line
+from torchdata_wds.cli.terminal import counted, guess_text, say
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.plans import split_suffix
@@ -50,11 +49,11 @@ _ITEM = 64  # bytes that a number in a list takes, about
 def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_field_arguments(parser, required=True)
-    table.count(parser)
-    table.flag(parser, "--no-key", "leave out the first column, __key__")
-    table.flag(parser, "--no-header", "leave out the first line, the columns' names")
+    add_count(parser)
+    flag(parser, "--no-key", "leave out the first column, __key__")
+    flag(parser, "--no-header", "leave out the first line, the columns' names")
     text = r"bytes that are not UTF-8: stop, write \xe9, or 'base64:' and the Base64 of all (default: error)"
-    table.choice(parser, "--binary", get_args(Binary), text, "error")
+    choice(parser, "--binary", get_args(Binary), text, "error")
 
 
 def _run_tsv(arguments: argparse.Namespace) -> int:
@@ -160,10 +159,10 @@ TSV_COMMAND = Command(
 def _add_json_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_field_arguments(parser)
-    table.count(parser)
-    table.flag(parser, "--no-key", "leave out __key__")
+    add_count(parser)
+    flag(parser, "--no-key", "leave out __key__")
     text = 'what JSON cannot hold: written as {"base64": ...}, or left out (default: base64)'
-    table.choice(parser, "--binary", get_args(JsonBinary), text, "base64")
+    choice(parser, "--binary", get_args(JsonBinary), text, "base64")
 
 
 def _run_json(arguments: argparse.Namespace) -> int:

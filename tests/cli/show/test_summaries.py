@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from tests.kits.shards import jpeg_bytes
-from torchdata_wds.cli.printing import guess_text
 from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer, summarize
+from torchdata_wds.cli.terminal import guess_text
 from torchdata_wds.codecs.options import MissingPackageError
 from torchdata_wds.codecs.values import records
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.cli.cache.folders import CacheFile, check_file, choose_old, list_cache, remove_file
-from torchdata_wds.cli.command import Command, byte_size, counted, say
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import Progress, paused, stdout_is_apart
+from torchdata_wds.cli.command import Command, byte_size
+from torchdata_wds.cli.terminal import Progress, counted, paused, printable, say, stdout_is_apart
 from torchdata_wds.errors import CacheError
 from torchdata_wds.pipes.shards.cache_shards import check_copy
 

@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.arguments.outputs import SampleOutput, add_output_arguments, check_one_output
-from torchdata_wds.cli.command import Command, UsageError, counted, message_of, say
+from torchdata_wds.cli.command import Command, UsageError
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.cli.create.folders import SampleFolder
 from torchdata_wds.cli.create.plans import KEY_FORMAT, Plan
 from torchdata_wds.cli.create.recipes import Recipe
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
+from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
 from torchdata_wds.errors import SampleError, SpecError, WdsError
 from torchdata_wds.format.dataset_files.trust import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard

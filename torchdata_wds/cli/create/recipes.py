@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchdata_wds.cli.create.assembling import Part, Problems
 from torchdata_wds.cli.create.member_sources import parse_source
-from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.terminal import printable
 from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.dataset_files.trust import short
 from torchdata_wds.format.samples.names import skip_reason, split_name

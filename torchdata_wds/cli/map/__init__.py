@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from torchdata_wds.cli.arguments.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.command import Command, UsageError, whole_number
+from torchdata_wds.cli.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.jobs import run_in_processes
 from torchdata_wds.cli.map.dask_tasks import run_on_dask
 from torchdata_wds.cli.map.functions import load_function, load_sample_function

@@ -15,11 +15,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchdata_wds.cli.arguments.inputs import part_of, tell_part
-from torchdata_wds.cli.command import counted, say
+from torchdata_wds.cli.inputs import part_of, tell_part
 from torchdata_wds.cli.map.target_names import name_targets
-from torchdata_wds.cli.printing import printable, shorten
-from torchdata_wds.cli.progress_bar import Progress
+from torchdata_wds.cli.terminal import Progress, counted, printable, say, shorten
 from torchdata_wds.format.index import index_url
 from torchdata_wds.storage import list_targets, mask_url
 from torchdata_wds.storage.places import resolve

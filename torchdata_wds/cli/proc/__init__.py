@@ -11,22 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, list_all_inputs
-from torchdata_wds.cli.arguments.outputs import SampleOutput, add_output_arguments, check_rekey, copy_samples
-from torchdata_wds.cli.command import (
-    Command,
-    UsageError,
-    counted,
-    message_of,
-    positive_number,
-    say,
-    tell_left_out,
-    tell_lost,
-)
+from torchdata_wds.cli.command import Command, UsageError, positive_number
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_all_inputs
 from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.cli.map.target_names import is_target_pattern
+from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_rekey, copy_samples
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
-from torchdata_wds.cli.progress_bar import paused
+from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_left_out, tell_lost
 from torchdata_wds.errors import SampleError
 
 _EXAMPLE = """

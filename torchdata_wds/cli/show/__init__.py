@@ -12,14 +12,13 @@ from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import check_one_output, write_line, write_whole
-from torchdata_wds.cli.command import Command, UsageError, counted, positive_number, say, whole_number
-from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.command import Command, UsageError, add_count, add_force, option, positive_number, whole_number
+from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.outputs import check_one_output, write_line, write_whole
 from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, sheet_size
 from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer
+from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import SampleError, WdsError
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
@@ -54,15 +53,15 @@ td.value { overflow-wrap: anywhere } .damaged { color: #960000 }
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
     add_field_arguments(parser)
-    table.count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
-    table.option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
+    add_count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
+    option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
     text = "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; "
-    table.option(group, "-o --out", "FILE", text + "x.html: a page of all", dest="output", default=STDIN)
-    table.option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
+    option(group, "-o --out", "FILE", text + "x.html: a page of all", dest="output", default=STDIN)
+    option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
     text = f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes"
-    table.option(group, "--size", "N", text, whole_number, default=_SIZE)
-    table.force(group)
+    option(group, "--size", "N", text, whole_number, default=_SIZE)
+    add_force(group)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from torchdata_wds.cli.printing import printable, shorten, shorten_middle
+from torchdata_wds.cli.terminal import printable, shorten, shorten_middle
 from torchdata_wds.codecs.images.pixels import fitting_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torchdata_wds.cli.printing import guess_text, printable, shorten
+from torchdata_wds.cli.terminal import guess_text, printable, shorten
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.images.decoding import image_decoder

@@ -11,10 +11,11 @@ from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.arguments import outputs, table
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.command import Command, UsageError, byte_size, counted, say, usage_checked
+from torchdata_wds.cli import outputs
+from torchdata_wds.cli.command import Command, UsageError, add_seed, byte_size, choice, flag, option, usage_checked
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.sort.runs import sort_samples
+from torchdata_wds.cli.terminal import counted, say
 from torchdata_wds.codecs.values.text import without_bom
 from torchdata_wds.errors import DecodingError
 from torchdata_wds.pipes.samples.field_specs import alternatives, find_field, missing_field, name_sample
@@ -29,16 +30,16 @@ _SHOWN = 40
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    table.option(parser, "-k --key", "FIELD", "the field to sort by (default: __key__)", default="__key__")
+    option(parser, "-k --key", "FIELD", "the field to sort by (default: __key__)", default="__key__")
     text = "compare bytes, integers or numbers, or give an order that looks random (default: text)"
-    table.choice(parser, "--type", get_args(SortType), text, "text")
-    table.seed(parser, "--type shuffle")
-    table.flag(parser, "--reverse", "the largest first; equal ones keep their order")
+    choice(parser, "--type", get_args(SortType), text, "text")
+    add_seed(parser, "--type shuffle")
+    flag(parser, "--reverse", "the largest first; equal ones keep their order")
     text = "a sample without the field: stop, leave it out, or put it last (default: error)"
-    table.choice(parser, "--missing", get_args(MissingValue), text, "error")
+    choice(parser, "--missing", get_args(MissingValue), text, "error")
     text = "how much to keep in memory; more goes to temporary files (default: 1GiB)"
-    table.option(parser, "--memory", "SIZE", text, byte_size, default=float(1 << 30))
-    table.option(parser, "--tmpdir", "FOLDER", "where the temporary files go (default: the system's)")
+    option(parser, "--memory", "SIZE", text, byte_size, default=float(1 << 30))
+    option(parser, "--tmpdir", "FOLDER", "where the temporary files go (default: the system's)")
     outputs.add_output_arguments(parser)
 
 

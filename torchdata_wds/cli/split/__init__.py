@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds import storage
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.arguments.outputs import Rekeying, compression, write_line
 from torchdata_wds.cli.command import (
     Command,
     UsageError,
+    add_writing,
     byte_size,
-    counted,
-    discard_output,
+    flag,
+    option,
     positive_number,
-    say,
     usage_checked,
     whole_number,
 )
-from torchdata_wds.cli.progress_bar import stdout_is_apart
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
+from torchdata_wds.cli.outputs import Rekeying, compression, write_line
 from torchdata_wds.cli.split.hook_command import HookCommand
+from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_apart
 from torchdata_wds.errors import ReappearingKeyError, SampleError, WdsError
 from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shard_file import ShardInfo
@@ -47,17 +46,17 @@ _MOST_DIGITS = 30
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
-    table.option(parser, "-n --count", "N", "samples in a shard (default: 100000)", positive_number, default=100_000)
+    option(parser, "-n --count", "N", "samples in a shard (default: 100000)", positive_number, default=100_000)
     text = "the most bytes of a shard before compression, headers counted (default: 1e9)"
-    table.option(parser, "-s --size", "BYTES", text, byte_size, default=1e9)
+    option(parser, "-s --size", "BYTES", text, byte_size, default=1e9)
     text = "NAME gives NAME-000000.tar and so on; or a pattern with %%06d or {shard:06d}"
-    table.option(parser, "-o --output", "NAME", text, required=True)
-    table.option(parser, "--start", "N", "number of the first, or 'next'", _first_number, default=0)
-    table.option(parser, "--max-shards", "N", "stop when N shards are full", positive_number)
+    option(parser, "-o --output", "NAME", text, required=True)
+    option(parser, "--start", "N", "number of the first, or 'next'", _first_number, default=0)
+    option(parser, "--max-shards", "N", "stop when N shards are full", positive_number)
     text = "run this by sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}"
-    table.option(parser, "--post", "COMMAND", text)
-    table.flag(parser, "--delete", "remove each shard for which --post has succeeded")
-    table.writing(parser)
+    option(parser, "--post", "COMMAND", text)
+    flag(parser, "--delete", "remove each shard for which --post has succeeded")
+    add_writing(parser)
 
 
 def _first_number(text: str) -> int | str:

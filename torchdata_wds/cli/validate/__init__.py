@@ -8,12 +8,10 @@ import sys
 from contextlib import closing
 from functools import partial
 
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
-from torchdata_wds.cli.command import Command, UsageError, discard_output, positive_number, whole_number
+from torchdata_wds.cli.command import Command, UsageError, add_rekey, positive_number, whole_number
+from torchdata_wds.cli.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
 from torchdata_wds.cli.jobs import map_in_order
-from torchdata_wds.cli.printing import printable
-from torchdata_wds.cli.progress_bar import Progress, paused, stdout_is_apart
+from torchdata_wds.cli.terminal import Progress, discard_output, paused, printable, stdout_is_apart
 from torchdata_wds.cli.validate.decoding import FieldChecker
 from torchdata_wds.cli.validate.findings import Finding, ShardReport, Totals
 from torchdata_wds.cli.validate.repairing import Repair
@@ -47,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "shard's, without .tar and the like) or {shard:06d} (its number)",
     )
     group.add_argument("--force", action="store_true", help="replace what exists")
-    table.rekey(group)
+    add_rekey(group)
 
 
 def run(arguments: argparse.Namespace) -> int:

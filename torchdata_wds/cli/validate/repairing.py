@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.cli.arguments.inputs import part_of
-from torchdata_wds.cli.arguments.outputs import SampleOutput
-from torchdata_wds.cli.command import UsageError, counted, say
+from torchdata_wds.cli.command import UsageError
+from torchdata_wds.cli.inputs import part_of
 from torchdata_wds.cli.map.target_names import is_target_pattern, name_targets
-from torchdata_wds.cli.printing import printable
+from torchdata_wds.cli.outputs import SampleOutput
+from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.cli.validate.findings import Finding, RepairPlan
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message

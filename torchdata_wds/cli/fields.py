@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.arguments.table import choice, option
-from torchdata_wds.cli.command import UsageError, counted, say, usage_checked
+from torchdata_wds.cli.command import UsageError, choice, option, usage_checked
+from torchdata_wds.cli.terminal import counted, say
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample

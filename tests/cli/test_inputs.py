@@ -14,10 +14,10 @@ from tests.kits.servers import serve_folder
 from tests.kits.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, read_samples, run_wds
 from torchdata_wds.cli import main
-from torchdata_wds.cli.arguments.fields import add_field_arguments, field_choices, tell_choices
-from torchdata_wds.cli.arguments.inputs import SampleReader, add_input_arguments, part_of
-from torchdata_wds.cli.arguments.outputs import SampleOutput, add_output_arguments, copy_samples
 from torchdata_wds.cli.command import Command, Part, UsageError, part_number
+from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
+from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, part_of
+from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, copy_samples
 
 SIZES = (3, 0, 4)
 KEYS = text_keys(SIZES)

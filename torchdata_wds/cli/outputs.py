@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from torchdata_wds.cli.arguments import table
-from torchdata_wds.cli.arguments.inputs import SampleReader
-from torchdata_wds.cli.command import UsageError, say, usage_checked
+from torchdata_wds.cli.command import UsageError, add_writing, option, usage_checked
+from torchdata_wds.cli.inputs import SampleReader
 from torchdata_wds.cli.map.target_names import BRACES
+from torchdata_wds.cli.terminal import say
 from torchdata_wds.errors import ReappearingKeyError, SampleError, ShardOpenError
 from torchdata_wds.storage import mask_url, open_target, remove_target
 from torchdata_wds.storage.targets.local import PARTIAL
@@ -27,8 +27,8 @@ def add_output_arguments(
 ) -> None:
     """Adds the arguments of writing an archive; `what` is the help of ``--output``."""
     group = parser.add_argument_group("output")
-    table.option(group, "-o --output", "SHARD", what, default=STDIN)
-    table.writing(group)
+    option(group, "-o --output", "SHARD", what, default=STDIN)
+    add_writing(group)
 
 
 def compression(arguments: argparse.Namespace) -> Any:

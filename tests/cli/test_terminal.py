@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchdata_wds.cli.printing import printable, shorten, shorten_middle
+from torchdata_wds.cli.terminal import printable, shorten, shorten_middle
 
 
 @pytest.mark.parametrize(

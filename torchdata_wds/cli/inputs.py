@@ -14,20 +14,8 @@ from typing import Any, TypeVar
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
-from torchdata_wds.cli.arguments.table import choice, flag, option
-from torchdata_wds.cli.command import (
-    Part,
-    UsageError,
-    byte_size,
-    counted,
-    message_of,
-    part_number,
-    range_of,
-    say,
-    tell_left_out,
-    tell_lost,
-)
-from torchdata_wds.cli.progress_bar import Progress, stdout_is_apart
+from torchdata_wds.cli.command import Part, UsageError, byte_size, choice, flag, option, part_number, range_of
+from torchdata_wds.cli.terminal import Progress, counted, message_of, say, stdout_is_apart, tell_left_out, tell_lost
 from torchdata_wds.errors import SampleError, ShardListError, UnsafeDataError
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.format.index.slices import OpenSlice

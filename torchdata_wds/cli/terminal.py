@@ -1,0 +1,205 @@
+"""What a terminal shows: text of strangers made safe and short, messages, and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import stat
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Self
+
+from torchdata_wds.errors import cli_message
+
+PROGRAM = "wds"
+_GAP = "..."
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and form feeds are text
+
+
+def printable(text: str) -> str:
+    r"""Escapes everything that would move a cursor, hide, or turn the direction of writing.
+
+    Letters of all scripts stay. Control and format characters, line ends, odd blanks, lone surrogates and unassigned
+    code points are written as in Python's strings.
+
+    Example:
+        >>> print(printable("größe\x1b[2J\n"))
+        größe\x1b[2J\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cuts a text at its end: ``abcde...``."""
+    if len(text) <= width:
+        return text
+    return text[: max(0, width - len(_GAP))] + _GAP[: max(0, width)]
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """Cuts a text in its middle, as ``tra...123``: keys differ at their ends."""
+    if len(text) <= width:
+        return text
+    room = max(0, width - len(_GAP))
+    tail = room // 2
+    return text[: room - tail] + _GAP[: max(0, width)] + (text[-tail:] if tail else "")
+
+
+def guess_text(data: bytes, length: int) -> str | None:
+    r"""Decodes the first `length` bytes if they look like text: UTF-8 without control characters."""
+    try:
+        text = data[:length].decode()
+    except UnicodeDecodeError as error:
+        if len(data) <= length or error.start < length - 3:
+            return None
+        text = data[: error.start].decode()  # the last character was cut
+    return None if _NO_TEXT.search(text) else text
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+def say(text: str, command: str = "") -> None:
+    """Writes a message of one or more lines to standard error, with the command's name if it is its last.
+
+    Names in it may be a stranger's: nothing in them moves the cursor. A closed standard error does not stop the work.
+    """
+    lines = "\n".join(map(printable, text.split("\n")))
+    with contextlib.suppress(BrokenPipeError), paused():
+        print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Writes a number with its noun: ``1 sample``, ``2,000 samples``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def tell_left_out(skipped: Counter[str]) -> None:
+    """Says how many members belong to no sample, and why; samples that damage cut off are reported with the error."""
+    for reason, count in sorted((+skipped).items()):
+        if reason != "sample cut off by a broken shard":
+            say(f"left out {counted(count, 'member that belongs', 'members that belong')} to no sample: {reason}")
+
+
+def tell_lost(count: int) -> None:
+    """Says how many shards or samples were lost."""
+    if count:
+        say(f"lost: {counted(count, 'shard or sample was', 'shards or samples were')} skipped (see above)")
+
+
+def message_of(error: BaseException) -> str:
+    """Returns an error's message for the command line, without the name of the pipe that torch appends."""
+    text = cli_message(error).partition("\nThis exception is thrown by ")[0].strip()
+    return text or type(error).__name__
+
+
+def discard_output() -> None:
+    """Discards what is left in the buffer of standard output, so that the interpreter's end does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(getattr(record, "cli_message", "") or record.getMessage())
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[None]:
+    """Shows the library's warnings while it is entered."""
+    logger = logging.getLogger("torchdata_wds")
+    handler = _Handler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+_SECONDS = 5.0
+
+#: The bars that are on the terminal now.
+_bars: list[Any] = []
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Removes bars from the terminal while lines are written there."""
+    for bar in _bars:
+        bar.clear()
+    try:
+        yield
+    finally:
+        for bar in _bars:
+            bar.refresh()
+
+
+def stdout_is_apart() -> bool:
+    """Returns whether standard output goes to a file or nowhere, and so cannot mix with the lines of a terminal.
+
+    Where a pipe ends is not known: ``| cat`` ends on the terminal.
+    """
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
+
+
+class Progress:
+    """Counts things done: in a bar on a terminal, elsewhere in a line every few seconds.
+
+    The bar is tqdm's. Where that is not installed, a terminal gets lines too. `what` is a plural; `hidden` shows
+    nothing at all, as where a command prints to the same terminal.
+    """
+
+    def __init__(
+        self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False
+    ) -> None:
+        self.done = 0
+        self._what = what
+        self._total = total
+        on_terminal = sys.stderr.isatty()
+        self.is_shown = not hidden and (on_terminal or not only_on_terminal)
+        self._bar: Any = None
+        if on_terminal and self.is_shown:
+            with contextlib.suppress(ImportError):
+                from tqdm import tqdm  # type: ignore[import-untyped]
+
+                self._bar = tqdm(desc=what, total=total, file=sys.stderr, dynamic_ncols=True, unit="")
+                _bars.append(self._bar)
+        self._shown = time.monotonic()
+
+    def advance(self, count: int = 1) -> None:
+        """Reports `count` more as done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif self.is_shown and time.monotonic() - self._shown >= _SECONDS:
+            self._shown = time.monotonic()
+            self._show()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            _bars.remove(self._bar)
+            self._bar.close()
+        elif self.is_shown:
+            self._show()
+
+    def _show(self) -> None:
+        total = "" if self._total is None else f" of {self._total:,}"
+        with contextlib.suppress(BrokenPipeError):  # a closed standard error does not stop the work
+            print(f"{self.done:,}{total} {self._what}", file=sys.stderr, flush=True)

@@ -2,8 +2,7 @@
 
 import ast
 import inspect
-import subprocess
-import sys
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torchdata_wds.pipes import forms
 from torchdata_wds.pipes.base import functional_forms
 
 FILE = Path(inspect.getfile(forms))
+WIDTH = 120
 
 #: Types of the constructors that have a short name in the file.
 SHORT_TYPES = {
@@ -44,14 +44,25 @@ def arguments_of(cls: Any) -> ast.arguments:
     return arguments
 
 
+def written(node: ast.FunctionDef) -> str:
+    """A declaration in as few lines as it fits in; lines break between arguments."""
+    returns, indent = ast.unparse(node.returns or ast.Constant(None)), " " * 8
+    arguments = re.split(r", (?=/|\*|\w+:)", ast.unparse(node.args).replace("'", '"').replace("=", " = "))
+    line = f"{indent}def {node.name}({', '.join(arguments)}) -> {returns}: ..."
+    if len(line) <= WIDTH:
+        return line + "\n"
+    joined = ", ".join(argument.replace(" ", "\0") for argument in arguments)
+    filled = textwrap.fill(joined, WIDTH, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
+    return f"{indent}def {node.name}(\n{filled}\n{indent}) -> {returns}: ...\n".replace("\0", " ")
+
+
 def main() -> None:
     """Writes the arguments of all forms into the file; what each yields stays as it is written there."""
     lines = FILE.read_text().splitlines(keepends=True)
     for name, node in sorted(declared("".join(lines)).items(), key=lambda item: -item[1].lineno):
         node.args = arguments_of(functional_forms[name])
-        lines[node.lineno - 1 : node.end_lineno] = [textwrap.indent(ast.unparse(node), " " * 8) + "\n"]
+        lines[node.lineno - 1 : node.end_lineno] = [written(node)]
     FILE.write_text("".join(lines))
-    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", str(FILE)], check=True)
 
 
 if __name__ == "__main__":

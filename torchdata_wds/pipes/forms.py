@@ -63,79 +63,40 @@ class WdsPipe(IterDataPipe[T_co]):
 
     if TYPE_CHECKING:
         # What editors and type checkers see of the functional forms. A test compares each with its constructor.
-
+        # fmt: off
         def list_shards(self, *, storage_options: StorageOptions = None, rewrite: Rewrite = None) -> WdsPipe[str]: ...
         def resample_shards(self, n: int | None = None, *, replacement: bool = True) -> WdsPipe[T_co]: ...
         def split_shards(
-            self,
-            index: Index = None,
-            *,
-            even: Even = None,
-            storage_options: StorageOptions = None,
-            rewrite: Rewrite = None,
+            self, index: Index = None, *, even: Even = None, storage_options: StorageOptions = None,
+            rewrite: Rewrite = None
         ) -> WdsPipe[ShardSlice]: ...
         def cache_shards(
-            self,
-            folder: str | os.PathLike[str] | None,
-            *,
-            max_bytes: float | None = None,
-            name: Naming = None,
-            verify: bool = True,
-            while_reading: bool = True,
-            cache_local: bool = False,
-            verbose: bool = False,
-            storage_options: StorageOptions = None,
-            rewrite: Rewrite = None,
-            handler: Handler = ...,
+            self, folder: str | os.PathLike[str] | None, *, max_bytes: float | None = None, name: Naming = None,
+            verify: bool = True, while_reading: bool = True, cache_local: bool = False, verbose: bool = False,
+            storage_options: StorageOptions = None, rewrite: Rewrite = None, handler: Handler = ...
         ) -> WdsPipe[Any]: ...
         def load_wds_shards(
-            self,
-            *,
-            select: Select | None = None,
-            rename: Callable[[str], str] | None = None,
-            keys: KeyRule = "first_dot",
-            require_end_marker: bool = True,
-            concatenated: bool = False,
-            read_ahead: int = 0,
-            interleave: int = 1,
-            max_member_bytes: int = ...,
-            storage_options: StorageOptions = None,
-            rewrite: Rewrite = None,
-            handler: Handler = ...,
+            self, *, select: Select | None = None, rename: Callable[[str], str] | None = None,
+            keys: KeyRule = "first_dot", require_end_marker: bool = True, concatenated: bool = False,
+            read_ahead: int = 0, interleave: int = 1, max_member_bytes: int = ...,
+            storage_options: StorageOptions = None, rewrite: Rewrite = None, handler: Handler = ...
         ) -> WdsPipe[ShardMember]: ...
         def group_by_key(
-            self,
-            *,
-            keys: KeyRule = "first_dot",
-            lowercase: bool = True,
-            fields: Iterable[str] | str | None = None,
-            on_duplicate: OnDuplicate = "error",
-            on_reappearing: OnReappearing = "error",
-            handler: Handler = ...,
+            self, *, keys: KeyRule = "first_dot", lowercase: bool = True, fields: Iterable[str] | str | None = None,
+            on_duplicate: OnDuplicate = "error", on_reappearing: OnReappearing = "error", handler: Handler = ...
         ) -> WdsPipe[dict[str, Any]]: ...
         def wds_shuffle(
             self, buffer_size: int = 1000, *, initial: int = 100, max_bytes: int | None = None
         ) -> WdsPipe[T_co]: ...
         def wds_decode(
-            self,
-            *decoders: str | Callable[[str, Any], Any],
-            only: str | Sequence[str] | None = None,
-            allow_pickle: bool = False,
-            exif_transpose: bool = False,
-            errors: str = "strict",
-            max_bytes: int = ...,
-            handler: Handler = ...,
+            self, *decoders: str | Callable[[str, Any], Any], only: str | Sequence[str] | None = None,
+            allow_pickle: bool = False, exif_transpose: bool = False, errors: str = "strict", max_bytes: int = ...,
+            handler: Handler = ...
         ) -> WdsPipe[dict[str, Any]]: ...
         def wds_interleaved(
-            self,
-            *,
-            layout: Layout = "auto",
-            missing: Missing = "error",
-            images: str | ImageDecoder | None = None,
-            min_images: int | None = None,
-            max_images: int | None = None,
-            min_similarity: float | None = None,
-            handler: Handler = ...,
+            self, *, layout: Layout = "auto", missing: Missing = "error", images: str | ImageDecoder | None = None,
+            min_images: int | None = None, max_images: int | None = None, min_similarity: float | None = None,
+            handler: Handler = ...
         ) -> WdsPipe[dict[str, Any]]: ...
         def wds_rename(
             self, /, *, keep: bool = True, handler: Handler = ..., **specs: Spec
@@ -144,14 +105,8 @@ class WdsPipe(IterDataPipe[T_co]):
             self, /, *, handler: Handler = ..., **fns: Callable[[Any], Any]
         ) -> WdsPipe[dict[str, Any]]: ...
         def wds_rename_keys(
-            self,
-            /,
-            *renames: tuple[str, str],
-            keep_unselected: bool = False,
-            must_match: bool = True,
-            duplicate_is_error: bool = True,
-            handler: Handler = ...,
-            **globs: str,
+            self, /, *renames: tuple[str, str], keep_unselected: bool = False, must_match: bool = True,
+            duplicate_is_error: bool = True, handler: Handler = ..., **globs: str
         ) -> WdsPipe[dict[str, Any]]: ...
         def wds_to_tuple(
             self, *specs: Spec, missing: Literal["error", "skip", "none"] = "error", handler: Handler = ...
@@ -169,52 +124,30 @@ class WdsPipe(IterDataPipe[T_co]):
             self, *others: IterDataPipe[Any], weights: Sequence[float] | None = None, stop: Stop | None = None
         ) -> WdsPipe[Any]: ...
         def wds_encode(
-            self,
-            encoder: EncoderLike = True,
-            *,
-            jpeg_quality: int = 95,
-            png_compression: int = 6,
-            handler: Handler = ...,
+            self, encoder: EncoderLike = True, *, jpeg_quality: int = 95, png_compression: int = 6,
+            handler: Handler = ...
         ) -> WdsPipe[dict[str, Any]]: ...
         def save_wds_shards(
-            self,
-            pattern: str | os.PathLike[str],
-            *,
-            max_count: int = 100000,
-            max_bytes: float = 3000000000.0,
-            start_shard: StartShard = 0,
-            post: Callable[[ShardInfo], Any] | None = None,
-            overwrite: bool = False,
-            handler: Handler = ...,
-            **options: Unpack[TarOptions],
+            self, pattern: str | os.PathLike[str], *, max_count: int = 100000, max_bytes: float = 3000000000.0,
+            start_shard: StartShard = 0, post: Callable[[ShardInfo], Any] | None = None, overwrite: bool = False,
+            handler: Handler = ..., **options: Unpack[TarOptions]
         ) -> WdsPipe[ShardInfo]: ...
         def wds_epoch(self, n: int) -> WdsPipe[T_co]: ...
         def cache_samples(
-            self,
-            file: str | os.PathLike[str] | None,
-            *,
-            max_samples: int | None = None,
-            allow_pickle: bool = False,
-            handler: Handler = ...,
+            self, file: str | os.PathLike[str] | None, *, max_samples: int | None = None, allow_pickle: bool = False,
+            handler: Handler = ...
         ) -> WdsPipe[T_co]: ...
         def load_cbor_shards(
-            self,
-            *,
-            max_bytes: int = ...,
-            storage_options: StorageOptions = None,
-            rewrite: Rewrite = None,
-            handler: Handler = ...,
+            self, *, max_bytes: int = ..., storage_options: StorageOptions = None, rewrite: Rewrite = None,
+            handler: Handler = ...
         ) -> WdsPipe[Any]: ...
         def load_msgpack_shards(
-            self,
-            *,
-            max_bytes: int = ...,
-            storage_options: StorageOptions = None,
-            rewrite: Rewrite = None,
-            handler: Handler = ...,
+            self, *, max_bytes: int = ..., storage_options: StorageOptions = None, rewrite: Rewrite = None,
+            handler: Handler = ...
         ) -> WdsPipe[Any]: ...
         def join_workers(self) -> WdsPipe[T_co]: ...
 
+        # fmt: on
         # torch's own forms, so that a chain keeps its type through them
         def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int = 0) -> WdsPipe[T_co]: ...
         def sharding_filter(self, sharding_group_filter: Any = None) -> WdsPipe[T_co]: ...

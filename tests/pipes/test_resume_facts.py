@@ -22,8 +22,8 @@ from torchdata_wds.pipes.resume_facts import (
     SkipNotice,
     Wanted,
     Watch,
+    Way,
 )
-from torchdata_wds.pipes.resuming import Way
 
 assert torchdata_wds.ShardLister
 

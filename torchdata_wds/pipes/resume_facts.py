@@ -1,12 +1,24 @@
-"""What the pipes of a stream tell about their way, and how they are told to begin in the middle of it.
+"""What pipes tell about the way of their stream, and how each answers for itself when it is to go on from its middle.
 
 A worker is far ahead of the items that the main process has delivered, so no pipe can say where it will have to go on.
 Pipes tell facts instead that stay true: which item of its source a loader had come to, after how many samples; when a
 pass began, and how long it was. From these and the number of delivered items the rest is computed.
+
+A pipe says in its own class, by these attributes, what resuming may rely on:
+
+- ``one_to_one = True``: it gives one item for each that it takes, and counts in ``skipped`` those that it leaves out;
+- ``repeats_shards = True``: before the loader, it gives the same shards again at no cost;
+- the methods of `Step`: it takes several items for one, or reorders them, in a way that can be computed;
+- ``makes_samples = True``: items are counted from here on.
+
+A pipe that says nothing is replayed: its items are made once more and dropped. What a class says does not count for
+the subclasses that users derive from it, which may do anything: they say it themselves. Native pipes, which cannot say
+anything, have a table in `torchdata_wds.workers.resume.planner`.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -23,21 +35,13 @@ _MOST_VERSIONS = 1000
 
 
 class ShardBegun(NamedTuple):
-    """A loader took an item of its source.
+    """A loader took an item of its source."""
 
-    Attributes:
-        passing: The pass in which it did.
-        samples: How many samples of the pass came before.
-        ordinal: The number of the item in the pass.
-        digest: A CRC-32 over the items of the pass up to and with this one.
-        places: Where several items are read in turn: the numbers of all, and how many samples each had given.
-    """
-
-    passing: int
-    samples: int
-    ordinal: int
-    digest: int
-    places: tuple[tuple[int, int], ...] = ()
+    passing: int  # the pass in which it did
+    samples: int  # how many samples of the pass came before
+    ordinal: int  # the number of the item in the pass
+    digest: int  # a CRC-32 over the items of the pass up to and with this one
+    places: tuple[tuple[int, int], ...] = ()  # if several are read in turn: their numbers, and samples each had given
 
 
 class PassEnded(NamedTuple):
@@ -84,21 +88,13 @@ class Reached(NamedTuple):
 
 
 class ItemsSkipped(NamedTuple):
-    """A stage has skipped items.
+    """A stage has skipped items."""
 
-    Attributes:
-        stage: The stage, as it was written.
-        reason: The type of the exceptions, or the rule.
-        times: How many.
-        is_loss: Whether they are lost, and not left out by a rule.
-        example: The message for one of them, or "".
-    """
-
-    stage: str
-    reason: str
+    stage: str  # as it was written
+    reason: str  # the type of the exceptions, or the rule
     times: int
-    is_loss: bool
-    example: str = ""
+    is_loss: bool  # whether they are lost, and not left out by a rule
+    example: str = ""  # the message for one of them
 
 
 def merge_skips(skips: Iterable[ItemsSkipped]) -> list[ItemsSkipped]:
@@ -106,8 +102,7 @@ def merge_skips(skips: Iterable[ItemsSkipped]) -> list[ItemsSkipped]:
     merged: dict[tuple[str, str, bool], ItemsSkipped] = {}
     for skipped in skips:
         place = skipped.stage, skipped.reason, skipped.is_loss
-        before = merged.get(place)
-        if before is not None:
+        if (before := merged.get(place)) is not None:
             skipped = before._replace(times=before.times + skipped.times, example=before.example or skipped.example)
         merged[place] = skipped
     return list(merged.values())
@@ -117,36 +112,22 @@ Fact = ShardBegun | PassEnded | PassBegun | EpochEnded | SkipNotice | ItemsSkipp
 
 
 class Watch:
-    """Takes down what the pipes of one stream tell, in the process that runs it.
-
-    Attributes:
-        facts: What has not been passed on yet. Another thread may take facts out while pipes tell more.
-        passing: The pass that runs.
-        samples: How many samples of the pass there were.
-        agreed_seed: The seed that all consumers of the stream share.
-        epoch: The number of the epoch, counted from 0, on which all consumers agree; None where nobody said it.
-        places: What a loader that reads several items in turn has open, as `ShardBegun` tells it.
-        known: The beginnings of shards that were known when the stream was stopped, by pass and ordinal.
-        known_versions: The versions that shards had then, where they were told, by pass and ordinal.
-        reached: Where the stream had come at least; None where that is not known.
-        reading: The item that a loader reads, for messages.
-        counts: Whether samples can be counted: no handler may have skipped some then that come now.
-        reseed: Called by a stream of passes before each item, with the pass and the item's number in it; None where no
-            stage draws from the global generators.
-    """
+    """Takes down what the pipes of one stream tell, in the process that runs it."""
 
     def __init__(self) -> None:
-        self.facts: deque[Fact] = deque()
-        self.passing = 0
-        self.samples = 0
-        self.agreed_seed: int | None = None
-        self.epoch: int | None = None
-        self.places: Sequence[tuple[int, int]] = ()
+        self.facts: deque[Fact] = deque()  # another thread may take some out while pipes tell more
+        self.passing = 0  # the pass that runs
+        self.samples = 0  # how many samples of the pass there were
+        self.agreed_seed: int | None = None  # the seed that all consumers of the stream share
+        self.epoch: int | None = None  # its number from 0, on which all consumers agree; None where nobody said it
+        self.places: Sequence[tuple[int, int]] = ()  # what a loader has open, as `ShardBegun` tells it
+        # What was known when the stream was stopped, by pass and ordinal.
         self.known: dict[tuple[int, int], ShardBegun] = {}
         self.known_versions: dict[tuple[int, int], StoredVersion] = {}
-        self.reached: Reached | None = None
-        self.counts = False
-        self.reading = ""
+        self.reached: Reached | None = None  # where the stream had come at least; None where that is not known
+        self.counts = False  # whether samples can be counted: no handler may have skipped some then that come now
+        self.reading = ""  # the item that a loader reads, for messages
+        # Called before each item with the pass and its number in it; None where no stage draws from global generators.
         self.reseed: Callable[[int, int], object] | None = None
 
     def begin_pass(self, number: int, item: int) -> None:
@@ -168,7 +149,7 @@ class Watch:
         if known is not None and known.digest != digest:
             raise other_shards(ordinal)
         if known is not None and known.samples != self.samples:
-            error = _other_samples(self.reading, known.samples, self.samples)
+            error = self._other_samples(known.samples)
             if self.counts:
                 raise error
             warn_once("other samples", f"{error}. Or a handler has skipped other samples then than now")
@@ -210,14 +191,19 @@ class Watch:
         if reached is None or not self.counts or self.passing != reached.passing:
             return
         if (ordinal is None or ordinal > reached.ordinal) and self.samples < reached.samples:
-            raise _other_samples(self.reading, reached.samples, self.samples, " or more")
+            raise self._other_samples(reached.samples, " or more")
+
+    def _other_samples(self, then: int, more: str = "") -> ShardListError:
+        what = f"shard {mask_url(self.reading)} has" if self.reading else "shards before this one have"
+        return ShardListError(
+            f"{what} another number of samples than when the state was made that is resumed here: up to its end the "
+            f"pass had {then:,}{more} samples then, and has {self.samples:,} now. Resume with the shards of that run, "
+            "or begin a new epoch"
+        )
 
     def take(self) -> list[Fact]:
         """Gives the facts that have not been passed on."""
-        facts = []
-        while self.facts:
-            facts.append(self.facts.popleft())
-        return facts
+        return [self.facts.popleft() for _ in range(len(self.facts))]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Watch, ()  # pipes hold it: a copy of a pipe belongs to no stream yet
@@ -232,15 +218,10 @@ def other_shards(ordinal: int) -> ShardListError:
 
 
 class Wanted(NamedTuple):
-    """Which items of a stream are still to come.
+    """Which items of a stream are still to come."""
 
-    Attributes:
-        early: The numbers of those before `first`, ascending.
-        first: From here on all.
-    """
-
-    early: Sequence[int]
-    first: int
+    early: Sequence[int]  # the numbers of those before `first`, ascending
+    first: int  # from here on all
 
     @property
     def least(self) -> int:
@@ -249,46 +230,32 @@ class Wanted(NamedTuple):
 
 
 class Facts:
-    """What is known of one stream.
-
-    Attributes:
-        passes: Where passes began, in this epoch; at least the one that it began in.
-        shards: Where shards began, in their order.
-        lengths: How many samples passes had that have ended.
-        versions: Those of shards that were opened lately, by pass and ordinal, where their stores have told them.
-        ended: Where the epoch came to its end.
-        skipping: The stages that have left items out.
-        skips: What was skipped in the epoch.
-        shards_cut: Whether shards that began after the last of `shards` have been left out.
-        passes_cut: Whether passes that began after the last of `passes` have been left out.
-    """
+    """What is known of one stream."""
 
     def __init__(self) -> None:
-        self.passes: list[PassBegun] = []
-        self.shards: list[ShardBegun] = []
-        self.lengths: dict[int, int] = {}
-        self.versions: dict[tuple[int, int], StoredVersion] = {}
+        self.passes: list[PassBegun] = []  # where passes began, in this epoch; at least the one that it began in
+        self.shards: list[ShardBegun] = []  # in their order
+        self.lengths: dict[int, int] = {}  # how many samples passes had that have ended
+        self.versions: dict[tuple[int, int], StoredVersion] = {}  # of shards opened lately, by pass and ordinal
         self.ended: EpochEnded | None = None
-        self.skipping: set[str] = set()
-        self.skips: list[ItemsSkipped] = []
-        self.shards_cut = False
-        self.passes_cut = False
+        self.skipping: set[str] = set()  # the stages that have left items out
+        self.skips: list[ItemsSkipped] = []  # in the epoch
+        self.shards_cut = False  # whether shards that began after the last of `shards` have been left out
+        self.passes_cut = False  # the same of passes
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Adds what a worker has told; what is known already it tells again when it goes on from a state."""
         for fact in facts:
             if isinstance(fact, ShardBegun):
-                last = self.shards[-1] if self.shards else None
+                last = (self.shards[-1].passing, self.shards[-1].ordinal) if self.shards else (-1, -1)
                 place = fact.passing, fact.ordinal
-                if last is None or place > (last.passing, last.ordinal):
+                if place > last:
                     self.shards.append(fact)
-                if last is None or place >= (last.passing, last.ordinal):
+                if place >= last:
                     self.shards_cut = False
             elif isinstance(fact, PassBegun):
                 if fact.item <= 0:  # the epoch begins
-                    self.passes = []
-                    self.passes_cut = False
-                    self.ended = None
+                    self.passes, self.passes_cut, self.ended = [], False, None
                 elif self.passes and fact.passing >= self.passes[-1].passing:
                     self.passes_cut = False
                 if not self.passes or fact.passing > self.passes[-1].passing:
@@ -309,8 +276,7 @@ class Facts:
     def pass_of(self, wanted: Wanted) -> PassBegun | None:
         """Finds the pass that items of the epoch are from, up to the first behind which all are wanted.
 
-        Returns:
-            None where they are from several passes, or that is not known, or not how long the pass was if it has ended.
+        None where they are from several passes, or that is not known, or not how long the pass was if it has ended.
         """
         number = max(0, bisect_right(self.passes, wanted.least, key=lambda begun: begun.item) - 1)
         found = self.passes[number]
@@ -322,10 +288,9 @@ class Facts:
         return found
 
     def shard_of(self, passing: int, sample: int) -> tuple[ShardBegun | None, bool]:
-        """Finds the last known beginning of a shard before a sample of a pass.
+        """Finds the last known beginning of a shard before a sample of a pass; None where no beginning is known.
 
-        Returns:
-            That, or None where no beginning is known; and whether no other shard lies between it and the sample.
+        The second value says whether no other shard lies between it and the sample.
         """
         number = bisect_right(self.shards, (passing, sample), key=lambda begun: begun[:2]) - 1
         if number < 0 or self.shards[number].passing != passing:
@@ -337,10 +302,49 @@ class Facts:
         return found, (following.passing, following.ordinal) == (passing, found.ordinal + 1)
 
 
-def _other_samples(shard: str, then: int, now: int, more: str = "") -> ShardListError:
-    what = f"shard {mask_url(shard)} has" if shard else "shards before this one have"
-    return ShardListError(
-        f"{what} another number of samples than when the state was made that is resumed here: up to its end the pass "
-        f"had {then:,}{more} samples then, and has {now:,} now. Resume with the shards of that run, or begin a new "
-        "epoch"
-    )
+class Way(NamedTuple):
+    """What is known of a stream that goes on."""
+
+    facts: Facts  # what its pipes have told
+    passing: int  # the pass that it goes on with
+    share: int  # how many items ``wds_epoch`` gives in the epoch; 0 without one
+    length: int | None = None  # how many items the step's source gives in the pass; None where it has not ended
+
+
+class Step:
+    """A stage between the grouping and the end of a stream that does not simply give one item for one."""
+
+    ratio = 1  # how many items it takes for one
+    reorders = False  # whether it gives items in another order
+    cuts_epochs = False  # whether the stream goes on through it from epoch to epoch
+
+    def obstacle(self) -> str | None:
+        """Says why items cannot be skipped through it; None where they can."""
+        return None
+
+    def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way] | None:
+        """Lets the next iteration give only some of its items.
+
+        Returns the items of its source that this takes, and the way as the stages before it see it; None where not
+        enough is known.
+        """
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Takes back a `resume`: the next iteration begins at the beginning."""
+
+    def taken(self, item: int, way: Way) -> tuple[int, Way] | None:
+        """Returns how many items it had taken, at least, when it had given `item`, and the way before it."""
+        return item, way
+
+    def length_of(self, source: int) -> int:
+        """Returns how many items it gives of `source` items."""
+        return source
+
+
+def said_by(pipe: Any, name: str) -> Any:
+    """Returns what a pipe's class says about itself under a name; None where it says nothing."""
+    kind = type(pipe)
+    module = sys.modules.get(kind.__module__) if kind.__module__.startswith("torchdata_wds.") else None
+    is_own = getattr(module, kind.__qualname__, None) is kind
+    return getattr(kind, name, None) if is_own or name in vars(kind) else None

@@ -13,8 +13,7 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import place_of
 from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.resume_facts import Wanted
-from torchdata_wds.pipes.resuming import Step, Way
+from torchdata_wds.pipes.resume_facts import Step, Wanted, Way
 from torchdata_wds.pipes.seeds import Seed
 
 T = TypeVar("T")

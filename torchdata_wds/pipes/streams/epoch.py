@@ -15,8 +15,7 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import Grid, grid_of, place_of, rank_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.resume_facts import PassBegun, Wanted, Watch
-from torchdata_wds.pipes.resuming import Step, Way
+from torchdata_wds.pipes.resume_facts import PassBegun, Step, Wanted, Watch, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
 

@@ -25,8 +25,8 @@ on. So pipes report facts that stay true whatever is delivered later, and the pl
       wds_map: one for one
     group_by_key: skips to the shard that began before the first sample needed, and counts from there
 
-- `pipes.resume_facts`: what pipes report (`Watch`), and what is known from it (`Facts`).
-- `pipes.resuming`: what a pipe says about itself: one item for one, or a `Step` that computes which items it needs.
+- `pipes.resume_facts`: what pipes report (`Watch`), what is known from it (`Facts`), and what a pipe says about itself:
+  one item for one, or a `Step` that computes which items it needs.
 - `planner`: asks the pipes in turn. Where one says nothing, all items are made again and dropped; a warning names it.
 - `stream`: runs the graph of one consumer, from its beginning or from a `Point`.
 - `states`: where the streams of all workers are, packed into a few hundred bytes.

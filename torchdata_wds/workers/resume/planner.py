@@ -1,7 +1,7 @@
 """What stands between the shards and the end of a stream, and so whether items can be skipped without making them.
 
-Each pipe answers for itself (see `torchdata_wds.pipes.resuming`); this module asks them in turn, from the end of the
-graph to the grouping. There, the samples that are still needed are known by their numbers, and no other is decoded.
+Each pipe answers for itself (see `torchdata_wds.pipes.resume_facts`); this module asks them in turn, from the end of
+the graph to the grouping. There, the samples that are still needed are known by their numbers, and no other is decoded.
 
 For example, a stream `group_by_key().wds_decode().batch(4)` that goes on at item 10 needs the samples from 40 on:
 ``batch`` takes 4 items for one, ``wds_decode`` one for one.
@@ -33,8 +33,7 @@ from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.resume_facts import Facts, Reached, Wanted
-from torchdata_wds.pipes.resuming import Step, Way, said_by
+from torchdata_wds.pipes.resume_facts import Facts, Reached, Step, Wanted, Way, said_by
 
 #: Native pipes that give one item for each, and those that may stand before the loader.
 _ONE_TO_ONE = (Mapper, Collator)

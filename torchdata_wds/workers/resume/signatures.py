@@ -27,7 +27,7 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import INDEX_SUFFIX, _parse_header
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
-from torchdata_wds.pipes.resuming import said_by
+from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
 from torchdata_wds.workers.resume.planner import all_pipes
 

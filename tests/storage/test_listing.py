@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage import list_urls, open_shard
-from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 
 
 @pytest.fixture

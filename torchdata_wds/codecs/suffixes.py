@@ -1,7 +1,7 @@
 """Compressed members: the suffixes of field names, and how such fields are decompressed and compressed.
 
-Shards are decompressed by `storage.compression`, which streams. A field is in memory already and mostly small: one call
-of the library's own decompressor takes half the time.
+Shards are decompressed by `storage.decompression`, which streams. A field is in memory already and mostly small: one
+call of the library's own decompressor takes half the time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, MissingPackageError, import_optional
 from torchdata_wds.storage import open_compressor
-from torchdata_wds.storage.compression import XZ_MEMORY_LIMIT
+from torchdata_wds.storage.decompression import XZ_MEMORY_LIMIT
 
 _FIRST_PIECE = 512
 _NOT_ZERO = re.compile(rb"[^\0]|\Z")

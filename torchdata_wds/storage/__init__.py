@@ -7,7 +7,7 @@ Nothing here knows what is inside a shard, and nothing here imports torch.
 from __future__ import annotations
 
 from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, wrap_stream
-from torchdata_wds.storage.compression.writing import Compressor, compression_for, open_compressor
+from torchdata_wds.storage.compression import Compressor, compression_for, open_compressor
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
 from torchdata_wds.storage.options import StorageOptions

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.storage.compression import find_decoder
-from torchdata_wds.storage.compression.input import CompressedInput
+from torchdata_wds.storage.decompression import CompressedInput, find_decoder
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
 
@@ -104,19 +103,19 @@ class ShardSource(Source):
 
     def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
         self.names: list[tuple[str, str]] = []  # other names of the shard for errors, each with why: see `naming`
+        self.has_begun = plain  # with the compression, if any, known
         self._source = source
         self._shard = shard
         self._skip = skip
-        self._pieces: Iterator[bytes] | None = None
+        self._pieces: Iterator[bytes] | None = None  # what the decoder gives, if it is compressed
         self._piece = memoryview(b"")
         self._position = 0
-        self._started = plain
         self._ended = False
         self._failure: Exception | None = None
 
     def stored_version(self) -> StoredVersion | None:
         """Returns what the source tells."""
-        return self._source.stored_version() if isinstance(self._source, Source) else None
+        return stored_version(self._source)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Reads decompressed bytes; raises the same failure each time once there was one."""
@@ -138,14 +137,7 @@ class ShardSource(Source):
 
     def interrupt(self) -> None:
         """Interrupts the source."""
-        if isinstance(self._source, Source):
-            self._source.interrupt()
-
-    def take_as_stored(self) -> None:
-        """Turns decompression off, before the first read."""
-        if self._started and isinstance(self._source, ShardSource):
-            self._source.take_as_stored()
-        self._started = True
+        interrupt(self._source)
 
     @property
     def is_compressed(self) -> bool:
@@ -153,14 +145,12 @@ class ShardSource(Source):
         return self._pieces is not None
 
     def _fill(self, view: memoryview) -> int:
-        if not self._started:
-            self._started = True
+        if not self.has_begun:
+            self.has_begun = True
             data = CompressedInput(self._source, self._shard)
-            decoder = find_decoder(data)
-            if decoder is None:
+            self._pieces = find_decoder(data)
+            if self._pieces is None:
                 self._piece = memoryview(data.rest())
-            else:
-                self._pieces = decoder(data)
         if not self._piece and self._pieces is not None:
             self._piece = memoryview(next(self._pieces, b""))
         if self._piece:
@@ -217,43 +207,10 @@ def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool 
     return io.BufferedReader(ShardSource(source, shard, skip=skip, plain=plain), BUFFER_SIZE)
 
 
-def stored_bytes(stream: ByteStream) -> io.RawIOBase:
-    """Turns an unread stream of `open_shard` into one of the bytes as stored; the stream is not usable any more."""
-    assert isinstance(stream, io.BufferedReader)
-    source = stream.detach()
-    if isinstance(source, ShardSource):
-        source.take_as_stored()
-    return source
-
-
-def interrupt(stream: ByteStream) -> None:
-    """Makes a read of a stream that another thread waits in end soon, if its source can."""
-    source = getattr(stream, "raw", None)
-    if isinstance(source, Source):
-        source.interrupt()
-
-
-def stored_version(stream: ByteStream) -> StoredVersion | None:
-    """Returns what tells a shard from others, if its store has told it; makes no request."""
-    source = getattr(stream, "raw", None)
-    return source.stored_version() if isinstance(source, Source) else None
-
-
-def is_decompressed(stream: ByteStream) -> bool:
-    """Returns whether a stream, from which something was read, decompresses what it reads."""
-    source = getattr(stream, "raw", None)
-    return isinstance(source, ShardSource) and source.is_compressed
-
-
 def wrap_stream(stream: Any, url: str) -> ByteStream:
-    """Makes a stream that the caller opened into a `ByteStream`: decompressed, buffered, with exact reads.
+    """Makes a `ByteStream` (decompressed, buffered, with exact reads) of a binary stream with ``read(n)``.
 
-    Args:
-        stream: A binary stream with ``read(n)``, which may give less than n bytes; closed with the result.
-        url: Its URL, masked in messages.
-
-    Raises:
-        TypeError: if the stream has no ``read``.
+    A read may give less than n bytes. The stream is closed with the result; messages name the URL, masked.
 
     Example:
         >>> import gzip, io
@@ -267,6 +224,34 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
     return wrap_source(ForeignSource(stream, shard), shard)
 
 
+def stored_bytes(stream: ByteStream) -> io.RawIOBase:
+    """Turns an unread stream of `open_shard` into one of the bytes as stored; the stream is not usable any more."""
+    assert isinstance(stream, io.BufferedReader)
+    source = stream.detach()
+    if isinstance(source, ShardSource):
+        source.has_begun = True
+    return source
+
+
+def interrupt(stream: ByteStream | io.RawIOBase) -> None:
+    """Makes a read of a stream that another thread waits in end soon, if its source can."""
+    source = getattr(stream, "raw", stream)
+    if isinstance(source, Source):
+        source.interrupt()
+
+
+def stored_version(stream: ByteStream | io.RawIOBase) -> StoredVersion | None:
+    """Returns what tells a shard from others, if its store has told it; makes no request."""
+    source = getattr(stream, "raw", stream)
+    return source.stored_version() if isinstance(source, Source) else None
+
+
+def is_decompressed(stream: ByteStream) -> bool:
+    """Returns whether a stream, from which something was read, decompresses what it reads."""
+    source = getattr(stream, "raw", None)
+    return isinstance(source, ShardSource) and source.is_compressed
+
+
 @contextlib.contextmanager
 def naming(url: str, why: str) -> Iterator[None]:
     """Gives errors the URL by which the shard was listed, and why it lies elsewhere, besides the place itself."""
@@ -276,8 +261,10 @@ def naming(url: str, why: str) -> Iterator[None]:
         raise _named(error, url, why) from error
 
 
-def named_stream(stream: ByteStream, url: str, why: str) -> ByteStream:
-    """Does for the errors of a stream what `naming` does; a local file's already name its path."""
+def open_named(opening: Callable[[], ByteStream], url: str, why: str) -> ByteStream:
+    """Opens a stream whose later errors are named as by `naming`, too; a local file's already name its path."""
+    with naming(url, why):
+        stream = opening()
     source = getattr(stream, "raw", None)
     if isinstance(source, ShardSource):
         source.names.append((url, why))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.storage.byte_streams import ByteStream, named_stream, naming
+from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.places import Place, resolve
 from torchdata_wds.storage.rewriting import RewriteRules
@@ -27,8 +28,6 @@ OPENERS: dict[str, Callable[[Place, int], ByteStream]] = {
     "https": open_http,
     AIS: open_ais,
 }
-
-_WHY = "where a rewriting rule looks for"
 
 
 def open_shard(
@@ -75,9 +74,7 @@ def open_shard(
     opener = OPENERS.get(place.scheme, open_remote)
     if not place.is_moved:
         return opener(place, offset)
-    with naming(place.name, _WHY):
-        stream = opener(place, offset)
-    return named_stream(stream, place.name, _WHY)
+    return open_named(partial(opener, place, offset), place.name, "where a rewriting rule looks for")
 
 
 def can_reopen(url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from torchdata_wds.errors import ShardListError, WdsError
-from torchdata_wds.storage.compression.writing import SUFFIXES
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.globs import find_matches
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.retrying import error_words
@@ -17,8 +17,6 @@ from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.sources.fsspec import connect, protocol_of
 from torchdata_wds.storage.urls import local_path, mask_url, scheme_of
 
-#: What the names of shards end in: ".tar", ".tar.gz", ".tgz", ...
-SHARD_SUFFIXES = (".tar", *(suffix if suffix.startswith(".t") else f".tar{suffix}" for suffix in SUFFIXES))
 _SHOWN_SUFFIXES = ", ".join(SHARD_SUFFIXES)
 _MAGIC = re.compile(r"[*?[]")
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index import shard_name
-from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, mask_url, scheme_of
 
 _PLACE = re.compile(r"\{name\}|\{shard(?::(0?\d{0,2})d?)?\}")

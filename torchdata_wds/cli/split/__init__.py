@@ -33,7 +33,7 @@ from torchdata_wds.errors import ReappearingKeyError, SampleError, WdsError
 from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
-from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 from torchdata_wds.writers.shard_writer import ShardWriter
 

@@ -16,7 +16,7 @@ from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
 from torchdata_wds.storage.cache.progress import Waiting, report
 from torchdata_wds.storage.cache.settings import CacheSettings, Check
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
-from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.urls import mask_url
@@ -186,7 +186,7 @@ class _CopySource(Source):
         """Opens the copy at a byte of its decompressed content; the file is closed with the stream."""
         source = cls(cache, url, path, file, offset)
         head = os.pread(file.fileno(), HEAD_SIZE, 0)
-        if is_compressed(head) or len(head) < HEAD_SIZE:
+        if may_be_compressed(head):
             source._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
             return io.BufferedReader(source, BUFFER_SIZE)
         size = source._size = os.fstat(file.fileno()).st_size

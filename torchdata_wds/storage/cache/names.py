@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from torchdata_wds.errors import CacheError
 from torchdata_wds.option_types import Naming
-from torchdata_wds.storage.searching import SHARD_SUFFIXES
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.urls import is_local, local_path, mask_url, scheme_of
 
 #: The suffixes of files that are not finished copies.

@@ -11,7 +11,7 @@ from functools import partial
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import ShardSource, wrap_source
-from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.http.client import HttpRequest, malformation
 from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.source import HttpSource
@@ -62,5 +62,5 @@ def _version_if_plain(request: HttpRequest) -> Version | None:
         if not source.gives_parts or source.version.encoding not in ("", "identity"):
             return None
         head = b"".join(iter(partial(source.read, HEAD_SIZE), b""))
-        plain = len(head) == HEAD_SIZE and not is_compressed(head)
+        plain = not may_be_compressed(head)
         return replace(source.version, encoding="identity") if plain else None

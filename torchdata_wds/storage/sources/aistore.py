@@ -7,13 +7,14 @@ redirect is a permission in itself.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin
 
 from torchdata_wds.environment import ais_endpoint, ais_token
 from torchdata_wds.errors import ShardListError, ShardOpenError
-from torchdata_wds.storage.byte_streams import ByteStream, named_stream, naming
+from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.versions import is_number
@@ -34,7 +35,6 @@ _PROVIDERS = {
     **dict.fromkeys(("oci", "oc"), "oci"),
 }
 
-_WHY = "AIStore's address of"
 _SECONDS = 300
 _REDIRECTED = (301, 302, 307, 308)
 
@@ -72,9 +72,8 @@ def open_ais(place: Place, offset: int) -> ByteStream:
     address = object_address(place.url)
     protocol = address.partition(":")[0].lower()
     options = StorageOptions({protocol: {**place.options.get(AIS, {}), "headers": _headers(place.options)}})
-    with naming(place.url, _WHY):
-        stream = open_http(Place(address, protocol, options, mask_url(address), place.url), offset)
-    return named_stream(stream, place.url, _WHY)
+    there = Place(address, protocol, options, mask_url(address), place.url)
+    return open_named(partial(open_http, there, offset), place.url, "AIStore's address of")
 
 
 def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:

@@ -16,7 +16,7 @@ from typing import Any
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import StoredVersion, ends_before, wrap_source
-from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.options import StorageOptions
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import HOPELESS, Failure, Patience, RetryingSource, attempt, error_words
@@ -229,7 +229,7 @@ def open_remote(place: Place, offset: int) -> io.BufferedReader:
     if offset:
         try:
             head = attempt(partial(filesystem.cat_file, path, start=0, end=HEAD_SIZE), OPEN_RETRIES, place.shown)
-            plain = len(head) == HEAD_SIZE and not is_compressed(head)
+            plain = not may_be_compressed(head)
         except Exception as error:  # noqa: BLE001 - whatever a client library raises
             if isinstance(error, FileNotFoundError) and _is_folder(filesystem, path):
                 error = IsADirectoryError(path)

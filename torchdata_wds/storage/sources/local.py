@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import Source, ends_before, wrap_source
-from torchdata_wds.storage.compression import HEAD_SIZE, is_compressed
+from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import STDIN, local_path
@@ -47,7 +47,7 @@ def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
     file = _open(local_path(place.url), place.shown)
     try:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or _may_be_compressed(file):
+        if not stat.S_ISREG(status.st_mode) or may_be_compressed(os.pread(file.fileno(), HEAD_SIZE, 0)):
             return wrap_source(file, place.shown, skip=offset)
         if offset > status.st_size:
             raise ends_before(place.shown, status.st_size, offset)
@@ -56,13 +56,6 @@ def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
     except BaseException:
         file.close()
         raise
-
-
-def _may_be_compressed(file: LocalFile) -> bool:
-    # A file shorter than any magic may be the beginning of one: the slow path looks closer.
-    head = file.read(HEAD_SIZE)
-    file.seek(0)
-    return is_compressed(head) or len(head) < HEAD_SIZE
 
 
 def _open(path: str, shard: str) -> LocalFile:

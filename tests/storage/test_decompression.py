@@ -20,7 +20,7 @@ import zstandard
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard, wrap_stream
-from torchdata_wds.storage.compression import CompressedInput
+from torchdata_wds.storage.decompression import CompressedInput
 
 Pack = Callable[[bytes], bytes]
 

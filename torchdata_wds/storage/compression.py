@@ -12,12 +12,7 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-from torchdata_wds.storage.urls import LOCAL, STDIN, scheme_of
-
-_GZIP_FORMAT = 16 + zlib.MAX_WBITS
-_GZIP_LEVEL = 6
-_XZ_PRESET = 6
-_ZSTD_LEVEL = 3
+from torchdata_wds.storage.urls import STDIN, is_local, scheme_of
 
 #: What the names of compressed shards end in.
 SUFFIXES = {
@@ -26,6 +21,9 @@ SUFFIXES = {
     **dict.fromkeys((".bz2", ".tbz2", ".tbz"), "bz2"),
     **dict.fromkeys((".xz", ".txz"), "xz"),
 }
+
+#: What the names of shards end in: ".tar", ".tar.gz", ".tgz", ...
+SHARD_SUFFIXES = (".tar", *(suffix if suffix.startswith(".t") else f".tar{suffix}" for suffix in SUFFIXES))
 
 
 class Compressor(Protocol):
@@ -47,15 +45,15 @@ def _new_zstd() -> Compressor:
             "pip install 'torchdata_wds[zstd]'",
             name="zstandard",
         ) from error
-    compressor: Compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compressobj()
+    compressor: Compressor = zstandard.ZstdCompressor(level=3, write_checksum=True).compressobj()
     return compressor
 
 
 _COMPRESSORS: dict[str, Callable[[], Compressor]] = {
     # zlib writes a header with time 0 and without a name.
-    "gz": lambda: zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT),
+    "gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS),
     "bz2": bz2.BZ2Compressor,
-    "xz": lambda: lzma.LZMACompressor(lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, preset=_XZ_PRESET),
+    "xz": lambda: lzma.LZMACompressor(lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, preset=6),
     "zst": _new_zstd,
 }
 
@@ -63,18 +61,10 @@ _KINDS = ", ".join(map(repr, _COMPRESSORS))
 
 
 def compression_for(url: str, compress: bool | str | None) -> str | None:
-    """Decides how a shard is compressed.
+    """Returns ``gz``, ``bz2``, ``xz``, ``zst`` or None: how a shard is compressed, whose URL is "" for a file object.
 
-    Args:
-        url: Where the shard goes; "" for a file object.
-        compress: None for what the name says (``.tar.gz``, ``.tgz``, ``.tar.zst``, ...), never for ``-`` and
-            ``pipe:``. False for no compression, True for gzip; or ``gz``, ``bz2``, ``xz``, ``zst``.
-
-    Returns:
-        ``gz``, ``bz2``, ``xz``, ``zst``, or None for no compression.
-
-    Raises:
-        ValueError: if it is none of these.
+    `compress` is one of these, True for gzip, False for none, or None for what the name says (``.tar.gz``, ``.tgz``,
+    ...), which is nothing for ``-`` and ``pipe:``.
 
     Example:
         >>> compression_for("x.tar.gz", None), compression_for("x.tar", None), compression_for("x.tar", "zst")
@@ -84,23 +74,15 @@ def compression_for(url: str, compress: bool | str | None) -> str | None:
         return "gz" if compress else None
     if compress is not None and compress not in _COMPRESSORS:
         raise ValueError(f"compress must be one of None (by the name), True (gz), False, {_KINDS}; found {compress!r}")
-    scheme = scheme_of(url)
-    if compress is not None or scheme in (STDIN, "pipe"):
+    if compress is not None or scheme_of(url) in (STDIN, "pipe"):
         return compress
     # simplecache::s3://b/x.tar.gz: the first part with a path is the shard's.
-    part = url if scheme in LOCAL else next((part for part in url.split("::") if "://" in part), url)
+    part = url if is_local(url) else next((part for part in url.split("::") if "://" in part), url)
     return next((kind for suffix, kind in SUFFIXES.items() if part.lower().endswith(suffix)), None)
 
 
 def open_compressor(kind: str) -> Compressor:
-    """Makes a compressor.
-
-    Args:
-        kind: ``gz``, ``bz2``, ``xz`` or ``zst``.
-
-    Raises:
-        ImportError: for ``zst`` without the package zstandard.
-        ValueError: if it is none of these.
+    """Makes a compressor; an ImportError for ``zst`` without the package zstandard.
 
     Example:
         >>> import gzip

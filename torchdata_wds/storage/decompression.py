@@ -1,0 +1,304 @@
+"""Compressed shards, known by their first bytes: gzip, bzip2, xz and zstd, several streams too.
+
+A decoder is a generator of decompressed pieces. It takes its input in small pieces and limits its output per step, so
+that memory stays bounded whatever the shard holds, and everything before damage is delivered before the error: most
+decompressors drop the output of the step that meets it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, ShardFormatError, ShardOpenError
+
+# zlib copies the rest of its input at each step, so the pieces are small.
+_CHUNK = 32 * 1024
+
+# After a stream's end the pieces are small again: what a decoder does not use of one, it copies.
+_FIRST_CHUNK = 512
+
+#: What an xz stream may ask for, in bytes: four times what ``xz -9`` does. A small file can ask for 4 GiB.
+XZ_MEMORY_LIMIT = 256 << 20
+
+#: The same for a frame of zstd; the command zstd has this limit, too, unless told otherwise.
+_ZSTD_MEMORY_LIMIT = 128 << 20
+
+_GZIP, _XZ, _ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = tuple(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))
+
+_HEADER_TEXT_LIMIT = 1 << 16
+_HAS_CRC, _HAS_EXTRA, _HAS_NAME, _HAS_COMMENT, _RESERVED = 2, 4, 8, 16, 224
+_RLE_BLOCK, _RESERVED_BLOCK = 1, 3
+
+
+class CompressedInput:
+    """The compressed bytes of a source whose `read(n)` gives some, and none only at the verified end."""
+
+    def __init__(self, source: io.RawIOBase, shard: str) -> None:
+        self.shard = shard
+        self.format = "compressed"  # the name of the compression, for messages
+        self.magics: tuple[bytes, ...] = ()  # what its streams begin with
+        self._source = source
+        self._held = b""
+        self._taken = 0  # how much of _held: slicing it at each step would copy it again and again
+        self._fetched = 0
+        self._size = _CHUNK  # of the next piece
+
+    def streams(self) -> Iterator[None]:
+        """Yields at the beginning of each stream; only more streams and zero padding may follow a complete one."""
+        yield
+        while data := self.chunk():
+            rest = data.lstrip(b"\0")
+            if not rest:
+                continue
+            self.give_back(rest)
+            head = self.peek(4)
+            if not any(magic.startswith(head[: len(magic)]) for magic in self.magics):
+                raise self._error(
+                    f"has {head!r} at byte {self._position:,}, after the end of its {self.format} data: expected the "
+                    f"end of the file, zero bytes or more {self.format} data. Was something appended to it?"
+                )
+            yield
+
+    def chunk(self) -> bytes:
+        """Takes some bytes; none only at the end."""
+        if self._taken == len(self._held):
+            self._held, self._taken = self._fetch(), 0
+        data = self._held[self._taken : self._taken + self._size]
+        self._taken += len(data)
+        self._size = min(2 * self._size, _CHUNK)
+        return data
+
+    def rest(self) -> bytes:
+        """Takes all bytes fetched, or some if there are none; the rest is read from the source."""
+        data = self._held[self._taken :]
+        self._held, self._taken = b"", 0
+        return data or self._fetch()
+
+    def give_back(self, data: bytes) -> None:
+        """Puts back the last bytes taken, which belong to what follows."""
+        if len(data) <= self._taken:
+            self._taken -= len(data)
+        else:
+            self._held, self._taken = data + self._held[self._taken :], 0
+        self._size = _FIRST_CHUNK
+
+    def peek(self, size: int) -> bytes:
+        """Returns the next bytes without taking them, fewer only at the end."""
+        if self._taken + size > len(self._held):
+            self._held, self._taken = self._held[self._taken :], 0
+            while len(self._held) < size and (data := self._fetch()):
+                self._held += data
+        return self._held[self._taken : self._taken + size]
+
+    def exactly(self, size: int) -> bytes:
+        """Takes exactly `size` bytes; a ShardFormatError if the input ends before."""
+        data = self.peek(size)
+        self._taken += len(data)
+        if len(data) < size:
+            raise self.cut(f"{size - len(data):,} more bytes")
+        return data
+
+    def cut(self, expected: str) -> ShardFormatError:
+        """Makes the error for a stream that ends too early."""
+        ends = f"is cut off: its {self.format} data ends at byte {self._position:,} (compressed)"
+        return self._error(f"{ends}, expected {expected}.", DOWNLOAD_AGAIN)
+
+    def damaged(self, found: object) -> ShardFormatError:
+        """Makes the error for data that does not decompress or fails its checksum."""
+        if "Memory usage limit" in str(found):
+            return self._error(
+                f"takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is larger. "
+                "Compress it again with a preset of xz, or read it through 'pipe:xz -dc PATH'."
+            )
+        wrong = f"is damaged: its {self.format} data is wrong before byte {self._position:,} (compressed)"
+        return self._error(f"{wrong}: {found}.", DOWNLOAD_AGAIN)
+
+    def _error(self, what: str, advice: Advice | str = "") -> ShardFormatError:
+        return ShardFormatError(f"shard {self.shard} {what}", shard=self.shard, advice=advice, kind="compression")
+
+    @property
+    def _position(self) -> int:
+        """How many compressed bytes the decoder has taken."""
+        return self._fetched - len(self._held) + self._taken
+
+    def _fetch(self) -> bytes:
+        data = self._source.read(_CHUNK) or b""
+        self._fetched += len(data)
+        return data
+
+
+def _decode_one(data: CompressedInput, decompressor: Any, step: int, errors: Any) -> Iterator[bytes]:
+    """Decompresses one stream with an object that has the interface of `bz2.BZ2Decompressor`."""
+    while not decompressor.eof:
+        chunk = b""
+        if decompressor.needs_input and not (chunk := data.chunk()):
+            raise data.cut(f"more {data.format} data")
+        try:
+            piece = decompressor.decompress(chunk, step)
+        except errors as error:
+            raise data.damaged(error) from error
+        if piece:
+            yield piece
+    data.give_back(decompressor.unused_data)
+
+
+def _decode(data: CompressedInput, new: Callable[[], Any]) -> Iterator[bytes]:
+    for _ in data.streams():
+        yield from _decode_one(data, new(), 4096, (OSError, ValueError, EOFError, lzma.LZMAError))
+
+
+def _decode_gzip(data: CompressedInput) -> Iterator[bytes]:
+    """Checks the trailers here: zlib would drop what it has just decompressed when one is wrong."""
+    new: Callable[[], Any]
+    errors: Any
+    try:
+        from isal import igzip_lib, isal_zlib
+    except ImportError:
+        new, crc32, errors, step = _ZlibDecompressor, zlib.crc32, zlib.error, 32 * 1024
+    else:
+        # isal is so fast that the calls count: text shards, which are mostly padding, gain a third by the larger step.
+        new = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_DEFLATE)
+        crc32, errors, step = isal_zlib.crc32, igzip_lib.error, 64 * 1024
+    for _ in data.streams():
+        _read_gzip_header(data)
+        crc = size = 0
+        for piece in _decode_one(data, new(), step, errors):
+            crc, size = crc32(piece, crc), size + len(piece)
+            yield piece
+        trailer = data.exactly(8)
+        written_crc, written_size = int.from_bytes(trailer[:4], "little"), int.from_bytes(trailer[4:], "little")
+        if written_crc != crc:
+            raise data.damaged(f"expected CRC {written_crc:08x}, found {crc:08x}")
+        if written_size != size & 0xFFFFFFFF:
+            raise data.damaged(f"expected {written_size:,} decompressed bytes, found {size & 0xFFFFFFFF:,}")
+
+
+def _read_gzip_header(data: CompressedInput) -> None:
+    header = data.exactly(10)
+    flags = header[3]
+    if flags & _RESERVED:
+        raise data.damaged(f"its header begins with {header[:4]!r}")
+    if flags & _HAS_EXTRA:
+        data.exactly(int.from_bytes(data.exactly(2), "little"))
+    for flag in (_HAS_NAME, _HAS_COMMENT):
+        if flags & flag and not any(data.exactly(1) == b"\0" for _ in range(_HEADER_TEXT_LIMIT)):
+            raise data.damaged(f"a name of more than {_HEADER_TEXT_LIMIT:,} bytes in its header")
+    if flags & _HAS_CRC:
+        data.exactly(2)
+
+
+class _ZlibDecompressor:
+    """zlib's decompressor with the interface that those of bz2, lzma and isal share."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
+        self.eof, self.needs_input, self.unused_data = False, True, b""
+
+    def decompress(self, chunk: bytes, max_length: int) -> bytes:
+        piece = self._zlib.decompress(self._zlib.unconsumed_tail + chunk, max_length)
+        # A full step may have left output inside even if it used up its input.
+        self.needs_input = len(piece) < max_length and not self._zlib.unconsumed_tail
+        self.eof, self.unused_data = self._zlib.eof, self._zlib.unused_data
+        return piece
+
+
+def _decode_zstd(data: CompressedInput) -> Iterator[bytes]:
+    """Walks frames block by block, so that a cut is seen, and a small frame cannot explode in memory.
+
+    Each block gives at most 128 KiB. The decompressor gets one block at a time, and the checksum by itself.
+    """
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ShardOpenError(
+            f"shard {data.shard} is compressed with zstd, and the package zstandard is not installed: "
+            "pip install 'torchdata_wds[zstd]'",
+            shard=data.shard,
+        ) from error
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MEMORY_LIMIT)
+    for _ in data.streams():
+        if data.peek(4) in _SKIPPABLE:
+            data.exactly(4)
+            size = int.from_bytes(data.exactly(4), "little")
+            while size:
+                size -= len(data.exactly(min(size, 4096)))
+            continue
+        decompress = decompressor.decompressobj().decompress
+        try:
+            for part in _zstd_parts(data):
+                if piece := decompress(part):
+                    yield piece
+        except zstandard.ZstdError as error:
+            raise data.damaged(error) from error
+
+
+def _zstd_parts(data: CompressedInput) -> Iterator[bytes]:
+    """Yields the header of a frame, each block with its own header, and the checksum."""
+    start = data.exactly(5)
+    descriptor = start[4]
+    single_segment = descriptor >> 5 & 1
+    window = 0 if single_segment else 1
+    dictionary = (0, 1, 2, 4)[descriptor & 3]
+    content = (single_segment, 2, 4, 8)[descriptor >> 6]
+    yield start + data.exactly(window + dictionary + content)
+    is_last = False
+    while not is_last:
+        head = data.peek(3)
+        if len(head) < 3:
+            data.exactly(3)
+        bits = int.from_bytes(head, "little")
+        is_last, kind, size = bool(bits & 1), bits >> 1 & 3, bits >> 3
+        if kind == _RESERVED_BLOCK:
+            raise data.damaged("a block of the reserved type")
+        yield data.exactly(3 + (1 if kind == _RLE_BLOCK else size))
+    if descriptor & 4:
+        yield data.exactly(4)
+
+
+# The magic of the first block belongs to bzip2's: a shard whose first member is "BZh9.jpg" is not compressed.
+_BZIP2 = tuple(b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90"))
+_new_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
+_FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[CompressedInput], Iterator[bytes]]], ...] = (
+    ("gzip", (_GZIP,), _decode_gzip),
+    ("xz", (_XZ,), partial(_decode, new=_new_xz)),
+    ("zstd", (_ZSTD, *_SKIPPABLE), _decode_zstd),
+    ("bzip2", _BZIP2, partial(_decode, new=bz2.BZ2Decompressor)),
+)
+_MAGICS = {magic: found for found in _FORMATS for magic in found[1]}
+
+#: How many bytes tell every compression.
+HEAD_SIZE = max(map(len, _MAGICS))
+
+
+def find_decoder(data: CompressedInput) -> Iterator[bytes] | None:
+    """Starts the decoder for what begins here; None for data that is not compressed.
+
+    Peeks at no more bytes than it needs: a slow command may not have written more.
+    """
+    for size in range(1, HEAD_SIZE + 1):
+        head = data.peek(size)
+        candidates = [magic for magic in _MAGICS if magic.startswith(head[: len(magic)])]
+        if not head or not candidates:
+            return None
+        if len(head) < size:
+            data.exactly(len(head))
+            raise data.cut("the rest of its header")
+        if len(candidates[0]) == size:
+            data.format, data.magics, decode = _MAGICS[head]
+            return decode(data)
+    return None
+
+
+def may_be_compressed(head: bytes) -> bool:
+    """Returns whether a shard that begins with these bytes (`HEAD_SIZE` of them, if it has so many) may be compressed.
+
+    A shorter one may be the beginning of one.
+    """
+    return len(head) < HEAD_SIZE or head.startswith(tuple(_MAGICS))

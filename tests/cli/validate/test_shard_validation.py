@@ -38,7 +38,7 @@ COMPRESSED = ("gzip", "bz2", "xz", "zstd")
 def findings_of(url: str, **options: Any) -> list[Finding]:
     """All findings, those about the fields of the shard last."""
     validation = ShardValidation(url, ValidationRules(**options))
-    return [*(item for item in validation if isinstance(item, Finding)), *validation.field_sets.findings()]
+    return [*(item for item in validation if isinstance(item, Finding)), *validation.report.field_sets.findings()]
 
 
 def found(url: str, **options: Any) -> list[tuple[str, str]]:

@@ -14,73 +14,43 @@ _MOST_SETS = 1000
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a shard, or odd.
+    """One thing that is wrong with a shard, or odd; an offset is in bytes of the decompressed archive."""
 
-    Attributes:
-        level: ``"error"`` for what loaders refuse or lose, ``"warning"`` for what they pass over, ``"note"`` else.
-        kind: What it is, in a word.
-        message: What was found, and what to do about it.
-        shard: The shard's URL, credentials masked.
-        member, key, field: The archive member, and the sample's key and field.
-        offset: Where, in bytes of the decompressed archive: a member's place is that of its header.
-        samples: The number of samples it is about, where one finding covers several.
-    """
-
-    level: Level
-    kind: str
-    message: str
-    shard: str
+    level: Level  # "error" for what loaders refuse or lose, "warning" for what they pass over, "note" else
+    kind: str  # what it is, in a word
+    message: str  # what was found, and what to do about it
+    shard: str  # the URL, credentials masked
     member: str | None = None
     key: str | None = None
     field: str | None = None
-    offset: int | None = None
-    samples: int = 1
-
-
-class _Place(NamedTuple):
-    """The samples of one shard with the same fields: their number, and the first of them."""
-
-    samples: int
-    key: str
-    offset: int
+    offset: int | None = None  # a member's place is that of its header
+    samples: int = 1  # more where one finding is about several
 
 
 class FieldSets:
-    """The sets of fields that samples have, to find those that are unlike the majority.
-
-    Example:
-        >>> sets = FieldSets()
-        >>> for number, fields in enumerate([("jpg", "cls"), ("jpg", "cls"), ("jpg",)]):
-        ...     sets.add(fields, "x.tar", str(number), 1024 * number)
-        >>> [finding.message for finding in sets.findings()]
-        ["1 sample has not the fields of most (2 of 3: cls, jpg): cls is missing, the first is '2'"]
-    """
+    """The sets of fields that samples have, to find those that are unlike the majority."""
 
     def __init__(self) -> None:
         self._samples: Counter[frozenset[str]] = Counter()
-        self._places: dict[tuple[str, frozenset[str]], _Place] = {}
+        # for each shard and set: the number of samples, and key and offset of the first
+        self._places: dict[tuple[str, frozenset[str]], tuple[int, str, int]] = {}
         self._others = 0
 
-    def add(self, fields: Iterable[str], shard: str, key: str, offset: int) -> None:
-        """Adds a sample by its fields (names like ``__key__`` do not count), shard, key and offset."""
+    def add(self, fields: Iterable[str], shard: str, key: str, offset: int, samples: int = 1) -> None:
+        """Adds samples by their fields (names like ``__key__`` do not count), shard, first key and offset."""
         found = frozenset([field for field in fields if not field.startswith("__")])
-        self._count(found, shard, _Place(1, key, offset))
+        if found not in self._samples and len(self._samples) >= _MOST_SETS:
+            self._others += samples
+            return
+        self._samples[found] += samples
+        before, *first = self._places.get((shard, found), (0, key, offset))
+        self._places[shard, found] = (before + samples, *first)  # type: ignore[assignment]
 
     def update(self, other: FieldSets) -> None:
         """Adds the samples of later shards."""
         self._others += other._others
-        for (shard, fields), place in other._places.items():
-            self._count(fields, shard, place)
-
-    def _count(self, fields: frozenset[str], shard: str, place: _Place) -> None:
-        if fields not in self._samples and len(self._samples) >= _MOST_SETS:
-            self._others += place.samples
-            return
-        self._samples[fields] += place.samples
-        before = self._places.get((shard, fields))
-        if before is not None:
-            place = _Place(before.samples + place.samples, before.key, before.offset)
-        self._places[shard, fields] = place
+        for (shard, fields), (samples, key, offset) in other._places.items():
+            self.add(fields, shard, key, offset, samples)
 
     def findings(self) -> Iterator[Finding]:
         """Yields a note for each shard and set of fields that is not the set of more than half of all samples."""
@@ -89,82 +59,66 @@ class FieldSets:
         if 2 * count <= total:
             return
         most = f"{count:,} of {total:,}: {', '.join(sorted(usual))}"
-        for (shard, fields), place in self._places.items():
-            if fields != usual:
-                samples = "1 sample has" if place.samples == 1 else f"{place.samples:,} samples have"
-                unlike = ", ".join(
-                    f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} {verb}"
-                    for names, verb in ((usual - fields, "missing"), (fields - usual, "more"))
-                    if names
-                )
-                message = f"{samples} not the fields of most ({most}): {unlike}, the first is {place.key!r}"
-                yield Finding(
-                    "note", "other-fields", message, shard, None, place.key, None, place.offset, place.samples
-                )
+        for (shard, fields), (samples, key, offset) in self._places.items():
+            if fields == usual:
+                continue
+            unlike = ", ".join(
+                f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} {verb}"
+                for names, verb in ((usual - fields, "missing"), (fields - usual, "more"))
+                if names
+            )
+            have = "1 sample has" if samples == 1 else f"{samples:,} samples have"
+            message = f"{have} not the fields of most ({most}): {unlike}, the first is {key!r}"
+            yield Finding("note", "other-fields", message, shard, key=key, offset=offset, samples=samples)
 
 
 @dataclass
 class RepairPlan:
-    """What must be known before the good samples of a shard can be written.
+    """What must be known before the good samples of a shard can be written, by its runs of members with one key."""
 
-    `bad` numbers the runs of members that are left out, and `lost` has their keys and that of a sample that was cut
-    off; `runs` counts the runs of each key that comes back, and `count` all runs, including one that was cut off.
-    """
-
-    bad: set[int] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
-    runs: dict[str, int] = field(default_factory=dict)
-    count: int = 0
+    count: int = 0  # of all runs, one that was cut off too
+    bad: set[int] = field(default_factory=set)  # numbers of the runs that are left out
+    lost: set[str] = field(default_factory=set)  # their keys, and that of a sample that was cut off
+    runs: dict[str, int] = field(default_factory=dict)  # of each key that comes back
 
 
 @dataclass
 class ShardReport:
-    """The first findings of each kind in one shard, `counts` of all by level and kind, and its samples in numbers."""
+    """The first findings of each kind in one shard, all of them counted, and its samples in numbers."""
 
     shard: str
     findings: list[Finding] = field(default_factory=list)
-    counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
+    counts: Counter[tuple[Level, str]] = field(default_factory=Counter)  # by level and kind
+    left_out: Counter[tuple[Level, str]] = field(default_factory=Counter)  # those that are not in `findings`
     sound: int = 0
     bad: int = 0
     field_sets: FieldSets = field(default_factory=FieldSets)
     plan: RepairPlan = field(default_factory=RepairPlan)
-
-    @property
-    def is_good(self) -> bool:
-        """Whether there is no error."""
-        return not any(level == "error" for level, _ in self.counts)
 
     def add(self, finding: Finding, most: int) -> None:
         """Counts a finding, and keeps it unless there are `most` of its kind."""
         kind = finding.level, finding.kind
         if self.counts[kind] < most:
             self.findings.append(finding)
+        else:
+            self.left_out[kind] += finding.samples
         self.counts[kind] += finding.samples
 
-    def left_out(self) -> Counter[tuple[Level, str]]:
-        """The counts of findings that are not kept."""
-        kept: Counter[tuple[Level, str]] = Counter()
-        for finding in self.findings:
-            kept[finding.level, finding.kind] += finding.samples
-        return self.counts - kept
 
-
-@dataclass
 class Totals:
     """The findings of all shards, counted: `good` and `damaged` are shards, `sound` and `bad` samples."""
 
-    counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
-    good: int = 0
-    damaged: int = 0
-    sound: int = 0
-    bad: int = 0
-    _field_sets: FieldSets = field(default_factory=FieldSets)
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[Level, str]] = Counter()
+        self.good = self.damaged = self.sound = self.bad = 0
+        self._field_sets = FieldSets()
 
     def take(self, report: ShardReport) -> None:
         """Adds a shard's findings."""
+        is_damaged = any(level == "error" for level, _ in report.counts)
+        self.good += not is_damaged
+        self.damaged += is_damaged
         self.counts += report.counts
-        self.good += report.is_good
-        self.damaged += not report.is_good
         self.sound += report.sound
         self.bad += report.bad
         self._field_sets.update(report.field_sets)

@@ -16,8 +16,8 @@ from torchdata_wds.format.tar.headers import BLOCK, DIRECTORY, HARD_LINK, full_n
 from torchdata_wds.format.tar.sparse_maps import Segments
 
 _NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*|[\x80\xff].*", re.DOTALL)
-_NUMBERS = {"mode": (100, 108), "owner": (108, 116), "group": (116, 124), "size": (124, 136), "date": (136, 148)}
-_NUMBERS["checksum"] = (148, 156)
+_FIELDS = {"mode": (100, 108), "owner": (108, 116), "group": (116, 124), "size": (124, 136), "date": (136, 148)}
+_NUMBERS = {what: slice(*place) for what, place in {**_FIELDS, "checksum": (148, 156)}.items()}
 _KNOWN_FILES = frozenset(b"\x0007")
 _LARGEST_OCTAL = 8**11 - 1
 _REPEATED = {headers.LONG_NAME: "long names", headers.LONG_LINK: "long links"}
@@ -39,12 +39,6 @@ def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
     """Reports what is odd about the headers of an entry, in messages that go on after the member's name.
 
     `blocks` are its headers: each extended one as its block and its content, then its own block.
-
-    Example:
-        >>> import tarfile
-        >>> block = tarfile.TarInfo("a.txt/").tobuf(tarfile.USTAR_FORMAT)
-        >>> [kind for kind, _ in odd_headers(TarEntry("a.txt/", ord("5"), 0, "", 0), [block])]
-        ['folder-as-file']
     """
     extended = []
     place = 0
@@ -108,18 +102,16 @@ def _odd_block(entry: TarEntry, block: bytes) -> Iterator[Oddity]:
     if entry.sparse is not None and magic != (b"ustar " if kind == headers.SPARSE else b"ustar\0"):
         what = "is sparse by its type or its PAX records, in a header of another format: GNU tar misreads it"
         yield "sparse-magic", what
-    for what, (start, stop) in _NUMBERS.items():
-        if _NUMBER.fullmatch(block[start:stop]) is None:
-            yield "odd-number", f"has {block[start:stop]!r} as its {what}, which other programs refuse"
+    for what, place in _NUMBERS.items():
+        if _NUMBER.fullmatch(block[place]) is None:
+            yield "odd-number", f"has {block[place]!r} as its {what}, which other programs refuse"
 
 
 def odd_pieces(segments: Segments, size: int) -> Iterator[Oddity]:
     """Reports what is odd about a valid sparse map of a content of `size` bytes."""
     if any(length % BLOCK for _, length in segments[:-1]):
-        yield (
-            "sparse-pieces",
-            f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it",
-        )
+        what = f"is sparse with pieces that are not whole blocks of {BLOCK} bytes: GNU tar misreads it"
+        yield "sparse-pieces", what
     if (sum(segments[-1]) if segments else 0) < size:
         yield "sparse-end", "is sparse, and its map ends before its size: GNU tar gives less"
 
@@ -136,12 +128,7 @@ def odd_kind(entry: TarEntry) -> Oddity | None:
 
 
 def odd_name(name: str, has_key: bool, blocks: Sequence[bytes]) -> Iterator[Oddity]:
-    """Reports what is odd about a member's name, which its header `blocks` hold as it was written.
-
-    Example:
-        >>> [kind for kind, _ in odd_name("/../.hidden", False, [])]
-        ['hidden-file', 'absolute-name', 'parent-folder']
-    """
+    """Reports what is odd about a member's name, which its header `blocks` hold as it was written."""
     if not has_key and split_name(name) is not None:
         yield "no-key", f"member {name} belongs to no sample by the rule for keys, and is passed over"
     elif not has_key:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, 
 from torchdata_wds.storage import can_reopen, mask_url, open_target
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
-_LOST = "other members of sample {!r} are bad or cut off, so these are left out as well"
+#: A good sample, or a note on members that were joined or left out.
+_Items = Iterator[dict[str, Any] | Finding]
 
 
 class Repair:
@@ -28,7 +30,9 @@ class Repair:
     The shards `listed`, which are those of all parts, name the outputs.
     """
 
-    def __init__(self, arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str]) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str], rules: ValidationRules
+    ) -> None:
         if arguments.fix in ("", STDIN):
             raise UsageError("--fix needs a file or a folder: the report has standard output")
         for url in urls:
@@ -37,77 +41,69 @@ class Repair:
                 raise UsageError(f"--fix reads each shard twice, and {shard} can be read only once: name a file")
         self._arguments = arguments
         self._urls = urls
-        self._count = 0
-        self._lost = 0
-        self._targets: Sequence[str] | None = None
-        if is_target_pattern(arguments.fix):
+        self._rules = rules
+        self._targets: Sequence[str] = [arguments.fix]
+        self._has_many = is_target_pattern(arguments.fix)
+        if self._has_many:
             try:
                 self._targets = part_of(name_targets(listed, arguments.fix, in_place=True), arguments.part)
             except ShardListError as error:
                 raise UsageError(f"--fix: {error}") from error
-        for target in [arguments.fix] if self._targets is None else self._targets:
-            folder = _local_folder(target)
+        for target in self._targets:
             # What cannot be written must fail now, not when all is read. A command is not tried: it would see an empty
             # shard. Nor is a new folder, which is made when there is something to write.
-            if scheme_of(target) != "pipe" and (folder is None or self._targets is None or folder.exists()):
+            is_new = self._has_many and is_local(target) and not Path(local_path(target)).parent.exists()
+            if scheme_of(target) != "pipe" and not is_new:
                 open_target(target, overwrite=arguments.force).abort()
 
-    def write(
-        self, plans: Sequence[RepairPlan], rules: ValidationRules, tell: Callable[[Finding], None], bad: int
-    ) -> int:
+    def write(self, plans: Sequence[RepairPlan], tell: Callable[[Finding], None], bad: int) -> int:
         """Writes the samples; returns how many could not be written although they are good.
 
         `tell` is called with each finding about samples that are joined or left out; `bad` samples were found.
         """
-        parts = [self._samples(url, plan, rules, tell) for url, plan in zip(self._urls, plans, strict=True)]
-        if self._targets is None:
-            self._write(self._arguments.fix, chain.from_iterable(parts), tell)
-        else:
-            for target, samples in zip(self._targets, parts, strict=True):
-                if (folder := _local_folder(target)) is not None:
-                    folder.mkdir(parents=True, exist_ok=True)
-                self._write(target, samples, tell)
-        wrote = f"wrote {counted(self._count, 'good sample')} to {printable(self._arguments.fix)}"
+        parts: list[_Items]
+        parts = [repaired_samples(url, plan, self._rules) for url, plan in zip(self._urls, plans, strict=True)]
+        if not self._has_many:
+            parts = [chain.from_iterable(parts)]
+        count = lost = 0
+        for target, items in zip(self._targets, parts, strict=True):
+            if self._has_many and is_local(target):
+                Path(local_path(target)).parent.mkdir(parents=True, exist_ok=True)
+            written, left_out = self._write(target, items, tell)
+            count, lost = count + written, lost + left_out
+        wrote = f"wrote {counted(count, 'good sample')} to {printable(self._arguments.fix)}"
         say(f"{wrote}, left out {counted(bad, 'bad one')}")
-        if self._lost:
-            runs = counted(self._lost, "run of members was", "runs of members were")
+        if lost:
+            runs = counted(lost, "run of members was", "runs of members were")
             say(f"lost: {runs} left out although whole (see the report)")
-        return self._lost
+        return lost
 
-    def _samples(
-        self, url: str, plan: RepairPlan, rules: ValidationRules, tell: Callable[[Finding], None]
-    ) -> Iterator[Mapping[str, Any]]:
-        for item in repaired_samples(url, plan, rules):
-            if isinstance(item, Finding):
-                self._lost += item.kind == "left-out"
-                tell(item)
-            else:
-                yield item
-
-    def _write(self, target: str, samples: Iterable[Mapping[str, Any]], tell: Callable[[Finding], None]) -> None:
-        """Writes an archive, unless there are no samples."""
-        found = iter(samples)
-        first = next(found, None)
-        if first is None:
-            say(f"no good sample: {printable(mask_url(target))} is not written")
-            return
+    def _write(self, target: str, items: _Items, tell: Callable[[Finding], None]) -> tuple[int, int]:
+        """Writes an archive, unless there are no samples; returns how many it has, and how many whole ones it lacks."""
+        lost = 0
+        output: SampleOutput | None = None
         options = argparse.Namespace(**{**vars(self._arguments), "output": target, "compress": None, "index": False})
-        with SampleOutput(options) as output:
-            for sample in chain((first,), found):
+        with ExitStack() as stack:
+            for item in items:
+                if isinstance(item, Finding):
+                    lost += item.kind == "left-out"
+                    tell(item)
+                    continue
+                if output is None:
+                    output = stack.enter_context(SampleOutput(options))
                 try:
-                    output.write(sample)
+                    output.write(item)
                 except SampleError as error:
-                    self._lost += 1
-                    shard = mask_url(sample["__url__"])
-                    tell(Finding("error", "not-written", cli_message(error), shard, key=sample["__key__"]))
-        self._count += output.count
+                    lost += 1
+                    shard = mask_url(item["__url__"])
+                    tell(Finding("error", "not-written", cli_message(error), shard, key=item["__key__"]))
+        if output is None:
+            say(f"no good sample: {printable(mask_url(target))} is not written")
+            return 0, lost
+        return output.count, lost
 
 
-def _local_folder(target: str) -> Path | None:
-    return Path(local_path(target)).parent if is_local(target) else None
-
-
-def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> Iterator[dict[str, Any] | Finding]:
+def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Items:
     """Reads a shard again and yields its good samples in their order.
 
     A sample whose members are not next to each other is joined where the last of them stands: its runs of members must
@@ -128,21 +124,21 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> Iter
         key = item.sample["__key__"]
         if key in left:
             left[key] -= 1
-            if key in plan.lost:
-                yield _note(item, "left-out", _LOST.format(key))
-            else:
-                yield from _join(held.setdefault(key, {}), item)
-                if not left[key]:
-                    yield held.pop(key)
         elif item.number in plan.bad:
             continue
         elif not item.is_sound:
             is_same = False
-        elif key in plan.lost:
-            yield _note(item, "left-out", _LOST.format(key))
-        else:
+            continue
+        if key in plan.lost:
+            what = f"other members of sample {key!r} are bad or cut off, so these are left out as well"
+            yield _note(item, "left-out", what)
+        elif key not in left:
             yield item.sample
-    count = validation.sound + validation.bad
+        else:
+            yield from _join(held.setdefault(key, {}), item)
+            if not left[key]:
+                yield held.pop(key)
+    count = validation.report.plan.count
     if count != plan.count or not is_same or any(left.values()):
         raise ShardFormatError(
             f"shard {validation.shard} is not the same when it is read again: {plan.count:,} samples then, {count:,} "

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from itertools import chain, starmap
 from typing import Any, NamedTuple
 
-from torchdata_wds.cli.validate.findings import FieldSets, Finding, Level
-from torchdata_wds.cli.validate.index_check import IndexCheck
-from torchdata_wds.cli.validate.oddities import odd_headers, odd_kind, odd_name, odd_pieces
+from torchdata_wds.cli.command import counted
+from torchdata_wds.cli.validate.checks import IndexCheck
+from torchdata_wds.cli.validate.findings import Finding, Level, ShardReport
+from torchdata_wds.cli.validate.oddities import Oddity, odd_headers, odd_kind, odd_name, odd_pieces
 from torchdata_wds.errors import (
     DuplicateFieldError,
     ReappearingKeyError,
@@ -29,20 +29,17 @@ from torchdata_wds.format.samples.names import RESERVED_FIELDS, grouping_rules, 
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.members import ShardMember
-from torchdata_wds.format.tar.sparse_maps import Segments
 from torchdata_wds.format.tar.special import HardLinks, read_payload
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
-from torchdata_wds.storage import ByteStream, StorageOptions, can_reopen, mask_url, open_shard
+from torchdata_wds.storage import can_reopen, mask_url, open_shard
 from torchdata_wds.storage.urls import url_text
-
-#: Yields an exception for each field of a sample that does not decode; its ``field`` says which.
-CheckFields = Callable[[Mapping[str, Any]], Iterable[Exception]]
 
 
 class ValidationRules(NamedTuple):
     """How shards are validated: options as in ``load_wds_shards`` and ``group_by_key``.
 
-    With ``on_reappearing="warn"`` a key that comes back is a warning.
+    With ``on_reappearing="warn"`` a key that comes back is a warning. `check_fields` yields an exception for each field
+    of a sample that does not decode, whose ``field`` says which.
     """
 
     keys: KeyRule = "first_dot"
@@ -51,8 +48,7 @@ class ValidationRules(NamedTuple):
     on_reappearing: OnReappearing = "error"
     require_end_marker: bool = True
     concatenated: bool = False
-    check_fields: CheckFields | None = None
-    storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    check_fields: Callable[[Mapping[str, Any]], Iterable[Exception]] | None = None
     max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
 
 
@@ -93,10 +89,7 @@ class ShardValidation:
     """Reads one shard whole: iterating, once, yields findings, and each sample after the findings about it.
 
     Errors are what loaders with the same options refuse or lose, and an index beside the shard that does not fit;
-    warnings are what they pass over. One sample is in memory.
-
-    `sound` and `bad` count the samples so far, `cut` is the key of one that was cut off, `field_sets` has the fields of
-    the sound ones.
+    warnings are what they pass over. One sample is in memory. `report` has everything but the findings.
 
     Example:
         >>> import pathlib, tempfile
@@ -109,16 +102,12 @@ class ShardValidation:
     def __init__(self, url: str, rules: ValidationRules = _DEFAULT) -> None:
         self.url = url_text(url)
         self.shard = mask_url(self.url)
-        self.sound = 0
-        self.bad = 0
-        self.cut: str | None = None
-        self.field_sets = FieldSets()
+        self.report = ShardReport(self.shard)
+        self._options = rules
         self._rules = grouping_rules(rules.keys, rules.lowercase, None, rules.on_duplicate, rules.on_reappearing)
-        self._markers = {"require_end_marker": rules.require_end_marker, "concatenated": rules.concatenated}
-        self._max_member_bytes = rules.max_member_bytes
-        self._check_fields = rules.check_fields
-        self._options = StorageOptions(rules.storage_options)
-        self._index = IndexCheck(self.url, rules.keys, self._options)
+        # only where a key must not come back are its runs of members one sample, lost as a whole or joined
+        self._is_joined = rules.on_reappearing == "error"
+        self._index = IndexCheck(self.url, rules.keys)
         self._seen: set[int] = set()
         self._run: list[_Part] = []  # the members so far of the current sample
         self._passed_over = 0  # members that belong to no sample
@@ -127,12 +116,19 @@ class ShardValidation:
     def __iter__(self) -> Iterator[Finding | CheckedSample]:
         archive: _Archive | None = None
         is_broken = False
+        options = self._options
         try:
-            with open_shard(self.url, storage_options=self._options) as stream:
-                archive = _Archive(stream, self.shard, max_member_bytes=self._max_member_bytes, **self._markers)
+            with open_shard(self.url) as stream:
+                archive = _Archive(
+                    stream,
+                    self.shard,
+                    max_member_bytes=options.max_member_bytes,
+                    require_end_marker=options.require_end_marker,
+                    concatenated=options.concatenated,
+                )
                 yield from self._read(archive)
                 self._index.finish(archive.offset)
-                if self._passed_over and not self.sound + self.bad:
+                if self._passed_over and not self.report.plan.count:
                     what = f"the shard has no samples: loaders pass over all of its members ({self._passed_over:,})"
                     yield Finding("error", "no-samples", what, self.shard)
         except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
@@ -144,9 +140,9 @@ class ShardValidation:
 
     def _read(self, archive: _Archive) -> Iterator[Finding | CheckedSample]:
         """Reads all members, and checks a run of one key when its end has been seen."""
-        reopen = self._open_at if can_reopen(self.url, storage_options=self._options) else None
+        reopen = (lambda offset: open_shard(self.url, offset=offset)) if can_reopen(self.url) else None
         has_globals = False
-        with closing(HardLinks(self.url, self.shard, reopen, max_member_bytes=self._max_member_bytes)) as links:
+        with closing(HardLinks(self.url, self.shard, reopen, max_member_bytes=self._options.max_member_bytes)) as links:
             for entry in archive:
                 if entry is None:
                     yield from self._close_run()
@@ -180,18 +176,18 @@ class ShardValidation:
             self._passed_over += parts is None
             for kind, message in odd_name(entry.name, parts is not None, archive.raw):
                 yield self._about(entry, "warning", kind, message)
-        maps: list[tuple[Segments, int]] = []
+        odd: list[Oddity] = []
         data: bytes | ShardFormatError
         self._entered = entry.name
         if entry.kind != HARD_LINK:
-            data = read_payload(archive, entry, look=lambda segments, size: maps.append((segments, size)))
+            data = read_payload(archive, entry, look=lambda segments, size: odd.extend(odd_pieces(segments, size)))
         else:
             try:
                 data = links.resolve(entry)
             except ShardFormatError as error:
                 data = error
         self._entered = None
-        for kind, message in chain.from_iterable(starmap(odd_pieces, maps)):
+        for kind, message in odd:
             yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
         if isinstance(data, Exception):
             yield self._about(entry, "error", "hard-link", f"{cli_message(data)} Loaders end the shard here.")
@@ -204,30 +200,38 @@ class ShardValidation:
         self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
 
     def _close_run(self) -> Iterator[Finding | CheckedSample]:
+        """Checks the members that have come with one key, as one sample."""
         run, self._run = self._run, []
         if not run:
             return
-        number = self.sound + self.bad
-        self._index.compare(run[0].key, run[0].start, run[-1].stop)
+        key, start = run[0].key, run[0].start
+        report, plan = self.report, self.report.plan
+        number, plan.count = plan.count, plan.count + 1
+        self._index.compare(key, start, run[-1].stop)
         again: Finding | None = None
         rule = self._rules.on_reappearing
         try:
-            check_new(self._draft(run[:1]), self._seen, "allow" if rule == "allow" else "error", mask_url)
+            check_new(self._draft(run[:1], key), self._seen, "allow" if rule == "allow" else "error", mask_url)
         except ReappearingKeyError as error:
             again = self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", cli_message(error))
             yield again
         sample, findings = self._make_sample(run)
-        if self._check_fields is not None:
-            findings += self._decode(self._check_fields(sample), run)
+        findings += self._decode(sample, run)
         yield from findings
         is_sound = len(sample) > 2 and not any(finding.level == "error" for finding in findings)
         is_sound = is_sound and not any(isinstance(part.data, Exception) for part in run)
         if is_sound and (again is None or again.level != "error"):
-            self.sound += 1
-            self.field_sets.add(sample, self.shard, run[0].key, run[0].start)
+            report.sound += 1
+            report.field_sets.add(sample, self.shard, key, start)
         else:
-            self.bad += 1
-        yield CheckedSample(number, sample, run[0].start, is_sound, again is not None)
+            report.bad += 1
+        if not is_sound:
+            plan.bad.add(number)
+        if self._is_joined and not is_sound:
+            plan.lost.add(key)
+        if self._is_joined and again is not None:
+            plan.runs[key] = plan.runs.get(key, 1) + 1
+        yield CheckedSample(number, sample, start, is_sound, again is not None)
 
     def _make_sample(self, run: list[_Part]) -> tuple[dict[str, Any], list[Finding]]:
         """Makes a sample of the members that fit together, with findings about the others."""
@@ -239,21 +243,12 @@ class ShardValidation:
             if "__" in part.field and is_metadata(part.field) and self._field(part) not in RESERVED_FIELDS:
                 message = f"member {part.name} has a field of the form __x__, which is metadata and never written again"
                 findings.append(self._of(part, "warning", "metadata-field", message))
-        good = [part for part in run if not isinstance(part.data, Exception)]
-        try:
-            return self._sample(good, run[0].key), findings
-        except SampleError:
-            good, wrong = self._divide(good)
-        return self._sample(good, run[0].key), findings + wrong
-
-    def _divide(self, parts: list[_Part]) -> tuple[list[_Part], list[Finding]]:
-        """Divides members into those that fit into one sample, and findings about the others.
-
-        Each member is tried together with the first one of its field only: that takes time in proportion to the number
-        of members, where trying all that came before would take its square.
-        """
+        parts = [part for part in run if not isinstance(part.data, Exception)]
+        with suppress(SampleError):
+            return self._sample(parts, run[0].key), findings
+        # Each member is tried together with the first one of its field only: that takes time in proportion to the
+        # number of members, where trying all that came before would take its square.
         good: list[_Part] = []
-        findings = []
         firsts: dict[str, _Part] = {}
         for part in parts:
             field = self._field(part)
@@ -265,13 +260,14 @@ class ShardValidation:
             else:
                 good.append(part)
                 firsts.setdefault(field, part)
-        return good, findings
+        return self._sample(good, run[0].key), findings
 
-    def _decode(self, errors: Iterable[Exception], run: list[_Part]) -> Iterator[Finding]:
+    def _decode(self, sample: Mapping[str, Any], run: list[_Part]) -> Iterator[Finding]:
         """Reports fields that do not decode, each at its member."""
-        parts: dict[str | None, _Part] = {}
-        for error in errors:
-            parts = parts or {self._field(part): part for part in reversed(run)}
+        if self._options.check_fields is None:
+            return
+        parts: dict[str | None, _Part] = {self._field(part): part for part in reversed(run)}
+        for error in self._options.check_fields(sample):
             part = parts.get(getattr(error, "field", None), run[0])
             if isinstance(error, (UnsafeDataError, ImportError)):
                 yield self._of(part, "note", "not-decoded", cli_message(error))
@@ -286,36 +282,44 @@ class ShardValidation:
                 entered = (self._rules.split(self._entered) or (None, ""))[0]
         if self._run and entered not in (None, self._run[0].key):
             yield from self._close_run()
-        self.cut = self._run[0].key if self._run else entered
-        number = self.sound + self.bad
+        plan, complete = self.report.plan, self.report.plan.count
+        cut = self._run[0].key if self._run else entered
         self._run = []
-        self.bad += self.cut is not None
-        counted = "1 sample is" if number == 1 else f"{number:,} samples are"
+        if cut is not None:
+            self.report.bad += 1
+            plan.count += 1
+            if self._is_joined:
+                plan.lost.add(cut)
         kind = "refused" if isinstance(error, UnsafeDataError) else getattr(error, "kind", "unreadable")
         offset = None if archive is None else archive.offset
         if isinstance(error, ShardFormatError) and error.offset is not None:
             offset = error.offset
-        cut = "" if self.cut is None else f", and sample {self.cut!r} is cut off"
         message = cli_message(error)
         if archive is not None:
-            message = f"{message} {counted} complete before it{cut}."
+            also = "" if cut is None else f", and sample {cut!r} is cut off"
+            message = f"{message} {counted(complete, 'sample is', 'samples are')} complete before it{also}."
         yield Finding("error", kind, message, self.shard, member=error.member, offset=offset)
 
     def _field(self, part: _Part) -> str:
         return part.field.lower() if self._rules.lowercase else part.field
 
-    def _draft(self, parts: list[_Part], key: str | None = None) -> Draft:
-        key = parts[0].key if key is None else key
+    def _draft(self, parts: list[_Part], key: str) -> Draft:
         return Draft(key, self.url, 0, [(part.field, part.name, part.data) for part in parts])
 
     def _sample(self, parts: list[_Part], key: str) -> dict[str, Any]:
         return make_sample(self._draft(parts, key), self._rules, mask_url)
-
-    def _open_at(self, offset: int) -> ByteStream:
-        return open_shard(self.url, offset=offset, storage_options=self._options)
 
     def _about(self, entry: TarEntry, level: Level, kind: str, message: str) -> Finding:
         return Finding(level, kind, message, self.shard, member=entry.name, offset=entry.offset)
 
     def _of(self, part: _Part, level: Level, kind: str, message: str) -> Finding:
         return Finding(level, kind, message, self.shard, part.name, part.key, part.field, part.start)
+
+
+def report_shard(url: str, rules: ValidationRules, most: int) -> ShardReport:
+    """Validates a shard, and keeps the first `most` findings of each kind."""
+    validation = ShardValidation(url, rules)
+    for item in validation:
+        if isinstance(item, Finding):
+            validation.report.add(item, most)
+    return validation.report

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
-from torchdata_wds.cli.split.hook_command import HookCommand
+from torchdata_wds.cli.split import HookCommand
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.sources.command_guard import CommandGuard
 

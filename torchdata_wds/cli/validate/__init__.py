@@ -10,7 +10,14 @@ from functools import partial
 from typing import Any
 
 from torchdata_wds.cli.command import (
-    Command, UsageError, add_force, add_parallel, add_rekey, flag, option, whole_number
+    Command,
+    UsageError,
+    add_force,
+    add_parallel,
+    add_rekey,
+    flag,
+    option,
+    whole_number,
 )
 from torchdata_wds.cli.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
 from torchdata_wds.cli.jobs import map_in_order

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from torchdata_wds.cli.command import counted
+from torchdata_wds.cli.terminal import counted
 from torchdata_wds.cli.validate.checks import IndexCheck
 from torchdata_wds.cli.validate.findings import Finding, Level, ShardReport
 from torchdata_wds.cli.validate.oddities import Oddity, odd_headers, odd_kind, odd_name, odd_pieces

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdata_wds.cli.split.hook_command import HookCommand
+from torchdata_wds.cli.split import HookCommand
 
 NASTY = ["a b", "", "'", '"', "$(touch bad)", "`touch bad`", "\\", "*", "-n", "{path}", "a\nb", "ü", "; exit 3", "%s"]
 

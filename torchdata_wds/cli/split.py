@@ -7,8 +7,11 @@ import contextlib
 import os
 import posixpath
 import re
+import shlex
+import signal
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,13 +30,16 @@ from torchdata_wds.cli.command import (
 )
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import Rekeying, compression, write_line
-from torchdata_wds.cli.split.hook_command import HookCommand
 from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_apart
-from torchdata_wds.errors import ReappearingKeyError, SampleError, WdsError
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import ReappearingKeyError, SampleError, UnsafeDataError, WdsError
 from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.sources.command import status_text
+from torchdata_wds.storage.sources.command_guard import CommandGuard
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 from torchdata_wds.writers.shard_writer import ShardWriter
 
@@ -42,6 +48,12 @@ _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
 _PLACE = "{shard:06d}"
 _PLAIN = ".tar"
 _MOST_DIGITS = 30
+_STDERR = 2
+
+# An escaped character, a quoted string, a quote that is not closed, a variable, a place.
+_TOKEN = re.compile(
+    r"\\.|(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?P<open>['\"])|\$\{\w*|\{(?P<name>[a-z_]+)\}", re.DOTALL
+)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +83,24 @@ def _run(arguments: argparse.Namespace) -> int:
     finished = Finished(arguments)
     if arguments.force:
         _check_apart(reader.urls, finished, arguments.max_shards)
-    writer = _open_writer(arguments, finished)
+    with usage_checked():
+        writer = ShardWriter(
+            finished.names,
+            max_count=arguments.count,
+            max_bytes=arguments.size,
+            start_shard=finished.next_number,
+            max_shards=arguments.max_shards,
+            post=finished,
+            overwrite=arguments.force,
+            encoder=False,
+            compress=compression(arguments),
+            lowercase=not arguments.keep_case,
+            index=arguments.index,
+        )
     try:
         with writer, closing(iter(reader)) as samples:
             used = _write(samples, rekey, writer, reader)
-            is_full = writer.is_full
+            is_full = writer.is_full  # before the last shard is closed, whatever is in it
     finally:
         say(
             f"finished {counted(finished.shards, 'shard')} with {counted(finished.samples, 'sample')} and "
@@ -139,23 +164,6 @@ def _check_apart(urls: list[str], finished: Finished, most: int | None) -> None:
         number = number_of(finished.names, url)
         if number is not None and start <= number and (most is None or number < start + most):
             raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
-
-
-def _open_writer(arguments: argparse.Namespace, finished: Finished) -> ShardWriter:
-    with usage_checked():
-        return ShardWriter(
-            finished.names,
-            max_count=arguments.count,
-            max_bytes=arguments.size,
-            start_shard=finished.next_number,
-            max_shards=arguments.max_shards,
-            post=finished,
-            overwrite=arguments.force,
-            encoder=False,
-            compress=compression(arguments),
-            lowercase=not arguments.keep_case,
-            index=arguments.index,
-        )
 
 
 def _write(
@@ -235,6 +243,58 @@ def _place(url: str) -> str:
         return url
     path = Path(local_path(url))
     return str(path.parent.resolve() / path.name)
+
+
+class HookCommand:
+    """A command for ``/bin/sh`` with places for values, each of which becomes one word, whatever is in it.
+
+    Places are written as ``{path}``, outside of quotes. Standard input is empty, and what the command writes to
+    standard output goes to standard error.
+    """
+
+    def __init__(self, template: str, names: Collection[str]) -> None:
+        if is_secure():
+            raise UnsafeDataError(f"{mask_text(template)!r} is a command, which WDS_SECURE=1 forbids")
+        self._template = template
+        for found in _TOKEN.finditer(template):
+            if found["open"]:
+                raise ValueError(f"{template!r} has a quote that is not closed: {template[found.start() :]!r}")
+            inside = next((name for name in names if f"{{{name}}}" in (found["quoted"] or "")), None)
+            if inside is not None:
+                raise ValueError(
+                    f"{{{inside}}} stands inside quotes in {template!r}: leave them out, it is quoted already"
+                )
+            if found["name"] is not None and found["name"] not in names:
+                there = ", ".join(f"{{{known}}}" for known in names)
+                raise ValueError(f"{template!r} has an unknown place {found[0]}: there are {there}")
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """Puts values into the places."""
+
+        def word(found: re.Match[str]) -> str:
+            return found[0] if found["name"] is None else shlex.quote(str(values[found["name"]]))
+
+        return _TOKEN.sub(word, self._template)
+
+    def run(self, values: Mapping[str, object]) -> None:
+        """Runs the command with values for its places, and waits for it.
+
+        An exception meanwhile, as at Ctrl-C, kills it with all processes it started, as does the end of this process.
+        """
+        command = self.fill(values)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
+        )
+        try:
+            with closing(CommandGuard(process.pid)):
+                status = process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if status:
+            raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
 
 
 COMMAND = Command(

@@ -104,7 +104,7 @@ def test_ls_reads_headers_only_when_it_can_seek(tmp_path: Path, monkeypatch: pyt
     path = write_tar(tmp_path / "x.tar", sample_members("a", bin=bytes(4 << 20), txt=b"x"))
     read = 0
 
-    class Scan(sizes.HeaderScan):
+    class Scan(sizes.TarEntries):
         def __init__(self, stream: Any, shard: str, **options: Any) -> None:
             super().__init__(stream, shard, **options)
             self._file = stream
@@ -115,7 +115,7 @@ def test_ls_reads_headers_only_when_it_can_seek(tmp_path: Path, monkeypatch: pyt
             read += size
             return bytes(self._file.read(size))
 
-    monkeypatch.setattr(sizes, "HeaderScan", Scan)
+    monkeypatch.setattr(sizes, "TarEntries", Scan)
     assert listed(path)[0]["bytes"] == (4 << 20) + 1
     assert 0 < read < 10_000
 

@@ -275,5 +275,5 @@ def test_find_members_gives_places_of_headers_and_payloads() -> None:
 def test_find_members_finds_none_when_there_is_no_room(size: int) -> None:
     """Less than a header, zeros, and text hold no members; the bytes are kept."""
     for data in (bytes(size), b"text" * (size // 4)):
-        assert find_members(data).names == []
+        assert not find_members(data).names
         assert find_members(data).data == data

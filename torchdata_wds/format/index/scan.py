@@ -12,12 +12,10 @@ from typing import Any, Literal, NamedTuple, cast
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
-from torchdata_wds.format.tar import ReadOptions, read_marked_members
+from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
 from torchdata_wds.format.tar.entries import TarEntries, TarEntry
-from torchdata_wds.format.tar.gaps import HeaderScan
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
-from torchdata_wds.format.tar.skipped_entries import SkippedEntries
 from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import is_local, local_path, url_text
 
@@ -74,7 +72,7 @@ def index_shard(
     text = url_text(url)
     rows = []
     with open_shard(text, storage_options=storage_options) as stream:
-        entries = HeaderScan(stream, mask_url(text))
+        entries = TarEntries(stream, mask_url(text))
         for sample in group_members(_scan(entries, text, 0, Counter()), keys=keys, shown=mask_url):
             key, _, *extents = sample.values()
             members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in extents]
@@ -165,7 +163,7 @@ def read_sizes(
             options = ReadOptions(None, None, visit, mask_url(url), reopen, require_end_marker, concatenated)
             yield from read_marked_members(stream, url, options, counts)
             return
-        entries = HeaderScan(stream, mask_url(url), concatenated=concatenated)
+        entries = TarEntries(stream, mask_url(url), concatenated=concatenated)
         entries.require_end_marker = require_end_marker
         for unit in _scan(entries, url, visit, counts):
             yield unit._replace(data=unit.data.size) if isinstance(unit, ShardMember) else unit  # type: ignore[attr-defined]
@@ -176,7 +174,7 @@ def _has_large_members(url: str) -> bool:
     if not is_local(url) or not can_reopen(url):
         return False
     with open_shard(url) as stream:
-        entries = HeaderScan(stream, mask_url(url))
+        entries = TarEntries(stream, mask_url(url))
         sizes = []
         try:
             for entry in islice(entries, _LOOKED_AT):

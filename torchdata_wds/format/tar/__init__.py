@@ -6,20 +6,24 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
+from torchdata_wds.format.samples.names import split_name
+from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.fast import LookAhead
-from torchdata_wds.format.tar.headers import HARD_LINK, is_file
+from torchdata_wds.format.tar.headers import DIRECTORY, HEADER_WORDS, VOLUME_LABEL, is_file
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit, singles
-from torchdata_wds.format.tar.skipped_entries import SkippedEntries
-from torchdata_wds.format.tar.special import HardLinks, Reopen, read_payload
+from torchdata_wds.format.tar.special import HardLinks, Reopen
+from torchdata_wds.format.tar.streams import ByteSource
+from torchdata_wds.handlers import warn_seldom
 from torchdata_wds.option_types import Select
 from torchdata_wds.storage import mask_url
 
-_HELD_SIZE = 1 << 20
+_NEVER_FIELDS = frozenset({DIRECTORY, VOLUME_LABEL})
+_SYMBOLIC_LINK = HEADER_WORDS[ord("2")]
+_CURE = "Write the shard with tar --dereference (-h), which stores what links point to."
 
 
 def read_members(
@@ -36,32 +40,12 @@ def read_members(
     max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
     skipped: Counter[str] | None = None,
 ) -> Iterator[ShardMember]:
-    """Reads the regular members of a tar archive, in their order, one at a time in memory.
+    """Reads the regular members of a tar archive (ustar, GNU, PAX or V7) forward, one at a time in memory.
 
-    ustar, GNU, PAX and V7 archives are read forward only. Hard links give the bytes of the member they stand for.
-    Folders, symbolic links, devices and FIFOs are skipped and counted, with a warning where they have names of fields.
-
-    Args:
-        stream: The decompressed archive.
-        url: The shard's URL, which every member carries.
-        select: Which members to read, by name (after `rename`): a glob, several, or a ``callable(name) -> bool``.
-        rename: Changes names before anything looks at them.
-        visit: Which opening this is, for `ShardMember.visit`.
-        shard: The URL as messages may show it; `url` without its secrets by default.
-        reopen: Opens the archive again at a byte offset, for hard links; by default through `url` where that is
-            possible.
-        require_end_marker: Whether an archive without an end-of-archive block is an error.
-        concatenated: Whether to read on behind an end-of-archive block, as for archives joined with ``cat``.
-        max_member_bytes: The size of the largest member that is read; a larger one that `select` does not leave out
-            is an error.
-        skipped: Counts what is skipped, by reason.
-
-    Yields:
-        Members; the last one is no proof of a whole shard, the normal end of the iterator is.
-
-    Raises:
-        ShardFormatError: at any damage, after the members before it: a wrong header checksum, a cut anywhere, no
-            end marker, bytes behind the end marker, a member that is too large.
+    Options are those of ``load_wds_shards``; `shard` is the URL as messages may show it, `reopen` opens the archive
+    again at a byte offset, for hard links (by default through `url`), and `skipped` counts what is skipped, by reason.
+    Only the normal end of the iterator proves a whole shard: at any damage it raises a `ShardFormatError`, after the
+    members before it.
 
     Example:
         >>> import io, tarfile
@@ -71,15 +55,9 @@ def read_members(
         >>> [member.name for member in read_members(io.BytesIO(out.getvalue()), "x.tar")]
         ['a.txt']
     """
+    shard = mask_url(url) if shard is None else shard
     options = ReadOptions(
-        select,
-        rename,
-        visit,
-        mask_url(url) if shard is None else shard,
-        reopen,
-        require_end_marker,
-        concatenated,
-        max_member_bytes=max_member_bytes,
+        select, rename, visit, shard, reopen, require_end_marker, concatenated, max_member_bytes=max_member_bytes
     )
     for item in singles(read_marked_members(stream, url, options, Counter() if skipped is None else skipped)):
         if isinstance(item, ShardMember):
@@ -125,8 +103,25 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
         for entry in _walk(entries, source, links):
             if entry is None:
                 yield Mark.END
-                continue
-            if not isinstance(entry, TarEntry):
+            elif isinstance(entry, TarEntry):
+                name = entry.name if rename is None else _renamed(rename, entry.name)
+                if not is_file(entry.kind):
+                    skips.add(entry, name, wanted)
+                    entries.skip(entry)
+                    continue
+                skips.has_files = True
+                links.note(entry)
+                try:
+                    if wanted is None or wanted(name):
+                        unit: Unit = ShardMember(url, name, links.read(entry, entries), visit)
+                    else:
+                        links.pass_over(entry, entries)
+                        unit = PassedMember(name)
+                except Exception:
+                    yield PassedMember(name)
+                    raise
+                yield unit
+            else:
                 skips.has_files = True
                 if links.recent is not None and not isinstance(entry, PassedMember):
                     links.recent.note(entry)
@@ -136,24 +131,6 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                 for member in entry.members() if isinstance(entry, MemberRun) else (entry,):
                     name, is_wanted = choose(member.name)
                     yield member._replace(name=name) if is_wanted else PassedMember(name)
-                continue
-            name = entry.name if rename is None else _renamed(rename, entry.name)
-            if is_file(entry.kind):
-                skips.has_files = True
-                links.note(entry)
-                try:
-                    data = None
-                    if wanted is None or wanted(name):
-                        data = _read_file(entry, entries, links)
-                    else:
-                        _pass(entry, entries, links)
-                except Exception:
-                    yield PassedMember(name)
-                    raise
-                yield PassedMember(name) if data is None else ShardMember(url, name, data, visit)
-            else:
-                skips.add(entry, name, wanted)
-                entries.skip(entry)
     yield Mark.END  # an archive without end marker, where that is allowed
 
 
@@ -184,24 +161,6 @@ def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardM
     while (taken := source.take()) is not None:
         entries.passed(taken[1])
         yield taken[0]
-
-
-def _read_file(entry: TarEntry, entries: TarEntries, links: HardLinks) -> bytes:
-    data = links.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
-    if links.recent is not None:
-        links.recent.note(ShardMember("", entry.name, data))
-    return data
-
-
-def _pass(entry: TarEntry, entries: TarEntries, links: HardLinks) -> None:
-    """Leaves a member out; a small one is held, where a link to it could not be looked up otherwise."""
-    if links.recent is None or entry.kind == HARD_LINK:
-        entries.skip(entry)
-    elif entry.sparse_size is None and entry.size <= min(_HELD_SIZE, entries.max_member_bytes):
-        links.recent.note(ShardMember("", entry.name, entries.take(entry)))
-    else:
-        entries.skip(entry)
-        links.recent.forget(entry.name)
 
 
 def _choice(rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None, name: str) -> tuple[str, bool]:
@@ -235,3 +194,59 @@ def name_filter(select: Select) -> Callable[[str], bool]:
         raise TypeError(f"select must be a glob, a list of globs or a callable(name) -> bool, not {select!r}")
     matches = [re.compile(fnmatch.translate(glob.removeprefix("./"))).match for glob in globs]
     return lambda name: any(match(name.removeprefix("./")) for match in matches)
+
+
+class SkippedEntries:
+    """The entries of a shard that hold no content: counted, and warned about where that would be silent loss.
+
+    The reader sets `has_files` at the first member.
+    """
+
+    def __init__(self, shard: str, counts: Counter[str], *, is_whole: bool = True) -> None:
+        self.has_files = False
+        self._shard = shard
+        self._counts = counts
+        self._is_whole = is_whole
+        self._kinds: Counter[str] = Counter()
+        self._fields: Counter[str] = Counter()  # those with the name of a field
+        self._first = ""
+
+    def add(self, entry: TarEntry, name: str, wanted: Callable[[str], bool] | None = None) -> None:
+        """Counts an entry."""
+        kind = HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")
+        self._counts[kind] += 1
+        self._kinds[kind] += 1
+        if entry.kind in _NEVER_FIELDS or split_name(name) is None or not (wanted is None or wanted(name)):
+            return
+        self._fields[kind] += 1
+        if not self._first:
+            self._first = f"{name} -> {entry.link}" if entry.link else name
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Logs at most one warning, at the shard's end or where its reading ends."""
+        is_whole = False
+        try:
+            yield
+            is_whole = self._is_whole
+        finally:
+            gives_nothing = is_whole and not self.has_files
+            cure = f" {_CURE}" if _SYMBOLIC_LINK in (self._fields or self._kinds) else ""
+            if self._fields:
+                more = " It has no other members." if gives_nothing else ""
+                what = (
+                    f"shard {self._shard}: skipped {_listed(self._fields)} named like fields, whose content it does "
+                    f"not hold; the first is {self._first}.{more}{cure}"
+                )
+                warn_seldom("skipped links and devices", what)
+            elif gives_nothing and self._kinds:
+                what = f"shard {self._shard} gives no member: it only has {_listed(self._kinds)}.{cure}"
+                warn_seldom("shards without members", what)
+
+
+def _listed(kinds: Counter[str]) -> str:
+    texts = []
+    for kind, count in sorted(kinds.items()):
+        plural = kind.replace("directory", "directories").replace("entry", "entries")
+        texts.append(f"{count:,} {kind if count == 1 else plural if plural != kind else kind + 's'}")
+    return ", ".join(texts)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, DamageKind, ShardFormatError
 from torchdata_wds.format.tar import headers
-from torchdata_wds.format.tar import headers as pax
 from torchdata_wds.format.tar.file_kinds import describe_file
-from torchdata_wds.format.tar.headers import BLOCK, DIRECTORY, HEADER_WORDS, REGULAR, Header, HeaderError, padding, text
+from torchdata_wds.format.tar.headers import BLOCK, REGULAR, Header, HeaderError, padding, text
 from torchdata_wds.format.tar.sparse_maps import SparseSource, full_size
+from torchdata_wds.format.tar.streams import ByteSource, gap_seeker
 
 #: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
 DEFAULT_MAX_MEMBER_BYTES = 4 << 30
@@ -41,13 +41,6 @@ _CONCATENATED = Advice.of("If archives were joined with cat, pass {}.", "concate
 _TRUNCATE = "Cut it off there with truncate, or write it again."
 
 
-class ByteSource(Protocol):
-    """What the reader needs of a stream: forward reading, short only at the end."""
-
-    def read(self, size: int, /) -> bytes:
-        """Reads exactly `size` bytes, fewer only at the end of the stream."""
-
-
 class TarEntry(NamedTuple):
     """One entry of an archive, before its payload is read."""
 
@@ -64,12 +57,8 @@ class TarEntries:
     """Walks the entries of an archive; the caller takes or skips each payload before it asks for the next.
 
     Iterating yields `TarEntry`, and None at an end marker that has been seen (more may follow if `concatenated`).
-
-    Args:
-        stream: The decompressed archive, read forward only. Its ``pass_over(size)``, if it has one, is tried before
-            payloads that nobody wants are read; it returns whether it passed over them.
-        shard: Its URL as messages may show it.
-        offset: Where in the archive the stream begins.
+    `stream` is the decompressed archive from byte `offset` on, read forward only; its ``pass_over(size)``, if it has
+    one, is used as that of `gap_seeker`. `shard` is its URL as messages may show it.
     """
 
     keeps_raw = False
@@ -85,7 +74,7 @@ class TarEntries:
         max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
     ) -> None:
         self.stream = stream
-        self._pass_over: Callable[[int], bool] | None = getattr(stream, "pass_over", None)
+        self._pass_over: Callable[[int], bool] | None = getattr(stream, "pass_over", None) or gap_seeker(stream)
         self.shard = shard
         self.require_end_marker = require_end_marker
         self.concatenated = concatenated
@@ -93,8 +82,7 @@ class TarEntries:
         self.max_member_bytes = max_member_bytes
         self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
         self.raw: list[bytes] = []  # the blocks of the current entry's headers, for those that look closer
-        self._first = offset
-        self._start = offset
+        self._first = self._start = offset
         self._global: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}  # the records of the last PAX header before the entry
         self._long: dict[str, bytes] = {}  # GNU's long name and long link
@@ -146,9 +134,9 @@ class TarEntries:
         return self.damaged("too-large", what, _LEAVE_OUT, member=entry.name, at=entry.offset)
 
     def skip(self, entry: TarEntry) -> None:
-        """Passes an entry's payload, if its kind has one: by ``stream.pass_over(size)``, or by reading it."""
-        left = entry.size if headers.has_payload(entry.kind) else 0
-        if not left:
+        """Passes an entry's payload, if its kind has one, without reading it where that is possible."""
+        left = entry.size
+        if not left or entry.kind in headers.NO_PAYLOAD:
             return
         length = left + padding(left)
         if self._pass_over is not None and self._pass_over(length):
@@ -243,24 +231,33 @@ class TarEntries:
 
     def _extend(self, header: Header) -> None:
         """Reads a long name, a long link or PAX records, which describe the entry that follows."""
-        if header.size > _LARGEST_EXTENDED_HEADER:
-            what = f"has an extended header of {header.size:,} bytes, more than the limit of 16 MiB,"
+        kind, size = header.kind, header.size
+        if size > _LARGEST_EXTENDED_HEADER:
+            what = f"has an extended header of {size:,} bytes, more than the limit of 16 MiB,"
             raise self.damaged("bad-header", what, "The shard is probably corrupt.")
-        if header.kind != headers.GLOBAL_PAX:
-            self._count_extended(BLOCK + header.size)
-        size = header.size + padding(header.size)
-        content = self._take(TarEntry("(extended header)", header.kind, size, "", self.offset))
+        if kind != headers.GLOBAL_PAX:
+            self._count_extended(BLOCK + size)
+        content = self._take(TarEntry("(extended header)", kind, size + padding(size), "", self.offset))
         if self.keeps_raw:
             self.raw.append(content)
-        if header.kind not in (headers.LONG_NAME, headers.LONG_LINK):
-            self._extend_pax(header.kind, content[: header.size])
-            return
         try:
-            name = headers.long_name(content, header.size)
+            if kind in (headers.LONG_NAME, headers.LONG_LINK):
+                self._long["path" if kind == headers.LONG_NAME else "linkpath"] = headers.long_name(content, size)
+                return
+            records = headers.parse_records(content[:size])
+            if kind == headers.GLOBAL_PAX and headers.is_sparse(records):
+                raise HeaderError("a sparse map for all members that follow")
         except HeaderError as error:
-            what = f"has a damaged extended header: {error}"
-            raise self.damaged("bad-header", what, "Write the shard again.") from None
-        self._long["path" if header.kind == headers.LONG_NAME else "linkpath"] = name
+            raise self.damaged("bad-header", f"has a damaged extended header before member: {error};") from None
+        if headers.begins_elsewhere(records):
+            self._refuse_part(text(records.get("GNU.volume.filename", b"?")))
+        records = {keyword: value for keyword, value in records.items() if keyword in headers.RELEVANT}
+        if kind == headers.GLOBAL_PAX:
+            self._global |= records
+            self.has_globals = "path" in self._global or "size" in self._global
+            self.raw.clear()
+        else:
+            self._own = records  # as in GNU tar and bsdtar: of two headers in a row the last one counts
 
     def _count_extended(self, size: int) -> None:
         """Refuses to keep more headers of one member than any program writes: they compress to almost nothing."""
@@ -269,39 +266,19 @@ class TarEntries:
             what = "has more than 32 MiB of headers before one member's content,"
             raise self.damaged("bad-header", what, "The shard is probably corrupt.", at=self._start)
 
-    def _extend_pax(self, kind: int, data: bytes) -> None:
-        try:
-            records = pax.parse_records(data)
-        except HeaderError as error:
-            raise self.damaged("bad-header", f"has a damaged extended header before member: {error};") from None
-        if pax.begins_elsewhere(records):
-            self._refuse_part(text(records.get("GNU.volume.filename", b"?")))
-        records = pax.relevant(records)
-        if kind == headers.GLOBAL_PAX:
-            if pax.is_sparse(records):
-                what = "has a damaged extended header: a sparse map for all members that follow"
-                raise self.damaged("bad-header", what, "Write the shard again.")
-            self._global |= records
-            self.has_globals = "path" in self._global or pax.describes_payload(self._global)
-            self.raw.clear()
-        else:
-            self._own = records  # as in GNU tar and bsdtar: of two headers in a row the last one counts
-
     def _entry(self, header: Header, block: bytes) -> TarEntry:
         name, size, kind, link = header
         if not self._own and not self._long and not self._global and kind not in _UNUSUAL:
             entry = TarEntry(text(name), kind, size, text(link), self._start)
         else:
             entry = self._extended_entry(header, block)
-        if entry.kind in _FILES:
-            if not entry.name.endswith("/"):
-                return entry
-            # a folder, as V7 archives write it
+        if entry.kind not in _FILES:
+            if entry.size and entry.kind in headers.NO_PAYLOAD:
+                self._refuse_content(entry)
+        elif entry.name.endswith("/"):  # a folder, as V7 archives write it
             if entry.size or entry.sparse_size:
                 self._refuse_content(entry)
-            return entry._replace(kind=DIRECTORY, sparse=None, sparse_size=None)
-        if entry.size and not headers.has_payload(entry.kind):
-            self._refuse_content(entry)
+            return entry._replace(kind=headers.DIRECTORY, sparse=None, sparse_size=None)
         return entry
 
     def _extended_entry(self, header: Header, block: bytes) -> TarEntry:
@@ -313,7 +290,7 @@ class TarEntries:
         if kind == headers.MULTI_VOLUME:
             self._refuse_part(member)
         try:
-            own_size = pax.record_number(self._own if "size" in self._own else records, "size")
+            own_size = headers.record_number(self._own if "size" in self._own else records, "size")
             sparse = self._sparse_source(kind, records, block)
             full = None if sparse is None else full_size(sparse)
         except HeaderError as error:
@@ -322,34 +299,30 @@ class TarEntries:
 
     def _sparse_source(self, kind: int, records: dict[str, bytes], block: bytes) -> SparseSource | None:
         """What describes a sparse member; the blocks that continue an old GNU header are read."""
-        has_records = pax.is_sparse(records)
-        if kind == headers.SPARSE:
-            if has_records:
-                raise HeaderError("a sparse member has two maps")
-            blocks, more = [block], block[482]
-            while more:
-                block = self._read_block()
-                if not block:
-                    self._cut("inside a header", BLOCK)
-                self._count_extended(BLOCK)
-                if self.keeps_raw:
-                    self.raw.append(block)
-                blocks.append(block)
-                more = block[504]
-            return blocks
-        if not has_records:
-            return None
-        if kind not in REGULAR:
-            raise HeaderError("what is no regular file has a sparse map")
-        return records
+        has_records = headers.is_sparse(records)
+        if kind != headers.SPARSE:
+            if has_records and kind not in REGULAR:
+                raise HeaderError("what is no regular file has a sparse map")
+            return records if has_records else None
+        if has_records:
+            raise HeaderError("a sparse member has two maps")
+        blocks, more = [block], block[482]
+        while more:
+            block = self._read_block()
+            if not block:
+                self._cut("inside a header", BLOCK)
+            self._count_extended(BLOCK)
+            if self.keeps_raw:
+                self.raw.append(block)
+            blocks.append(block)
+            more = block[504]
+        return blocks
 
     def _refuse_content(self, entry: TarEntry) -> NoReturn:
         """Other programs do not agree on whether bytes after a link or a folder are skipped, or are members."""
-        word = HEADER_WORDS.get(entry.kind, "folder" if entry.name.endswith("/") else "hard link")
-        size = entry.sparse_size or entry.size
-        what = (
-            f"is ambiguous: {word} {entry.name} has {size:,} bytes of content, which programs skip or read as members,"
-        )
+        word = headers.HEADER_WORDS.get(entry.kind, "folder" if entry.name.endswith("/") else "hard link")
+        has = f"has {entry.sparse_size or entry.size:,} bytes of content, which programs skip or read as members,"
+        what = f"is ambiguous: {word} {entry.name} {has}"
         raise self.damaged("ambiguous", what, "Write the shard again without it.", member=entry.name, at=self._start)
 
     def _refuse_part(self, name: str) -> NoReturn:
@@ -369,13 +342,13 @@ class TarEntries:
             self.offset += len(block)
             if not block:
                 return b""
-            if block.count(0) == len(block):
+            rest = block.lstrip(b"\0")
+            if not rest:
                 if self.offset - begin > _LONGEST_END:
                     what = "has more than 256 MiB of zeros behind its end-of-archive marker,"
                     raise self.damaged("trailing-bytes", what, _TRUNCATE, at=begin)
                 continue
             if not self.concatenated:
-                rest = block.lstrip(b"\0")
                 at += (len(block) - len(rest)) // BLOCK * BLOCK
                 what = f"has bytes behind its end-of-archive marker, {rest[:20]!r},"
                 raise self.damaged("trailing-bytes", what, _CONCATENATED, at=at)

@@ -16,17 +16,16 @@ import re
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from torchdata_wds.format.tar import headers
-from torchdata_wds.format.tar import headers as pax
-from torchdata_wds.format.tar.entries import ByteSource
-from torchdata_wds.format.tar.gaps import GapSeeker
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, byte_sum, full_name, padding, text
 from torchdata_wds.format.tar.members import MemberRun, PassedMember, ShardMember
+from torchdata_wds.format.tar.streams import ByteSource, gap_seeker
 
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
@@ -36,23 +35,23 @@ _OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 Array = np.ndarray[Any, Any]
 
 
+@dataclass
 class Window:
-    """The members of a window, in columns."""
+    """The members of a window, in columns; none by default."""
 
-    def __init__(
-        self, data: bytes, begins: list[int], starts: list[int], ends: list[int], nexts: list[int], names: list[str]
-    ) -> None:
-        self.data = data
-        self.begins = begins
-        self.starts = starts
-        self.ends = ends
-        self.nexts = nexts
-        self.names = names
+    data: bytes
+    begins: Sequence[int] = ()
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    nexts: Sequence[int] = ()
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
         # Rows whose next row is not right behind them: something else lies between, or a tar inside the member.
         self._breaks: list[int] = []
-        if nexts[:-1] != begins[1:]:
-            self._breaks = [row for row, begin in enumerate(begins[1:]) if begin != nexts[row]]
-        self._breaks.append(len(begins) - 1)
+        if self.nexts[:-1] != self.begins[1:]:
+            self._breaks = [row for row, begin in enumerate(self.begins[1:]) if begin != self.nexts[row]]
+        self._breaks.append(len(self.begins) - 1)
 
     def run_at(self, position: int) -> tuple[int, int]:
         """Finds the members one right behind the other from a position on: the first row, and the one behind the last.
@@ -63,11 +62,6 @@ class Window:
         if first == len(self.begins) or self.begins[first] != position:
             return 0, 0
         return first, self._breaks[bisect_left(self._breaks, first)] + 1
-
-
-def without_members(data: bytes) -> Window:
-    """Returns a window in which nothing was found."""
-    return Window(data, [], [], [], [], [])
 
 
 def find_members(data: bytes) -> Window:
@@ -81,15 +75,18 @@ def find_members(data: bytes) -> Window:
     """
     blocks = len(data) // BLOCK
     if not blocks:
-        return without_members(data)
+        return Window(data)
     magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,))
     rows = np.flatnonzero(magics == _MAGIC)
     if not len(rows):
-        return without_members(data)
+        return Window(data)
     words: Array = np.frombuffer(data, np.uint64, blocks * _WORDS).reshape(blocks, _WORDS)
     heads: Array = words.take(rows, axis=0).view(np.uint8)
     sizes, sound = _octal(heads[:, 124:135], heads[:, 135:136])
-    sound &= _has_right_sum(heads)
+    field = heads[:, 148:156]
+    stored, valid = _octal(field[:, :6], field[:, 6:])
+    total = heads.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
+    sound &= valid & (total == stored)
     begins = rows * BLOCK
     starts = begins + BLOCK
     ends = starts + sizes
@@ -114,14 +111,6 @@ def _octal(digits: Array, behind: Array) -> tuple[Array, Array]:
     values = digits - np.uint8(ord("0"))  # below "0" it wraps to large numbers
     valid: Array = (values < 8).all(axis=1) & ((behind == 0) | (behind == ord(" "))).all(axis=1)
     return values @ _OCTAL_PLACES[-values.shape[1] :], valid
-
-
-def _has_right_sum(heads: Array) -> Array:
-    field = heads[:, 148:156]
-    stored, valid = _octal(field[:, :6], field[:, 6:])
-    total = heads.sum(axis=1, dtype=np.int32) - field.sum(axis=1, dtype=np.int32) + 8 * ord(" ")
-    valid &= total == stored
-    return valid
 
 
 def _names(heads: Array) -> list[str]:
@@ -160,10 +149,10 @@ def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | No
         if kind not in headers.PAX:
             return None
         data = content[:size]
-        records = pax.parse_records(data)
+        records = headers.parse_records(data)
     except HeaderError:
         return None
-    return None if _TELLS_MORE.search(data) and pax.says_more(records) else records
+    return None if _TELLS_MORE.search(data) and headers.says_more(records) else records
 
 
 def read_plain_header(block: bytes) -> tuple[str, int] | None:
@@ -210,15 +199,9 @@ PATIENCE = 0.02
 class LookAhead:
     """The bytes of an archive for `TarEntries`, and between two entries the members that need none of it.
 
-    Args:
-        stream: The archive. Windows are read only where it has ``read1``, which gives what one read of the source gave.
-        url: The shard's URL, for the members.
-        visit: As in `ShardMember`.
-        max_member_bytes: The size of the largest member that is given; larger ones are left to `TarEntries`.
-        choose: Gives a member's new name, and whether it is wanted: what is not is passed over where the stream seeks.
-
-    Attributes:
-        chooses: Whether `choose` has been asked about single members; those of runs are the caller's to choose.
+    Windows are read only where the stream has ``read1``, which gives what one read of its source gave. Members of more
+    than `max_member_bytes` are left to `TarEntries`. `choose` gives a member's new name, and whether it is wanted. It
+    is called for single members where the stream can seek past them (`chooses`); the caller calls it for runs.
     """
 
     def __init__(
@@ -230,15 +213,15 @@ class LookAhead:
         max_member_bytes: int = sys.maxsize,
         choose: Callable[[str], tuple[str, bool]] | None = None,
     ) -> None:
-        self._gaps = GapSeeker(stream)
-        self._choose = choose if self._gaps.seeks else None
+        self._seek = gap_seeker(stream)
+        self._choose = None if self._seek is None else choose
         self.chooses = self._choose is not None
         self._stream = stream
         self._read1: Callable[[int], bytes] | None = getattr(stream, "read1", None) if LARGEST_WINDOW else None
         self._url = url
         self._visit = visit
         self._largest = max_member_bytes
-        self._window = without_members(b"")
+        self._window = Window(b"")
         self._position = 0  # in the window
         self._held = 0  # bytes of the last window, or of members read one by one
         self._taken = 0  # their number
@@ -260,12 +243,12 @@ class LookAhead:
             return data[position:] + rest if left else rest
         pieces = [data[position:]] if left else []
         self._gather(pieces, size - left)
-        return _join(pieces)
+        return b"".join(pieces)
 
     def pass_over(self, size: int) -> bool:
         """Passes over the next bytes without reading them, where the stream can; else it passes over none."""
         beyond = size - (len(self._window.data) - self._position)
-        if self._failure is not None or not self._gaps.pass_over(beyond):
+        if self._failure is not None or self._seek is None or not self._seek(beyond):
             return False
         self._position = len(self._window.data)
         return True
@@ -276,8 +259,14 @@ class LookAhead:
             return self._take_run()
         if self._read1 is None:
             return None
-        if not self._pause:
-            self._judge()
+        if not self._pause:  # the members since the last choice decide on the next window's size, or another pause
+            if self._taken * LARGE_MEMBER < self._held:
+                self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
+                self._size = SMALLEST_WINDOW
+            elif self._window.data:
+                self._next_pause = FIRST_PAUSE
+                self._size = min(2 * self._size, LARGEST_WINDOW)
+            self._held = self._taken = 0
         if self._pause:
             self._pause -= 1
             return self._read_member()
@@ -307,13 +296,13 @@ class LookAhead:
             is_wanted = True
             if self._choose is not None:
                 name, is_wanted = self._choose(name)
-            is_passed = not is_wanted and self._gaps.pass_over(length)
+            is_passed = not is_wanted and self._seek is not None and self._seek(length)
             if is_passed or (size <= min(_LARGEST_READ, self._largest) and self._read_content(parts, size)):
                 self._held += size
                 self._taken += 1
                 member = ShardMember(self._url, name, parts[-1], self._visit) if is_wanted else PassedMember(name)
                 return member, BLOCK + length
-        self._window, self._position = without_members(b"".join(parts)), 0
+        self._window, self._position = Window(b"".join(parts)), 0
         return None
 
     def _read_content(self, parts: list[bytes], size: int) -> bool:
@@ -340,22 +329,12 @@ class LookAhead:
             if not pieces:
                 raise
             self._failure = error.with_traceback(None)
-        self._window, self._position = find_members(_join(pieces)), 0
+        self._window, self._position = find_members(b"".join(pieces)), 0
         window = self._window
-        sizes = (end - start for start, end in zip(window.starts, window.ends, strict=True))
-        if len(window.data) > self._largest and any(size > self._largest for size in sizes):
-            self._window = without_members(window.data)  # `TarEntries` refuses the member when its turn comes
+        places = zip(window.starts, window.ends, strict=True)
+        if len(window.data) > self._largest and any(end - start > self._largest for start, end in places):
+            self._window = Window(window.data)  # `TarEntries` refuses the member when its turn comes
         self._held = len(window.data)
-
-    def _judge(self) -> None:
-        """Chooses the size of the next window, or a pause, by the members seen since the last choice."""
-        if self._taken * LARGE_MEMBER < self._held:
-            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
-            self._size = SMALLEST_WINDOW
-        elif self._window.data:
-            self._next_pause = FIRST_PAUSE
-            self._size = min(2 * self._size, LARGEST_WINDOW)
-        self._held = self._taken = 0
 
     def _gather(self, pieces: list[bytes], missing: int, patience: float = math.inf) -> None:
         """Reads into `pieces` what the source gives, which leaves nothing behind in the stream's own buffer."""
@@ -368,7 +347,3 @@ class LookAhead:
                 return
             pieces.append(piece)
             missing -= len(piece)
-
-
-def _join(pieces: list[bytes]) -> bytes:
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

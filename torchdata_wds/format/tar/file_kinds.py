@@ -67,12 +67,12 @@ def describe_file(head: bytes, shard: str) -> str:
         >>> describe_file(b"PAR1", "x.tar").partition(". ")[0], describe_file(b"?", "x.cbors.gz")
         ('It is a Parquet file', 'It looks like CBOR records: read it with .load_cbor_shards().')
     """
-    text = describe_magic(head) or next((text for magic, text in _BY_SHORT_MAGIC if head.startswith(magic)), None)
-    if text is not None:
-        return text
+    by_magic = describe_magic(head) or next((text for magic, text in _BY_SHORT_MAGIC if head.startswith(magic)), None)
+    if by_magic is not None:
+        return by_magic
     suffix = _SUFFIX.search(shard)
-    if suffix is not None and suffix[1].lower() in _BY_SUFFIX:
-        return _BY_SUFFIX[suffix[1].lower()]
+    if suffix is not None and (by_suffix := _BY_SUFFIX.get(suffix[1].lower())):
+        return by_suffix
     start = head.lstrip()[:14].lower()
     if start.startswith((b"<!doctype", b"<html", b"<?xml")):
         return _PAGE

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BLOCK = 512
-_NO_PAYLOAD = frozenset(b"123456")
+
+#: Types of entries whose size counts no bytes that follow: links, folders and devices.
+NO_PAYLOAD = frozenset(b"123456")
 
 # Solaris ACLs and attributes, GNU's folder listings, extended headers, parts of volumes, labels and sparse members.
-_SPECIAL = _NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
+_SPECIAL = NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
 
 #: Regular files. POSIX: what is of an unknown type is read as one.
 REGULAR = frozenset(range(256)) - _SPECIAL
@@ -52,14 +54,7 @@ class HeaderError(ValueError):
 
 
 class Header(NamedTuple):
-    """The fields of a header block that reading needs.
-
-    Attributes:
-        name: The name, ustar prefix included, as bytes.
-        size: Size of the payload in bytes.
-        kind: The type flag.
-        link: The link's target.
-    """
+    """The fields of a header block that reading needs: the name has ustar's prefix, the size is in bytes."""
 
     name: bytes
     size: int
@@ -77,11 +72,6 @@ def is_file(kind: int) -> bool:
     return kind in _FILES
 
 
-def has_payload(kind: int) -> bool:
-    """Returns whether the header's size counts bytes that follow it: not for links, folders and devices."""
-    return kind not in _NO_PAYLOAD
-
-
 def text(raw: bytes) -> str:
     r"""Decodes a name: UTF-8, other bytes as ``\xNN``, so that the result can be printed, written and compared."""
     return raw.decode("utf-8", "backslashreplace")
@@ -95,13 +85,8 @@ def parse_number(field: bytes) -> int:
             raise HeaderError(f"the number {field!r} is out of range")
         return number
     digits = field.partition(b"\0")[0].strip()
-    if not digits and not field.strip(b"\0"):
-        return 0
-    try:
-        if digits.isdigit():
-            return int(digits, 8)
-    except ValueError:  # an 8 or a 9
-        pass
+    if not digits.strip(b"01234567") and (digits or not field.strip(b"\0")):
+        return int(digits or b"0", 8)
     raise HeaderError(f"{field!r} is not an octal number")
 
 
@@ -121,9 +106,8 @@ def parse_header(block: bytes) -> Header:
     size = parse_number(block[124:136])
     if size < 0:
         raise HeaderError(f"the size is negative: {size}")
-    if kind in _NEVER_SIZED:
-        size = 0
-    return Header(full_name(block), size, kind, block[157:257].partition(b"\0")[0])
+    link = block[157:257].partition(b"\0")[0]
+    return Header(full_name(block), 0 if kind in _NEVER_SIZED else size, kind, link)
 
 
 def begins_a_tar(block: bytes) -> bool:
@@ -168,17 +152,16 @@ def byte_sum(block: bytes) -> int:
 
 _SPARSE = frozenset(f"GNU.sparse.{name}" for name in ("major", "map", "size", "realsize"))
 
-# All that reading looks at. What else a global header says would be carried along for each of the entries after it.
-_RELEVANT = _SPARSE | {"path", "linkpath", "size", "GNU.sparse.minor", "GNU.sparse.name", "GNU.sparse.numblocks"}
+#: All that reading looks at. What else a global header says would be carried along for each of the entries after it.
+RELEVANT = _SPARSE | {"path", "linkpath", "size", "GNU.sparse.minor", "GNU.sparse.name", "GNU.sparse.numblocks"}
 _PAIR = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
 
 def parse_records(data: bytes) -> dict[str, bytes]:
-    r"""Parses the records ``length keyword=value\n`` of an extended header.
+    r"""Parses the records ``length keyword=value\n`` of an extended header: values by keyword, the last of each.
 
-    Returns:
-        Values by keyword; of a repeated keyword the last. Only a sparse map of version 0.0 repeats them with a
-        meaning: it is joined into ``GNU.sparse.map``, as version 0.1 writes it.
+    Only a sparse map of version 0.0 repeats keywords with a meaning: it is joined into ``GNU.sparse.map``, as version
+    0.1 writes it.
 
     Example:
         >>> parse_records(b"18 path=d/a.b.jpg\n")
@@ -211,11 +194,6 @@ def each_record(data: bytes) -> Iterator[tuple[str, bytes, int]]:
         position = end
 
 
-def relevant(records: dict[str, bytes]) -> dict[str, bytes]:
-    """Keeps only the records that say where a member's content lies and what it is called."""
-    return {keyword: value for keyword, value in records.items() if keyword in _RELEVANT}
-
-
 def record_number(records: dict[str, bytes], keyword: str) -> int | None:
     """The decimal number of a record, None where there is none."""
     value = records.get(keyword)
@@ -236,12 +214,7 @@ def begins_elsewhere(records: dict[str, bytes]) -> bool:
     return "GNU.volume.offset" in records or "GNU.volume.filename" in records
 
 
-def describes_payload(records: dict[str, bytes]) -> bool:
-    """Returns whether the records say how large the payload is or what it stands for, not only a name or dates."""
-    return "size" in records or is_sparse(records)
-
-
 def says_more(records: dict[str, bytes]) -> bool:
     """Returns whether the records say more than a plain name and dates."""
     is_odd = b"\0" in records.get("path", b"") or "GNU.sparse.name" in records or begins_elsewhere(records)
-    return is_odd or describes_payload(records)
+    return is_odd or "size" in records or is_sparse(records)

@@ -24,11 +24,7 @@ class ShardMember(NamedTuple):
 
 
 class LocatedUrl(str):
-    """The URL of a shard that is read from a local copy, in its members.
-
-    Attributes:
-        url: The URL as it was listed.
-        local_path: The path of the copy.
+    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path.
 
     Example:
         >>> url = LocatedUrl("s3://bucket/x.tar", "/cache/x.tar")
@@ -73,26 +69,15 @@ class Mark(Enum):
 
 
 class MemberRun(NamedTuple):
-    """Consecutive members of one reading of a shard, in columns, not yet cut out of what was read.
-
-    Attributes:
-        url: As in `ShardMember`.
-        data: Bytes of the archive.
-        names: The members' names.
-        starts: Where in `data` each member's content begins.
-        ends: Where it ends.
-        visit: As in `ShardMember`.
-        keys: The members' keys, once their names are split.
-        fields: Their fields.
-    """
+    """Consecutive members of one reading of a shard, in columns, not yet cut out of what was read."""
 
     url: str
-    data: bytes
+    data: bytes  # of the archive
     names: Sequence[str]
-    starts: Sequence[int]
+    starts: Sequence[int]  # where in `data` each member's content begins
     ends: Sequence[int]
-    visit: int
-    keys: Sequence[str] = ()
+    visit: int  # as in `ShardMember`
+    keys: Sequence[str] = ()  # with the fields, once the names are split
     fields: Sequence[str] = ()
 
     def members(self) -> Iterator[ShardMember]:
@@ -103,13 +88,8 @@ class MemberRun(NamedTuple):
     def rows(self, first: int, last: int) -> MemberRun:
         """Returns the members from the first to the one before the last."""
         rows = slice(first, last)
-        return self._replace(
-            names=self.names[rows],
-            starts=self.starts[rows],
-            ends=self.ends[rows],
-            keys=self.keys[rows],
-            fields=self.fields[rows],
-        )
+        columns = (self.names[rows], self.starts[rows], self.ends[rows])
+        return MemberRun(self.url, self.data, *columns, self.visit, self.keys[rows], self.fields[rows])
 
     def parts(self) -> Iterator[tuple[str, str, bytes]]:
         """Yields field, name and content of each member."""

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from torchdata_wds.checks import is_count, is_number
 from torchdata_wds.errors import MissingFieldError
 from torchdata_wds.format.samples.writable import as_bytes, check_field, check_key, is_written
 from torchdata_wds.format.tar.headers import BLOCK, PAX_HEADER, padding
@@ -29,14 +30,6 @@ _HEADER = struct.Struct(f"{_NAME_SIZE}s24s12s12s8s189s{_PREFIX_SIZE}s12x")
 _MAX_PLANS = 1000
 
 
-class PackedMember(NamedTuple):
-    """Where one member lies: its content begins `offset` bytes after its sample does."""
-
-    name: str
-    offset: int
-    size: int
-
-
 class PackedSample(NamedTuple):
     """A sample as it will stand in an archive."""
 
@@ -45,24 +38,17 @@ class PackedSample(NamedTuple):
     parts: list[bytes]  # header blocks, content and padding of each member, in turn
     size: int  # bytes of all parts
 
-    def members(self) -> Iterator[PackedMember]:
-        """Yields where the members lie."""
+    def members(self) -> Iterator[tuple[str, int, int]]:
+        """Yields the name of each member, where its content begins in the sample, and its size."""
         offset = 0
         for name, head, data, fill in zip(self.names, *(self.parts[column::3] for column in range(3)), strict=True):
             offset += len(head)
-            yield PackedMember(name.decode(), offset, len(data))
+            yield name.decode(), offset, len(data)
             offset += len(data) + len(fill)
 
 
 class SamplePacker:
-    """Packs samples whose fields are bytes already.
-
-    Args:
-        mode: Permissions of the members.
-        user: Name of their owner, at most 31 bytes; the number is 0.
-        group: Name of their group.
-        mtime: Their time of modification in seconds since 1970, a fraction is dropped.
-        lowercase: Whether fields must be in lower case, as they are read by default.
+    """Packs samples whose fields are bytes already; options as those of ``TarWriter``.
 
     Example:
         >>> packed = SamplePacker().pack({"__key__": "a", "txt": b"A", "cls": b"1"})
@@ -80,17 +66,15 @@ class SamplePacker:
         lowercase: bool = True,
     ) -> None:
         self._lowercase = lowercase
-        if isinstance(mode, bool) or not isinstance(mode, int):
-            raise TypeError(f"mode must be permissions such as 0o444, not {mode!r}")
-        if not 0 <= mode <= 0o7777:
-            raise ValueError(f"mode must be permissions between 0 and 0o7777, not {mode:#o}")
-        if isinstance(mtime, bool) or not isinstance(mtime, (int, float)):
-            raise TypeError(f"mtime must be seconds since 1970, not {mtime!r}")
-        if not 0 <= mtime < _TOO_LARGE:
-            raise ValueError(f"mtime must be seconds since 1970, from 0 to {_TOO_LARGE - 1:,}, not {mtime!r}")
+        if not is_count(mode, 0) or mode > 0o7777:
+            error = ValueError if type(mode) is int else TypeError
+            raise error(f"mode must be permissions from 0 to 0o7777, such as 0o444, not {mode!r}")
+        if not is_number(mtime) or not 0 <= mtime < _TOO_LARGE:
+            error = ValueError if is_number(mtime) else TypeError
+            raise error(f"mtime must be seconds since 1970, from 0 to {_TOO_LARGE - 1:,}, not {mtime!r}")
         self._front = b"%07o\0%07o\0%07o\0" % (mode, 0, 0)
         self._time = b"%011o" % int(mtime)
-        owner = _checked_owner("user", user).ljust(32, b"\0") + _checked_owner("group", group).ljust(32, b"\0")
+        owner = _owner_field("user", user) + _owner_field("group", group)
         self._back = bytes(100) + b"ustar\x0000" + owner + b"0000000\0" * 2
         self._middle = b"0" + self._back
         # the checksum of a header without name and size; its own field counts as eight blanks
@@ -105,7 +89,7 @@ class SamplePacker:
             plan = self._plan(sample)
         key = sample["__key__"]
         stem = check_key(key)
-        # adler32's low half is 1 + the sum of the bytes, and a header's sum has three of them
+        # As in headers.byte_sum: adler32's low half is 1 + the sum of the bytes, and a header's sum has three of them
         stem_sum = self._sum + (zlib.adler32(stem) & 0xFFFF) - 3
         written: list[bytes] = []
         parts: list[bytes] = []
@@ -170,15 +154,15 @@ def _record(keyword: bytes, value: bytes) -> bytes:
     """One PAX record, which begins with its own length."""
     rest = b" %b=%b\n" % (keyword, value)
     length = len(rest) + 1
-    while length != len(rest) + len(b"%d" % length):
-        length = len(rest) + len(b"%d" % length)
+    while length != (whole := len(rest) + len(b"%d" % length)):
+        length = whole
     return b"%d%b" % (length, rest)
 
 
-def _checked_owner(argument: str, name: str) -> bytes:
+def _owner_field(argument: str, name: str) -> bytes:
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, not {name!r}")
     encoded = name.encode("utf-8", "surrogatepass")
     if len(encoded) > _OWNER_SIZE or b"\0" in encoded:
         raise ValueError(f"{argument} must have at most {_OWNER_SIZE} bytes and no NUL, not {name!r}")
-    return encoded
+    return encoded.ljust(_OWNER_SIZE + 1, b"\0")

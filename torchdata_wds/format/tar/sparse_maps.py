@@ -35,7 +35,7 @@ def full_size(source: SparseSource) -> int:
 
 
 def locate(source: SparseSource, stored: bytes) -> tuple[Segments, int]:
-    """Reads a map."""
+    """Reads a map; returns the pieces, and where in the stored bytes they begin."""
     if isinstance(source, list):
         return _pairs(list(_old_numbers(source))), 0
     version = source.get("GNU.sparse.major", b"0"), source.get("GNU.sparse.minor")
@@ -94,7 +94,8 @@ def _check(segments: Segments, stored: int, size: int) -> None:
 def _old_numbers(blocks: list[bytes]) -> Iterator[int]:
     """Reads the numbers of an old GNU map: four pairs in the header, 21 in each block after it."""
     is_over = False
-    for block, start, count in ((block, 0 if row else 386, 21 if row else 4) for row, block in enumerate(blocks)):
+    for row, block in enumerate(blocks):
+        start, count = (0, 21) if row else (386, 4)
         for place in range(start, start + count * _PAIR, _PAIR):
             pair = block[place : place + _PAIR]
             if is_over and pair.strip(b"\0"):
@@ -107,20 +108,18 @@ def _old_numbers(blocks: list[bytes]) -> Iterator[int]:
 
 def _leading_numbers(stored: bytes) -> tuple[list[int], int]:
     """Reads the lines of a PAX 1.0 map; returns the numbers, and where the block of the last one ends."""
-    at = 0
     numbers: list[int] = []
-    missing = 1
-    while missing:
+    at, count = 0, 1
+    while len(numbers) < count:
         end = stored.find(b"\n", at, at + _LONGEST_NUMBER)
         number = _decimal(stored[at:end] if end >= 0 else stored[at : at + _LONGEST_NUMBER])
         if end < 0:
             raise HeaderError("its map is cut off")
-        at = end + 1
-        missing -= 1
-        if not numbers:
+        if not numbers:  # the first line says how many pieces follow
             _check_count(number)
-            missing = 2 * number
+            count += 2 * number
         numbers.append(number)
+        at = end + 1
     end = at + padding(at)
     if end > len(stored):
         raise HeaderError(f"its map is cut off before the end of its block of {BLOCK} bytes")

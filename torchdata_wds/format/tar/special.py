@@ -7,6 +7,7 @@ opened a second time, the members just before a link are kept: most links point 
 from __future__ import annotations
 
 import posixpath
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -14,11 +15,11 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, ByteSource, TarEntries, TarEntry
-from torchdata_wds.format.tar.gaps import HeaderScan
-from torchdata_wds.format.tar.headers import HARD_LINK, REGULAR, SPARSE, HeaderError
+from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
+from torchdata_wds.format.tar.headers import HARD_LINK, HeaderError, is_file
 from torchdata_wds.format.tar.members import MemberRun, ShardMember
 from torchdata_wds.format.tar.sparse_maps import Segments, locate, unpack
+from torchdata_wds.format.tar.streams import ByteSource
 from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
 
 
@@ -55,6 +56,7 @@ RECENT_BYTES = 4 << 20
 #: How often a compressed shard may be decompressed to look up links, as long as it is up to there.
 _PASSES = 32
 _PIECE = 1 << 20
+_HELD_SIZE = 1 << 20  # a larger member that nobody wants is not held
 _ENTRY_BYTES = 200  # what a name and its place in a dict take, about
 K = TypeVar("K")
 
@@ -62,13 +64,8 @@ K = TypeVar("K")
 class HardLinks:
     """Finds what the hard links of one shard point at.
 
-    Args:
-        url: The shard's URL.
-        shard: The URL as messages may show it.
-        reopen: Opens the shard again at a byte offset of the decompressed archive; None opens `url`, if possible.
-
-    Attributes:
-        recent: The members before a link, where `reopen` is None; else None.
+    `shard` is its URL as messages may show it; `reopen` opens it again at a byte offset of the decompressed archive,
+    None opens `url`, if possible. Then `recent` holds the members before a link; else it is None.
     """
 
     def __init__(
@@ -79,29 +76,47 @@ class HardLinks:
         if reopen is None and can_reopen(url):
             reopen = partial(_open_at, url)
         self.reopen = reopen
+        self.met = False  # whether there has been a link: each entry from here on must be noted
         self._max_member_bytes = max_member_bytes
         self._offsets: dict[str, int] | None = None  # made at the first link; from then on it follows the reader
         self._kept: _Kept[int] = _Kept(KEPT_BYTES)
-        self._second: _SecondLook | None = None
-        self.met = False  # whether there has been a link: each entry from here on must be noted
+        self._stack = ExitStack()
+        self._second: ByteSource | None = None  # the shard opened again, at `_position`
+        self._position = 0
+        self._passed = 0  # bytes that were decompressed only to get to targets
 
     def close(self) -> None:
         """Closes what was opened a second time."""
-        if self._second is not None:
-            self._second.close()
+        self._second = None
+        self._stack.close()
 
     def note(self, entry: TarEntry) -> None:
         """Remembers where an entry lies, once there has been a link in this shard."""
         if self._offsets is not None:
             _remember(self._offsets, entry)
 
+    def read(self, entry: TarEntry, entries: TarEntries) -> bytes:
+        """Reads the content of a member, or what it links to."""
+        data = self.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+        if self.recent is not None:
+            self.recent.note(ShardMember("", entry.name, data))
+        return data
+
+    def pass_over(self, entry: TarEntry, entries: TarEntries) -> None:
+        """Leaves a member out; a small one is held, where a link to it could not be looked up otherwise."""
+        if self.recent is None or entry.kind == HARD_LINK:
+            entries.skip(entry)
+        elif entry.sparse_size is None and entry.size <= min(_HELD_SIZE, entries.max_member_bytes):
+            self.recent.note(ShardMember("", entry.name, entries.take(entry)))
+        else:
+            entries.skip(entry)
+            self.recent.forget(entry.name)
+
     def resolve(self, entry: TarEntry) -> bytes:
         """Reads the bytes that a hard link stands for."""
         self.met = True
-        if self.recent is not None:
-            data = self.recent.find(entry.link)
-            if data is not None:
-                return data
+        if self.recent is not None and (data := self.recent.find(entry.link)) is not None:
+            return data
         if self.reopen is None:
             raise self._error(
                 entry,
@@ -114,12 +129,10 @@ class HardLinks:
             raise self._error(entry, f"cannot be opened a second time to look it up: {error}. Write") from error
 
     def _read_target(self, entry: TarEntry, reopen: Reopen) -> bytes:
-        if self._second is None:
-            self._second = _SecondLook(reopen)
         if self._offsets is None:
             offsets: dict[str, int] = {}
             with reopen(0) as stream:
-                entries = HeaderScan(stream, self.shard, concatenated=True)
+                entries = TarEntries(stream, self.shard, concatenated=True)
                 for earlier in filter(None, entries):
                     if earlier.offset >= entry.offset:
                         break
@@ -132,19 +145,32 @@ class HardLinks:
             raise self._error(entry, "has no such member before it. Write it")
         data = self._kept.get(offset)
         if data is None:
-            data = self._read_at(offset, entry, self._second)
+            data = self._read_at(offset, entry, reopen)
             self._kept.add(offset, data)
         return data
 
-    def _read_at(self, offset: int, entry: TarEntry, second: _SecondLook) -> bytes:
-        stream = second.at(offset)
-        entries = TarEntries(stream, self.shard, offset=offset, max_member_bytes=self._max_member_bytes)
+    def _read_at(self, offset: int, entry: TarEntry, reopen: Reopen) -> bytes:
+        # A compressed shard stays open, because reading begins at its start each time; others are opened at the target.
+        if self._second is None or offset < self._position:
+            self.close()
+            way = offset
+            self._second = self._stack.enter_context(reopen(offset))
+        else:
+            way = left = offset - self._position
+            while left and (piece := self._second.read(min(left, _PIECE))):
+                left -= len(piece)
+        self._position = sys.maxsize  # after an error below it is opened again
+        entries = TarEntries(self._second, self.shard, offset=offset, max_member_bytes=self._max_member_bytes)
         target = next(iter(entries))
         if target is None:
             raise self._error(entry, "is not the same when it is read again. Write it")
         data = read_payload(entries, target)
-        second.end_at(entries.offset)
-        if second.passed > _PASSES * entry.offset + KEPT_BYTES:
+        self._position = entries.offset
+        if not is_decompressed(self._second):  # type: ignore[arg-type]
+            self.close()
+            return data
+        self._passed += way
+        if self._passed > _PASSES * entry.offset + KEPT_BYTES:
             raise self._error(
                 entry,
                 f"is compressed and had to be decompressed {_PASSES} times for its links, which point back and forth. "
@@ -210,10 +236,9 @@ class _Kept(Generic[K]):
         self._held: OrderedDict[K, bytes] = OrderedDict()
 
     def get(self, key: K) -> bytes | None:
-        if key not in self._held:
-            return None
-        self._held.move_to_end(key)
-        return self._held[key]
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
 
     def add(self, key: K, data: bytes) -> None:
         self.forget(key)
@@ -223,52 +248,8 @@ class _Kept(Generic[K]):
             self._size -= len(self._held.popitem(last=False)[1]) + _ENTRY_BYTES
 
     def forget(self, key: K) -> None:
-        data = self._held.pop(key, None)
-        if data is not None:
+        if (data := self._held.pop(key, None)) is not None:
             self._size -= len(data) + _ENTRY_BYTES
-
-
-class _SecondLook:
-    """A shard that was opened again, for targets one after the other.
-
-    A compressed one stays open, because reading begins at its start each time; others are opened at the target.
-
-    Attributes:
-        passed: How many bytes were decompressed only to get to targets.
-    """
-
-    def __init__(self, reopen: Reopen) -> None:
-        self.passed = 0
-        self._position = 0
-        self._way = 0
-        self._reopen = reopen
-        self._stack = ExitStack()
-        self._stream: ByteSource | None = None
-
-    def at(self, offset: int) -> ByteSource:
-        """Gives the stream at an offset."""
-        if self._stream is None or offset < self._position:
-            self.close()
-            self._way = offset
-            self._stream = self._stack.enter_context(self._reopen(offset))
-            return self._stream
-        self._way = left = offset - self._position
-        while left and (piece := self._stream.read(min(left, _PIECE))):
-            left -= len(piece)
-        return self._stream
-
-    def end_at(self, offset: int) -> None:
-        """Takes note of where reading ended."""
-        self._position = offset
-        if is_decompressed(self._stream):  # type: ignore[arg-type]
-            self.passed += self._way
-        else:
-            self.close()
-
-    def close(self) -> None:
-        """Closes the stream; `at` opens it again."""
-        self._stream = None
-        self._stack.close()
 
 
 def _open_at(url: str, offset: int) -> AbstractContextManager[ByteSource]:
@@ -277,9 +258,9 @@ def _open_at(url: str, offset: int) -> AbstractContextManager[ByteSource]:
 
 def _remember(offsets: dict[str, int], entry: TarEntry) -> None:
     name = posixpath.normpath(entry.name)
-    if entry.kind in REGULAR or entry.kind == SPARSE:
-        offsets[name] = entry.offset
-    elif entry.kind == HARD_LINK:
+    if entry.kind == HARD_LINK:
         target = offsets.get(posixpath.normpath(entry.link))
         if target is not None:
             offsets[name] = target
+    elif is_file(entry.kind):
+        offsets[name] = entry.offset

@@ -30,7 +30,7 @@ from torchdata_wds import (
     wds_collate,
 )
 from torchdata_wds.consumers import upstream
-from torchdata_wds.storage.rewriting import RewriteRules
+from torchdata_wds.storage.places import RewriteRules
 
 SIZES = (4, 0, 9, 3, 5)
 

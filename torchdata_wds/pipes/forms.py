@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         StartShard,
         Stop,
     )
-    from torchdata_wds.storage.rewriting import RewriteRules
+    from torchdata_wds.storage.places import RewriteRules
     from torchdata_wds.writers.tar_writer import TarOptions
 
     StorageOptions = Mapping[str, Mapping[str, Any]] | None

@@ -10,8 +10,7 @@ from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, wrap
 from torchdata_wds.storage.compression import Compressor, compression_for, open_compressor
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.opening import can_reopen, open_shard
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.rewriting import RewriteRules
+from torchdata_wds.storage.places import RewriteRules, StorageOptions
 from torchdata_wds.storage.sources.command import kill_commands
 from torchdata_wds.storage.targets.base import Target, Unique
 from torchdata_wds.storage.targets.table import TARGETS, list_targets, open_target, remove_target

@@ -12,9 +12,7 @@ from torchdata_wds.environment import pattern_variable
 from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError
 from torchdata_wds.storage.braces import expand_braces, expand_clear_braces
 from torchdata_wds.storage.byte_streams import naming
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.places import Place, resolve
-from torchdata_wds.storage.rewriting import RewriteRules
+from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.searching import is_pattern, search_local, search_remote
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.aistore import no_listing

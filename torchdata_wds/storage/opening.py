@@ -10,8 +10,7 @@ from typing import Any
 
 from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
-from torchdata_wds.storage.places import Place, resolve
-from torchdata_wds.storage.rewriting import RewriteRules
+from torchdata_wds.storage.places import Place, RewriteRules, resolve
 from torchdata_wds.storage.sources.aistore import open_ais
 from torchdata_wds.storage.sources.command import open_command
 from torchdata_wds.storage.sources.fsspec import open_remote

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from torchdata_wds.errors import ShardListError, WdsError
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.globs import find_matches
-from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.places import StorageOptions
 from torchdata_wds.storage.retrying import error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.sources.fsspec import connect, protocol_of

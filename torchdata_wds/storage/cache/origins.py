@@ -17,8 +17,7 @@ from typing import Any
 
 from torchdata_wds.environment import aws_config, store_variables
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.places import resolve
+from torchdata_wds.storage.places import StorageOptions, resolve
 from torchdata_wds.storage.secrets.masking import without_credentials
 from torchdata_wds.storage.sources.aistore import object_address
 from torchdata_wds.storage.sources.fsspec import protocol_of

@@ -14,7 +14,7 @@ from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size,
 from torchdata_wds.storage.cache.names import digest_of, unsigned
 from torchdata_wds.storage.cache.origins import origin_of
 from torchdata_wds.storage.locks import LockedFile
-from torchdata_wds.storage.options import StorageOptions
+from torchdata_wds.storage.places import StorageOptions
 from torchdata_wds.storage.urls import mask_url
 
 #: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.

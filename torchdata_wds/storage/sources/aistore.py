@@ -18,8 +18,7 @@ from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.versions import is_number
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.places import Place
+from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.targets.fsspec import RemoteTarget, remove_in, target_in
 from torchdata_wds.storage.urls import AIS, mask_url

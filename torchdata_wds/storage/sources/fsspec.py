@@ -17,8 +17,7 @@ from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
-from torchdata_wds.storage.options import StorageOptions
-from torchdata_wds.storage.places import Place
+from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.retrying import HOPELESS, Failure, Patience, RetryingSource, attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import mask_url

@@ -14,7 +14,7 @@ import pytest
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.processes import in_child, open_files, wait_until
 from tests.kits.shards import tar_bytes
-from torchdata_wds.cli.cache.folders import list_cache, remove_file
+from torchdata_wds.cli.cache import list_cache, remove_file
 from torchdata_wds.pipes.shards.cache_shards import check_copy
 from torchdata_wds.storage import locks
 from torchdata_wds.storage.cache import ShardCache, settings

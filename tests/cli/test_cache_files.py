@@ -9,10 +9,9 @@ import pytest
 
 from tests.kits.processes import open_files
 from tests.kits.shards import tar_bytes, text_samples
-from torchdata_wds.cli.cache import folders as cache_folders
-from torchdata_wds.cli.cache.folders import CacheFile, check_file, choose_old, list_cache, remove_file
+from torchdata_wds.cli import cache
+from torchdata_wds.cli.cache import CacheFile, check_file, choose_old, list_cache, remove_file
 from torchdata_wds.errors import CacheError
-from torchdata_wds.pipes.shards.cache_shards import check_copy
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
 from torchdata_wds.storage.cache.sample_writer import begin_samples
@@ -159,7 +158,7 @@ def test_list_and_check_are_no_use_of_a_file(tmp_path: Path) -> None:
     os.utime(samples, (time.time() - 9 * DAY,) * 2)
     before = {entry: entry.stat().st_atime_ns for entry in (path, samples)}
     for file in list_cache(tmp_path):
-        assert check_file(file, check_copy) is None
+        assert check_file(file) is None
     assert {entry: entry.stat().st_atime_ns for entry in (path, samples)} == before
 
 
@@ -176,7 +175,7 @@ def test_check_finds_damaged_copies_and_samples(tmp_path: Path) -> None:
     cache = ShardCache(str(tmp_path))
     made = cache.fetch(str(put(tmp_path / "else", "source.tar")), str(tmp_path / own("made")))
     made.write_bytes(SHARD + bytes(10240))
-    reasons = {Path(file.path).name: check_file(file, check_copy) for file in list_cache(tmp_path)}
+    reasons = {Path(file.path).name: check_file(file) for file in list_cache(tmp_path)}
     damaged = {name for name, reason in reasons.items() if reason is not None}
     marked = {own("made")} if "user.torchdata_wds" in os.listxattr(made) else set()
     assert damaged == {own("cut"), own("text", ".tar.gz"), "bad.db", "cut.db"} | marked
@@ -187,7 +186,7 @@ def test_check_finds_damaged_copies_and_samples(tmp_path: Path) -> None:
 def test_check_takes_a_file_that_has_gone_as_no_damage(tmp_path: Path) -> None:
     """Another process may have removed it meanwhile."""
     for kind in ("shard", "samples"):
-        assert check_file(CacheFile(str(tmp_path / "no"), kind, "whole", 1, 0), check_copy) is None  # type: ignore[arg-type]
+        assert check_file(CacheFile(str(tmp_path / "no"), kind, "whole", 1, 0)) is None  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------------- choosing and removing
@@ -284,5 +283,5 @@ def test_list_shows_files_of_other_users_as_others(tmp_path: Path, monkeypatch: 
     def refuse(path: str, size: int) -> bytes:
         raise PermissionError
 
-    monkeypatch.setattr(cache_folders, "_read", refuse)
+    monkeypatch.setattr(cache, "_read", refuse)
     assert found(tmp_path) == {own(): ("shard", "whole")}

@@ -12,8 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.shards import write_text_shards
 from tests.kits.tool_kit import run_wds
 from torchdata_wds.cli import cache
-from torchdata_wds.cli.cache import duration
-from torchdata_wds.cli.cache.folders import CacheFile, remove_file
+from torchdata_wds.cli.cache import CacheFile, duration, remove_file
 from torchdata_wds.errors import CacheError
 from torchdata_wds.storage.cache.locked_files import Removal, open_copy
 

@@ -26,7 +26,7 @@ from torchdata_wds.storage.byte_streams import stored_bytes
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
 _DALI_SUFFIX = ".idx"
-_BLOCK = 1 << 20
+_OUTCOMES = _WRITTEN, _UNCHANGED = "written", "unchanged"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,51 +44,44 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.wids is None and (arguments.md5 or arguments.name):
+    is_list = arguments.wids is not None
+    if not is_list and (arguments.md5 or arguments.name):
         raise UsageError("--md5 and --name are about the list that --wids writes")
-    if arguments.wids is not None and arguments.part is not None:
+    if is_list and arguments.part is not None:
         raise UsageError("--wids lists all shards, and --part leaves most of them out: run it once without --part")
-    jobs = _jobs(arguments, list_inputs(arguments))
+    if is_list and arguments.output is not None and not arguments.dali:
+        raise UsageError("-o is the folder of indexes, and --wids writes only a list, to the file that it names")
+    jobs = [
+        IndexJob(url, arguments.keys, _target(url, arguments), arguments.dali, arguments.force, arguments.md5)
+        for url in list_inputs(arguments)
+    ]
+    for target, count in Counter(job.target for job in jobs).items():
+        if count > 1 and target is not None:
+            raise UsageError(f"{count:,} of the shards would have one index, {mask_url(target)}: index them apart")
     if arguments.output is not None and not scheme_of(arguments.output):
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
-    outcomes: Counter[str] = Counter()
-    good: list[IndexResult] = []
+    results = []
     with (
-        closing(map_in_order(make_index, jobs, arguments.parallel)) as results,  # type: ignore[type-var]
+        closing(map_in_order(make_index, jobs, arguments.parallel)) as made,  # type: ignore[type-var]
         Progress("shards", len(jobs), only_on_terminal=True) as progress,
     ):
-        for result in results:
-            outcomes.update(filter(None, [result.outcome]))
-            if result.failure is None:
-                good.append(result)
-            else:
+        for result in made:
+            results.append(result)
+            if result.failure is not None:
                 say(f"not indexed: {printable(message_of(result.failure))}")
             progress.advance()
-    failed = len(jobs) - len(good)
-    is_listed = arguments.wids is not None and _write_list(arguments, good, failed)
+    failed = sum(result.failure is not None for result in results)
+    is_listed = is_list and _write_list(arguments, jobs, results, failed)
+    outcomes = Counter(result.outcome for result in results)
     told = [f"{counted(outcomes[word], 'index', 'indexes')} {word}" for word in _OUTCOMES if outcomes[word]]
     told += [f"{counted(len(jobs), 'shard')} listed"] if is_listed else []
     told += [f"{failed:,} of {counted(len(jobs), 'shard')} failed"] if failed else []
     if told:
         say(", ".join(told))
-    return 1 if failed or (arguments.wids is not None and not is_listed) else 0
+    return 1 if failed or is_list != is_listed else 0
 
 
-def _jobs(arguments: argparse.Namespace, urls: Sequence[str]) -> list[IndexJob]:
-    """Returns what to do for each shard, or raises UsageError if an index has no place, or shares it with another."""
-    if arguments.output is not None and arguments.wids is not None and not arguments.dali:
-        raise UsageError("-o is the folder of indexes, and --wids writes only a list, to the file that it names")
-    jobs = [
-        IndexJob(url, arguments.keys, _place(url, arguments), arguments.dali, arguments.force, arguments.md5)
-        for url in urls
-    ]
-    for target, count in Counter(job.target for job in jobs).items():
-        if count > 1 and target is not None:
-            raise UsageError(f"{count:,} of the shards would have one index, {mask_url(target)}: index them apart")
-    return jobs
-
-
-def _place(url: str, arguments: argparse.Namespace) -> str | None:
+def _target(url: str, arguments: argparse.Namespace) -> str | None:
     """Returns where the index of a shard goes; None if only a list is written."""
     if arguments.wids is not None and scheme_of(url) in (STDIN, "pipe"):
         raise UsageError(f"a list cannot refer to {mask_url(url)}: name the shard itself")
@@ -103,9 +96,7 @@ def _place(url: str, arguments: argparse.Namespace) -> str | None:
 def dali_index_url(shard: str) -> str:
     """Returns where DALI's own ``wds2idx`` puts the index of a shard: the name up to its first dot counts."""
     # our own index is the shard's URL with a suffix somewhere, as before a query: DALI's suffix goes to the same place
-    index = index_url(shard)
-    ends = range(len(shard), 0, -1)
-    place = next(end for end in ends if shard[:end] + INDEX_SUFFIX + shard[end:] == index)
+    place = len(os.path.commonprefix([shard, index_url(shard)]))  # noqa: RUF071
     folder, slash, base = shard[:place].rpartition("/")
     return folder + slash + _without_suffixes(base) + _DALI_SUFFIX + shard[place:]
 
@@ -123,9 +114,6 @@ def _without_suffixes(base: str) -> str:
     return base[:1] + base[1:].partition(".")[0]
 
 
-# ---------------------------------------------------------------------------------------------------- work on one shard
-
-
 class IndexJob(NamedTuple):
     """What to do for one shard: write an index to `target`, unless that is None, and compute the MD5 digest or not."""
 
@@ -138,16 +126,12 @@ class IndexJob(NamedTuple):
 
 
 class IndexResult(NamedTuple):
-    """What became of it: what happened to the file, or why it failed; and the shard's header and MD5 digest."""
+    """What happened to the file, or why it failed; and the shard's header and MD5 digest."""
 
-    url: str
     outcome: str | None = None
     failure: WdsError | None = None
     header: IndexHeader | None = None
     md5: str | None = None
-
-
-_OUTCOMES = _WRITTEN, _UNCHANGED = "written", "unchanged"
 
 
 def make_index(job: IndexJob) -> IndexResult:
@@ -159,19 +143,19 @@ def make_index(job: IndexJob) -> IndexResult:
             content = dali_index(index).encode() if job.is_dali else index
             outcome = save_index(content, job.target, overwrite=job.overwrite)
         if job.md5:
-            digest = hashlib.md5(usedforsecurity=False)
             with stored_bytes(open_shard(job.url)) as stream:
-                while data := stream.read(_BLOCK):
-                    digest.update(data)
-            md5 = digest.hexdigest()
+                md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except WdsError as error:
-        return IndexResult(job.url, outcome, error)
-    return IndexResult(job.url, outcome, None, index.header, md5)
+        return IndexResult(outcome, error)
+    return IndexResult(outcome, None, index.header, md5)
 
 
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
     """Writes an index, of ours or another program, unless it is there; returns ``"written"`` or ``"unchanged"``."""
-    there = _read(url)
+    there = None
+    if not (scheme_of(url) in (STDIN, "pipe") or (is_local(url) and not os.path.lexists(local_path(url)))):
+        with suppress(ShardOpenError), stored_bytes(open_shard(url)) as stream:  # writing the file gives a better error
+            there = stream.read()
     if isinstance(index, ShardIndex):
         if there is not None:
             with suppress(ShardFormatError):  # one that has the shard's digest too is as good
@@ -194,28 +178,16 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
     return _WRITTEN
 
 
-def _read(url: str) -> bytes | None:
-    """Returns the file's content as it is stored; None if there is no such file."""
-    if scheme_of(url) in (STDIN, "pipe") or (is_local(url) and not os.path.lexists(local_path(url))):
-        return None
-    try:
-        with stored_bytes(open_shard(url)) as stream:
-            return b"".join(iter(lambda: stream.read(_BLOCK) or b"", b""))
-    except ShardOpenError:
-        return None  # writing the file gives a better error
-
-
-# -------------------------------------------------------------------------------------------------------- list for wids
-
-
-def _write_list(arguments: argparse.Namespace, results: Sequence[IndexResult], failed: int) -> bool:
+def _write_list(
+    arguments: argparse.Namespace, jobs: Sequence[IndexJob], results: Sequence[IndexResult], failed: int
+) -> bool:
     """Writes the list of all shards; returns whether it was written."""
     try:
         if failed:
             raise WdsError(f"{counted(failed, 'shard')} would be missing in it")
-        urls = [listed_url(result.url, arguments.wids) for result in results]
-        headers = [(url, result.header) for url, result in zip(urls, results, strict=True) if result.header is not None]
-        md5sums = {url: result.md5 for url, result in zip(urls, results, strict=True) if result.md5 is not None}
+        listed = [(listed_url(job.url, arguments.wids), result) for job, result in zip(jobs, results, strict=True)]
+        headers = [(url, result.header) for url, result in listed if result.header is not None]
+        md5sums = {url: result.md5 for url, result in listed if result.md5 is not None}
         text = wids_list(headers, name=arguments.name, md5sums=md5sums)
         save_index(text.encode(), arguments.wids, overwrite=arguments.force)
     except WdsError as error:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from torchdata_wds.cli.command import UsageError
 from torchdata_wds.cli.show import contact_sheets
 from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, fit_text
 
@@ -105,11 +106,9 @@ def test_control_characters_are_escaped_when_in_a_key() -> None:
     assert draw_sheet([tile("a\nb")], size=128) == draw_sheet([tile(r"a\nb")], size=128)
 
 
-def test_sheet_is_refused_when_there_is_nothing_or_too_much() -> None:
+def test_sheet_is_refused_when_there_is_too_much() -> None:
     """Before any memory is taken."""
-    with pytest.raises(ValueError, match="at least one"):
-        draw_sheet([])
-    with pytest.raises(ValueError, match=r"is too large: draw fewer or smaller"):
+    with pytest.raises(UsageError, match=r"is too large: draw fewer or smaller"):
         draw_sheet([tile()] * 3, size=20_000)
 
 

@@ -7,10 +7,12 @@ import base64
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from PIL.Image import Image
 
 from torchdata_wds.cli.command import Command, UsageError, add_count, add_force, option, positive_number, whole_number
 from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
@@ -22,9 +24,6 @@ from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import SampleError, WdsError
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 _PAGES = (".html", ".htm")
@@ -70,11 +69,13 @@ def _run(arguments: argparse.Namespace) -> int:
     showing = Showing(arguments, kind)
     if kind == "":
         _print(showing.samples())
-    elif kind in _PAGES:
-        page = write_page(showing.samples(), ", ".join(map(mask_url, arguments.shards)) or "standard input")
-        write_whole((piece.encode() for piece in page), arguments.output, overwrite=arguments.force)
+        return showing.finish()
+    if kind in _PAGES:
+        title = ", ".join(map(mask_url, arguments.shards)) or "standard input"
+        pieces: Iterator[bytes] = (piece.encode() for piece in write_page(showing.samples(), title))
     else:
-        write_whole(_sheet(showing, arguments, _SHEETS[kind]), arguments.output, overwrite=arguments.force)
+        pieces = _sheet(showing, arguments, _SHEETS[kind])
+    write_whole(pieces, arguments.output, overwrite=arguments.force)
     return showing.finish()
 
 
@@ -82,14 +83,22 @@ def _kind(arguments: argparse.Namespace) -> str:
     """Returns the suffix, which says what is drawn; "" for text."""
     if arguments.output == STDIN:
         return ""
-    name = mask_url(arguments.output).partition("?")[0].lower()
+    shown = mask_url(arguments.output)
     kinds = (*_SHEETS, *_PAGES)
-    kind = next((suffix for suffix in kinds if name.endswith(suffix)), None)
+    kind = next((suffix for suffix in kinds if shown.partition("?")[0].lower().endswith(suffix)), None)
     if kind is None:
-        raise UsageError(f"--out takes a name that ends in {', '.join(kinds)}, not {mask_url(arguments.output)!r}")
+        raise UsageError(f"--out takes a name that ends in {', '.join(kinds)}, not {shown!r}")
     if arguments.size == 0 and kind in _SHEETS:
         raise UsageError("a contact sheet needs images of one size: --size 0 is for pages")
     return kind
+
+
+class SampleSummary(NamedTuple):
+    """One sample, whose shard is as it may be shown; the pictures among its fields are drawn."""
+
+    key: str
+    shard: str
+    fields: Sequence[FieldSummary]
 
 
 class Showing:
@@ -136,11 +145,9 @@ class Showing:
         return max(self._reader.finish(), 1 if self._damaged else 0)
 
 
-def _print(samples: Iterator[SampleSummary]) -> None:
+def _print(samples: Iterable[SampleSummary]) -> None:
     for number, sample in enumerate(samples):
-        if number:
-            write_line("")
-        write_line(f"{printable(sample.key)}  {printable(sample.shard)}")
+        write_line(("\n" if number else "") + f"{printable(sample.key)}  {printable(sample.shard)}")
         names = [printable(field.field) for field in sample.fields]
         widest = max(map(len, names), default=0)
         digits = max((len(f"{field.size:,}") for field in sample.fields), default=0)
@@ -149,45 +156,23 @@ def _print(samples: Iterator[SampleSummary]) -> None:
 
 
 def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:
+    columns, size = arguments.columns, arguments.size
     tiles: list[Tile] = []
     count = 0
     for count, sample in enumerate(showing.samples(), 1):  # noqa: B007 - for the message below
         # without --fields there may be anything, and only images are drawn
         others = [] if arguments.fields is None else [field for field in sample.fields if not field.is_image]
         labels = [f"{field.field}: {field.text}" for field in others]
-        tiles += [_tile(sample.key, field, labels) for field in sample.fields if field.is_image]
-        with _size_checked():
-            sheet_size(max(1, len(tiles)), columns=arguments.columns, size=arguments.size)
+        for field in sample.fields:
+            if field.is_image:  # of "JPEG image, RGB, 640 x 480, EXIF orientation 6", the note has mode and size
+                note = "" if field.picture is None else f"  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
+                tiles.append(Tile(sample.key, field.field + note, field.picture, field.text, labels))
+        sheet_size(max(1, len(tiles)), columns=columns, size=size)  # too many images are refused before all are read
     if not tiles:
         raise SampleError(f"no image in {counted(count, 'sample')}: nothing to draw")
-    with _size_checked():
-        sheet = draw_sheet(tiles, columns=arguments.columns, size=arguments.size)
     out = io.BytesIO()
-    sheet.save(out, form, quality=90, compress_level=2)
+    draw_sheet(tiles, columns=columns, size=size).save(out, form, quality=90, compress_level=2)
     yield out.getvalue()
-
-
-@contextmanager
-def _size_checked() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(f"{error}: see --count, --columns and --size") from error
-
-
-def _tile(key: str, field: FieldSummary, labels: list[str]) -> Tile:
-    note = field.field
-    if field.picture is not None:  # of "JPEG image, RGB, 640 x 480, EXIF orientation 6", mode and size
-        note += f"  {field.text.partition(', ')[2].partition(', EXIF')[0]}"
-    return Tile(key, note, field.picture, field.text, labels)
-
-
-class SampleSummary(NamedTuple):
-    """One sample of a page, whose shard is as it may be shown; the pictures among its fields are drawn."""
-
-    key: str
-    shard: str
-    fields: Sequence[FieldSummary]
 
 
 def write_page(samples: Iterable[SampleSummary], title: str) -> Iterator[str]:

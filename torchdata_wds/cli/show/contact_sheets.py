@@ -1,36 +1,30 @@
 """Contact sheets: many thumbnails in one picture, with their keys and other fields below."""
 
-from __future__ import annotations
-
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
+from PIL import Image, ImageDraw, ImageFont
+from PIL.ImageFont import FreeTypeFont
+
+from torchdata_wds.cli.command import UsageError
 from torchdata_wds.cli.terminal import printable, shorten, shorten_middle
 from torchdata_wds.codecs.images.pixels import fitting_size
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
-
 _GAP = 8
-_FONT_SIZE = 13
-_LINE = 17
+_FONT_SIZE, _LINE = 13, 17
 _NARROWEST = 112  # so that there is room for keys
 _FIELD_LINES, _MOST_LINES = 3, 10  # of one field, and of all fields below an image
 _LARGEST = 250_000_000  # pixels
 _LONGEST = 65_500  # JPEG's limit
 _PAPER, _FRAME, _INK, _FAINT = (255, 255, 255), (238, 238, 238), (20, 20, 20), (110, 110, 110)
-_SQUARE = 8
-_LIGHT, _DARK = (255, 255, 255), (216, 216, 216)  # of the checkerboard
+_SQUARE, _LIGHT, _DARK = 8, (255, 255, 255), (216, 216, 216)  # of the checkerboard
 _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 
 # For keys with letters that Pillow's own font lacks: the first of the system's fonts that has them all.
 _OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
-Colour = tuple[int, int, int]
-Place = tuple[int, int]
+Line = tuple[str, FreeTypeFont]
+Draw = ImageDraw.ImageDraw
 
 
 class Tile(NamedTuple):
@@ -38,20 +32,16 @@ class Tile(NamedTuple):
 
     key: str
     note: str  # below the key, such as the field
-    picture: Image | None
+    picture: Image.Image | None
     failure: str = ""
     labels: Sequence[str] = ()  # other fields; each is cut after three lines, all together after ten
 
 
-def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image:
+def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image.Image:
     """Draws a contact sheet, an RGB image, left to right and down, with at most `columns` images in a row.
 
     `size` is their longest side: larger ones are reduced, much smaller ones enlarged to a multiple of their size.
     """
-    from PIL import Image, ImageDraw
-
-    if not tiles:
-        raise ValueError("a contact sheet needs at least one image")
     columns = min(columns, len(tiles))
     labels = [_label_lines(tile.labels, _room(size)[0] - _GAP) for tile in tiles]
     lines = max(map(len, labels))
@@ -60,7 +50,11 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
     draw = ImageDraw.Draw(sheet)
     for number, (tile, label) in enumerate(zip(tiles, labels, strict=True)):
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
-        _draw_tile(sheet, draw, tile, (left, top), (width - _GAP, size))
+        _draw_image(sheet, draw, tile, (left, top, left + width - _GAP - 1, top + size - 1))
+        for row, (text, ink) in enumerate([(tile.key, _INK), (tile.note, _FAINT)]):
+            shown, font = _with_font(text)
+            place = left, top + size + 2 + row * _LINE
+            draw.text(place, fit_text(shown, font, width - _GAP), fill=ink, font=font)
         _draw_lines(draw, label, (left, top + size + 2 + 2 * _LINE), _INK)
     return sheet
 
@@ -71,7 +65,10 @@ def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0)
     width, height = _room(size, lines)
     area = columns * width + _GAP, -(-count // columns) * height + _GAP
     if area[0] * area[1] > _LARGEST or max(area) > _LONGEST:
-        raise ValueError(f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images")
+        raise UsageError(
+            f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images: "
+            "see --count, --columns and --size"
+        )
     return area
 
 
@@ -80,37 +77,30 @@ def _room(size: int, lines: int = 0) -> tuple[int, int]:
     return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
 
 
-def _draw_tile(sheet: Image, draw: ImageDraw, tile: Tile, corner: Place, room: tuple[int, int]) -> None:
-    from PIL.Image import Resampling
-
-    (left, top), (width, height) = corner, room
-    box = (left, top, left + width - 1, top + height - 1)
+def _draw_image(sheet: Image.Image, draw: Draw, tile: Tile, box: tuple[int, int, int, int]) -> None:
+    left, top, right, bottom = box
+    width, height = right + 1 - left, bottom + 1 - top
     if tile.picture is None:
         draw.rectangle(box, fill=_DAMAGED)
         shown, font = _with_font(tile.failure)
-        lines = _wrap(shown, font, width - 8, (height - 8) // _LINE)
-        _draw_lines(draw, [(line, font) for line in lines], (left + 4, top + 4), _DAMAGED_INK)
-    else:
-        draw.rectangle(box, fill=_FRAME)
-        picture = on_checkerboard(tile.picture)
-        # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
-        if (factor := height // max(picture.size)) == 0:
-            picture = picture.resize(fitting_size(picture.size, height), Resampling.LANCZOS)
-        elif factor > 1:
-            picture = picture.resize((picture.width * factor, picture.height * factor), Resampling.NEAREST)
-        sheet.paste(picture, (left + (width - picture.width) // 2, top + (height - picture.height) // 2))
-    for number, (text, ink) in enumerate([(tile.key, _INK), (tile.note, _FAINT)]):
-        shown, font = _with_font(text)
-        draw.text((left, box[3] + 3 + number * _LINE), fit_text(shown, font, width), fill=ink, font=font)
+        lines = [(line, font) for line in _wrap(shown, font, width - 8, (height - 8) // _LINE)]
+        _draw_lines(draw, lines, (left + 4, top + 4), _DAMAGED_INK)
+        return
+    draw.rectangle(box, fill=_FRAME)
+    picture = on_checkerboard(tile.picture)
+    # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
+    if (factor := height // max(picture.size)) == 0:
+        picture = picture.resize(fitting_size(picture.size, height), Image.Resampling.LANCZOS)
+    elif factor > 1:
+        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    sheet.paste(picture, (left + (width - picture.width) // 2, top + (height - picture.height) // 2))
 
 
-def on_checkerboard(image: Image) -> Image:
+def on_checkerboard(image: Image.Image) -> Image.Image:
     """Returns an RGB image; a checkerboard shows where the original is transparent."""
     if image.mode == "RGB":
         return image
-    from PIL.Image import new
-
-    board = new("RGB", image.size, _LIGHT)
+    board = Image.new("RGB", image.size, _LIGHT)
     for top in range(0, image.height, _SQUARE):
         for left in range(top % (2 * _SQUARE), image.width, 2 * _SQUARE):
             board.paste(_DARK, (left, top, left + _SQUARE, top + _SQUARE))
@@ -118,16 +108,19 @@ def on_checkerboard(image: Image) -> Image:
     return board
 
 
-def _label_lines(labels: Sequence[str], width: int) -> list[tuple[str, FreeTypeFont]]:
+# ------------------------------------------------------------------------------------------------------------ the text
+
+
+def _label_lines(labels: Sequence[str], width: int) -> list[Line]:
     """Breaks labels into lines, each with the font that has its letters."""
-    lines: list[tuple[str, FreeTypeFont]] = []
+    lines: list[Line] = []
     for label in labels:
         shown, font = _with_font(label)
-        lines += zip(_wrap(shown, font, width, _FIELD_LINES), itertools.repeat(font))
+        lines += [(line, font) for line in _wrap(shown, font, width, _FIELD_LINES)]
     return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None))]
 
 
-def _draw_lines(draw: ImageDraw, lines: Sequence[tuple[str, FreeTypeFont]], corner: Place, ink: Colour) -> None:
+def _draw_lines(draw: Draw, lines: Sequence[Line], corner: tuple[int, int], ink: tuple[int, ...]) -> None:
     for number, (line, font) in enumerate(lines):
         draw.text((corner[0], corner[1] + number * _LINE), line, fill=ink, font=font)
 
@@ -163,13 +156,11 @@ def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
     return shorten_middle(text, _most(len(text), lambda count: font.getlength(shorten_middle(text, count)) <= width))
 
 
-def _with_font(text: str) -> tuple[str, FreeTypeFont]:
+def _with_font(text: str) -> Line:
     """Returns a text made printable, and a font that has all its letters; if none has, missing ones are escaped."""
     text = printable(text)
     missing = [letter for letter in set(text) if not _has_glyph(None, letter)]
-    if not missing:
-        return text, _font(None)
-    for name in _OTHER_FONTS:
+    for name in _OTHER_FONTS if missing else ():
         try:
             if all(_has_glyph(name, letter) for letter in set(text)):
                 return text, _font(name)
@@ -181,11 +172,8 @@ def _with_font(text: str) -> tuple[str, FreeTypeFont]:
 
 @functools.cache
 def _font(name: str | None) -> FreeTypeFont:
-    from PIL import ImageFont
-
-    if name is not None:
-        return ImageFont.truetype(name, _FONT_SIZE)
-    return cast("FreeTypeFont", ImageFont.load_default(_FONT_SIZE))
+    font = ImageFont.load_default(_FONT_SIZE) if name is None else ImageFont.truetype(name, _FONT_SIZE)
+    return cast("FreeTypeFont", font)
 
 
 @functools.lru_cache(maxsize=4096)

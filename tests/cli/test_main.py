@@ -20,7 +20,7 @@ from tests.kits import tool_kit
 from tests.kits.processes import in_child
 from tests.kits.shards import write_text_shards
 from tests.kits.tool_kit import run_wds
-from torchdata_wds.cli import foreign_options, inputs, main, split, terminal
+from torchdata_wds.cli import help, inputs, main, split, terminal
 from torchdata_wds.cli.command import Command, UsageError, byte_size, positive_number, range_of, whole_number
 from torchdata_wds.errors import Advice, ShardOpenError
 
@@ -85,7 +85,7 @@ def test_main_says_first_what_is_wrong(line: str, said: str) -> None:
 
 def test_hints_are_about_options_that_commands_have() -> None:
     """What a hint says to write exists, and what it is for does not."""
-    for command, told in foreign_options._WORDS.items():
+    for command, told in help._FOREIGN.items():
         known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", run_wds(command, "--help").text))
         assert known.isdisjoint(" ".join(told).split()), command
         for text in told.values():

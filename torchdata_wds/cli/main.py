@@ -1,7 +1,5 @@
 """The command line: finds the command, and turns exceptions into messages."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -31,7 +29,6 @@ from torchdata_wds.cli import (
     validate,
 )
 from torchdata_wds.cli.command import Command, UsageError
-from torchdata_wds.cli.foreign_options import hints
 from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
@@ -86,36 +83,31 @@ def _run(arguments: Sequence[str]) -> int:
         return 1
     chosen = _chosen(arguments)
     # until here Ctrl-C ends the process at once; from here, exceptions clean up
-    message = ""
     try:
         disarm()
         with logged(), _ending_tidily():
             status = COMMANDS[chosen.command].run(chosen)
             sys.stdout.flush()
+            return status
     except _Terminated as ended:
-        return SIGNALLED + ended.number
+        return SIGNALLED + int(ended.args[0])
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         discard_output()
         return 0
     except UsageError as error:
-        message, status = str(error), WRONG_USE
+        say(f"error: {error}", chosen.command)
+        return WRONG_USE
     except (WdsError, OSError, ImportError, RuntimeError) as error:
-        message, status = message_of(error), 1
+        say(f"error: {message_of(error)}", chosen.command)
     except MemoryError:
-        message, status = "not enough memory for these arguments, or for one sample", 1
-    if message:
-        say(f"error: {message}", chosen.command)
-    return status
+        say("error: not enough memory for these arguments, or for one sample", chosen.command)
+    return 1
 
 
 class _Terminated(KeyboardInterrupt):
-    """The signal `number`, SIGTERM or SIGHUP, has come: the command cleans up as after Ctrl-C."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
+    """The signal of this number, SIGTERM or SIGHUP, has come: the command cleans up as after Ctrl-C."""
 
 
 @contextlib.contextmanager
@@ -165,7 +157,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
-        told = "; ".join((*hints(self.command, self.words, self._option_string_actions), message))
+        told = "; ".join((*help.hints(self.command, self.words, self._option_string_actions), message))
         say(f"error: {told}", self.prog.removeprefix(PROGRAM).strip())
         self.print_usage(sys.stderr)
         sys.exit(WRONG_USE)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import mask_url, scheme_of
+from torchdata_wds.storage.urls import is_local, mask_url, scheme_of
 
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
@@ -53,11 +53,10 @@ def expand_clear_braces(pattern: str) -> Iterator[str]:
 
 def unexpanded(url: str) -> str:
     """Returns words for a URL that does not exist: that it looks like a pattern, if it does; else ""."""
-    scheme = scheme_of(url)
-    if scheme in ("http", "https"):
+    if scheme_of(url) in ("http", "https"):
         is_pattern = any(_clear_groups(unquote(url)))
     else:
-        is_pattern = not _MARKS.isdisjoint(url) or ("?" in url and scheme in ("", "file"))
+        is_pattern = not _MARKS.isdisjoint(url) or ("?" in url and is_local(url))
     return " and looks like a pattern that nobody expanded; put .list_shards() before the loader" if is_pattern else ""
 
 

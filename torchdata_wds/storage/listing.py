@@ -13,16 +13,12 @@ from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError
 from torchdata_wds.storage.braces import expand_braces, expand_clear_braces
 from torchdata_wds.storage.byte_streams import naming
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
-from torchdata_wds.storage.searching import is_pattern, search_local, search_remote
+from torchdata_wds.storage.searching import NEVER_SEARCHED, is_pattern, search
 from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.sources.aistore import no_listing
-from torchdata_wds.storage.urls import AIS, STDIN, is_chaining, local_path, mask_item, mask_url, scheme_of
+from torchdata_wds.storage.urls import check_letter, is_chaining, local_path, mask_item, mask_url, scheme_of
 
-# "?" is a query in a web address, "*" is the shell's in a command.
-_NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DEEPEST = 10
-_WHY = "where a rewriting rule looks for"
 _IPV6_HOST = re.compile(r"://([^/@]*@)?\[[0-9A-Fa-f:.]*$")
 
 
@@ -35,22 +31,13 @@ def list_urls(
 ) -> Iterator[str]:
     """Lists the shards that patterns stand for, in order, duplicates kept.
 
-    Args:
-        pattern: A str, a path, or a list or tuple of them, nested as you like. Braces (``{000..146}``, ``{a,b}``) and
-            ``a::b`` are expanded everywhere; globs and folders (local, or an fsspec URL that ends in ``/``) become the
-            shards found there, sorted. A name that exists exactly as given is taken verbatim.
-        storage_options: Options by protocol, as for `open_shard`.
-        rewrite: Rules that send URLs elsewhere, as for `open_shard`: globs and folders are searched there, and what
-            is found is named as in the pattern, so that opening it by the same rules finds it.
-        variables: Whether ``${name}`` stands for the environment variable ``WDS_name``; in a command only if that is
-            set, as the shell has variables too. Not for a stranger's patterns, who could read them.
+    A pattern is a str, a path, or a list or tuple of them, nested as you like. Braces (``{000..146}``, ``{a,b}``) and
+    ``a::b`` are expanded everywhere; globs and folders (local, or an fsspec URL that ends in ``/``) become the shards
+    found there, sorted. A name that exists exactly as given is taken verbatim. Globs and folders are searched where
+    the rules send them, and what is found is named as in the pattern, so that opening it by the same rules finds it.
 
-    Raises:
-        ShardListError: if a glob or folder gives nothing, braces are wrong, a variable is not set, or an item is not a
-            pattern.
-        UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
-        TypeError: if the options are not a mapping of mappings.
-        ValueError: if a rule is malformed.
+    With `variables`, ``${name}`` stands for the environment variable ``WDS_name``; in a command only if that is set, as
+    the shell has variables too. Not for a stranger's patterns, who could read them.
 
     Example:
         >>> list(list_urls(["train-{0..1}.tar", ("https://host/{a,b}.tar?x=1", "pipe:cat x.tar")]))
@@ -67,11 +54,7 @@ def _flatten(pattern: object) -> Iterator[str]:
         for item in pattern:
             yield from _flatten(item)
     elif isinstance(pattern, str):
-        if len(pattern) < 2 and pattern != STDIN:
-            raise ShardListError(
-                f"a shard pattern cannot be {str(pattern)!r}: did a str stand where a list belongs? Write "
-                'IterableWrapper(["train-{000..146}.tar"]), not IterableWrapper("train-{000..146}.tar")'
-            )
+        check_letter(pattern, "a shard pattern cannot be")
         yield str(pattern)
     elif isinstance(pattern, os.PathLike) and isinstance(path := os.fspath(pattern), str):
         yield path
@@ -88,10 +71,10 @@ def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[s
         text = full
         place = _existing(text, options)
     if place is not None:
-        yield from _search(place)
+        yield from _named_as_given(place)
         return
     for part in _split(text):
-        clear_only = scheme_of(part) in _NEVER_SEARCHED
+        clear_only = scheme_of(part) in NEVER_SEARCHED
         for url in expand_clear_braces(part) if clear_only else expand_braces(part):
             try:
                 place = _resolve(url, options)
@@ -104,7 +87,7 @@ def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[s
                     "first",
                     shard=shown,
                 ) from error
-            yield from _search(place)
+            yield from _named_as_given(place)
 
 
 def _existing(text: str, options: StorageOptions) -> Place | None:
@@ -146,25 +129,14 @@ def _value_of(text: str, found: re.Match[str]) -> str:
     )
 
 
-def _search(place: Place) -> Iterator[str]:
+def _named_as_given(place: Place) -> Iterator[str]:
     if not place.is_moved:
-        yield from _found_at(place)
+        yield from search(place)
         return
-    with naming(place.name, _WHY):
-        found = list(_found_at(place))
+    with naming(place.name, "where a rewriting rule looks for"):
+        found = list(search(place))
     for url in found:
         yield _given_name(place, url)
-
-
-def _found_at(place: Place) -> Iterator[str]:
-    if place.scheme == AIS and is_pattern(place.url):
-        raise no_listing(place.url)
-    if place.scheme in (*_NEVER_SEARCHED, AIS):
-        yield place.url
-    elif place.is_local:
-        yield from search_local(place.url)
-    else:
-        yield from search_remote(place.url, place.options)
 
 
 def _given_name(place: Place, found: str) -> str:

@@ -66,12 +66,11 @@ def check_letter(text: str, what: str) -> None:
 
     `what` begins the message of the ShardListError. Standard input and existing files are accepted.
     """
-    if len(text) > 1 or text == STDIN or os.path.exists(text):  # noqa: PTH110 - a str
-        return
-    raise ShardListError(
-        f"{what} {text!r}: did a str stand where a list belongs? Write "
-        'IterableWrapper(["train-000000.tar"]), not IterableWrapper("train-000000.tar")'
-    )
+    if len(text) < 2 and text != STDIN and (os.path.isdir(text) or not os.path.exists(text)):  # noqa: PTH110, PTH112
+        raise ShardListError(
+            f"{what} {str(text)!r}: did a str stand where a list belongs? Write "
+            'IterableWrapper(["train-000000.tar"]), not IterableWrapper("train-000000.tar")'
+        )
 
 
 def scheme_of(url: str) -> str:

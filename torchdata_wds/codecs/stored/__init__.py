@@ -31,57 +31,56 @@ from __future__ import annotations
 
 import pickle
 import struct
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from torchdata_wds.codecs.failures import describe_value
-from torchdata_wds.codecs.stored.objects import (
-    Cursor,
-    Parts,
-    RefusedError,
-    data_chunk,
-    is_image,
-    is_known,
-    is_tensor,
-    read_array,
-    read_image,
-    read_npy,
-    read_tensor,
-    reason_of,
-    write_array,
-    write_image,
-    write_tensor,
-)
+from torchdata_wds.codecs.options import EncodeOptions
+from torchdata_wds.codecs.stored.reading import FORTRAN, MAX_DEPTH, SCALAR, U64, class_named, decode_value, too_deep
+from torchdata_wds.codecs.values.numpy import encode_npy
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
-from torchdata_wds.format.index.slices import ShardSlice
-from torchdata_wds.format.tar.members import ShardMember
 
 __all__ = ["StoredValue", "decode_value", "encode_value"]
-_MAX_DEPTH, _PICKLE_PROTOCOL = 100, 4
+_PICKLE_PROTOCOL = 4
 _I64, _F64, _COMPLEX = struct.Struct("<cq"), struct.Struct("<cd"), struct.Struct("<cdd")
+
+#: Why a value that is not one of these types exactly cannot be stored, and what to do; the first that fits.
+_REASONS: tuple[tuple[Any, str], ...] = (
+    (np.ndarray, "a subclass of numpy.ndarray would lose its type; make it a plain array with numpy.array()"),
+    (tuple, "a tuple with names would lose them; make it a plain one with tuple()"),
+    (dict, "a subclass of dict would lose its type; make it a plain one with dict()"),
+    (
+        (list, set, frozenset, int, float),
+        "a subclass of a built-in type would lose its type; make it a plain value",
+    ),
+    (object, "a sample cache stores built-in values, NumPy arrays, tensors and PIL images only"),
+)
 
 
 class StoredValue(NamedTuple):
-    """An encoded value.
-
-    Attributes:
-        data: Its bytes.
-        has_pickles: Whether anything in it had to be pickled.
-    """
+    """The bytes of a value, and whether anything in it had to be pickled."""
 
     data: bytes
     has_pickles: bool
 
 
-def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
-    r"""Encodes a sample, tuple, batch or anything else.
+class _RefusedError(Exception):
+    """A value cannot be stored; stays in this module."""
 
-    Args:
-        value: The value.
-        allow_pickle: Whether to pickle those parts of it that cannot be stored otherwise.
+    def __init__(self, value: Any, reason: str) -> None:
+        super().__init__(reason)
+        self.value = value
+        self.reason = reason
+
+
+def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
+    r"""Encodes a sample, tuple, batch or anything else; `allow_pickle` pickles what cannot be stored otherwise.
 
     Raises:
         ValueError: if something in it cannot be stored, or it is nested too deeply; the message says where that is.
@@ -96,7 +95,7 @@ def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
     writer = _Writer(allow_pickle)
     try:
         writer.write(value)
-    except RefusedError as refused:
+    except _RefusedError as refused:
         where = _find_value(value, refused.value) or ""
         what = f"its item at {where} is {describe_value(refused.value)}" if where else describe_value(value)
         raise ValueError(
@@ -104,38 +103,16 @@ def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
             "stage that makes it, or pass allow_pickle=True"
         ) from refused.__cause__
     except RecursionError as error:
-        raise _too_deep() from error
+        raise too_deep() from error
     return StoredValue(b"".join(writer.pieces), writer.has_pickles)
 
 
-def decode_value(data: bytes, *, allow_pickle: bool = False) -> Any:
-    """Decodes what `encode_value` returned.
-
-    Args:
-        data: The encoded value.
-        allow_pickle: Whether to unpickle what was pickled, which runs code that the data chooses.
-
-    Raises:
-        ValueError: if the data is damaged, or unpickling fails.
-        UnsafeDataError: if something in it was pickled, and that is not allowed.
-    """
-    reader = _Reader(data, allow_pickle)
-    try:
-        value = reader.read()
-    except UnsafeDataError:
-        raise
-    except Exception as cause:  # damaged data, like unpickling, fails in any way
-        raise ValueError(f"it cannot be read: {type(cause).__name__}: {cause}") from cause
-    if reader.left:
-        raise ValueError(f"it is damaged: {reader.left:,} bytes follow the value")
-    return value
-
-
-class _Writer(Parts):
-    """Collects the encoding of a value."""
+class _Writer:
+    """Collects the encoding of values in pieces; large ones are copied once, when the pieces are joined."""
 
     def __init__(self, allow_pickle: bool) -> None:
-        super().__init__()
+        self.pieces: list[Any] = []
+        self.add = self.pieces.append
         self.has_pickles = False
         self._allow_pickle = allow_pickle
         self._depth = 0
@@ -148,8 +125,8 @@ class _Writer(Parts):
             return
         begin, depth = len(self.pieces), self._depth
         try:
-            self._write_other(value)
-        except RefusedError as refused:
+            _write_other(value, self)
+        except _RefusedError as refused:
             if not self._allow_pickle:
                 raise
             # A part of the value may already be written: a DataChunk holds others.
@@ -157,58 +134,22 @@ class _Writer(Parts):
             self._depth = depth
             self._pickle(value, refused)
 
-    def write_items(self, tag: bytes, values: Any) -> None:
-        """Writes a list, tuple or set."""
-        self.number(len(values), tag)
-        self._write_all(values)
+    def sized(self, tag: bytes, data: bytes | memoryview) -> None:
+        """Adds a tag, the number of bytes, and the bytes."""
+        self.add(tag + U64.pack(len(data)))
+        self.add(data)
 
-    def write_dict(self, value: dict[Any, Any]) -> None:
-        """Writes a dict."""
-        self.number(len(value), b"d")
-        self._write_all(part for item in value.items() for part in item)
-
-    def _write_all(self, values: Iterable[Any]) -> None:
+    def items(self, tag: bytes, count: int, values: Iterable[Any]) -> None:
+        """Writes a container: its tag, the number of its values, and the values."""
+        self.add(tag + U64.pack(count))
         self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise _too_deep()
+        if self._depth > MAX_DEPTH:
+            raise too_deep()
         for value in values:
             self.write(value)
         self._depth -= 1
 
-    def write_int(self, value: int) -> None:
-        """Writes a whole number."""
-        if -(2**63) <= value < 2**63:
-            self.add(_I64.pack(b"i", value))
-        else:
-            self.sized(value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True), b"I")
-
-    def write_str(self, value: str) -> None:
-        """Writes a text."""
-        try:
-            data = value.encode()
-        except UnicodeEncodeError:
-            data = value.encode("utf-8", "surrogatepass")
-        self.sized(data, b"s")
-
-    def _write_other(self, value: Any) -> None:
-        if type(value) is np.ndarray or (isinstance(value, np.generic) and not isinstance(value, (str, bytes))):
-            write_array(value, self)
-        elif is_tensor(value):
-            write_tensor(value, self)
-        elif is_image(value):
-            write_image(value, self, _entry)
-        elif isinstance(value, str):
-            self.write_str(value)
-        elif isinstance(value, bytes):
-            self.sized(value, b"b")
-        elif is_known(type(value)):
-            self.add(b"k")
-            self.name(type(value).__name__)
-            self.write(list(value) if isinstance(value, list) else tuple(value))
-        else:
-            raise RefusedError(value, reason_of(value))
-
-    def _pickle(self, value: Any, refused: RefusedError) -> None:
+    def _pickle(self, value: Any, refused: _RefusedError) -> None:
         if is_secure():
             raise UnsafeDataError(
                 f"{describe_value(value).removeprefix('of type ')} can only be pickled, and WDS_SECURE=1 refuses "
@@ -217,129 +158,152 @@ class _Writer(Parts):
         try:
             data = pickle.dumps(value, _PICKLE_PROTOCOL)
         except Exception as cause:
-            raise RefusedError(value, f"it cannot be pickled: {type(cause).__name__}: {cause}") from cause
-        self.sized(data, b"p")
+            raise _RefusedError(value, f"it cannot be pickled: {type(cause).__name__}: {cause}") from cause
+        self.sized(b"p", data)
         self.has_pickles = True
+
+
+def _name(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode("ascii")
+
+
+def _shape(shape: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<B{len(shape)}Q", len(shape), *shape)
+
+
+def _write_int(writer: _Writer, value: int) -> None:
+    if -(2**63) <= value < 2**63:
+        writer.add(_I64.pack(b"i", value))
+    else:
+        writer.sized(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def _write_str(writer: _Writer, value: str) -> None:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        data = value.encode("utf-8", "surrogatepass")
+    writer.sized(b"s", data)
 
 
 _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
     type(None): lambda writer, _: writer.add(b"N"),
     bool: lambda writer, value: writer.add(b"T" if value else b"F"),
-    int: _Writer.write_int,
+    int: _write_int,
     float: lambda writer, value: writer.add(_F64.pack(b"f", value)),
     complex: lambda writer, value: writer.add(_COMPLEX.pack(b"c", value.real, value.imag)),
-    str: _Writer.write_str,
-    bytes: lambda writer, value: writer.sized(value, b"b"),
-    bytearray: lambda writer, value: writer.sized(bytes(value), b"B"),
-    dict: _Writer.write_dict,
-    list: lambda writer, value: writer.write_items(b"l", value),
-    tuple: lambda writer, value: writer.write_items(b"t", value),
-    set: lambda writer, value: writer.write_items(b"e", value),
-    frozenset: lambda writer, value: writer.write_items(b"E", value),
+    str: _write_str,
+    bytes: lambda writer, value: writer.sized(b"b", value),
+    bytearray: lambda writer, value: writer.sized(b"B", bytes(value)),
+    dict: lambda writer, value: writer.items(b"d", len(value), chain.from_iterable(value.items())),
+    list: lambda writer, value: writer.items(b"l", len(value), value),
+    tuple: lambda writer, value: writer.items(b"t", len(value), value),
+    set: lambda writer, value: writer.items(b"e", len(value), value),
+    frozenset: lambda writer, value: writer.items(b"E", len(value), value),
 }
 
 
-def _entry(value: Any) -> bytes | None:
-    """Encodes an entry of an image's info; None if it cannot be stored."""
-    writer = _Writer(allow_pickle=False)
+def _write_other(value: Any, writer: _Writer) -> None:
+    """Writes a value of none of the built-in types; neither torch nor Pillow is imported to find out what it is."""
+    kind = type(value)
+    if kind is np.ndarray or (isinstance(value, np.generic) and not isinstance(value, (str, bytes))):
+        _write_array(value, writer)
+    elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+        _write_tensor(value, writer)
+    elif (pillow := sys.modules.get("PIL.Image")) is not None and isinstance(value, pillow.Image):
+        _write_image(value, writer)
+    elif isinstance(value, str):
+        _write_str(writer, value)
+    elif isinstance(value, bytes):
+        writer.sized(b"b", value)
+    elif class_named(kind.__name__) is kind:
+        writer.add(b"k" + _name(kind.__name__))
+        writer.write(list(value) if isinstance(value, list) else tuple(value))
+    else:
+        raise _RefusedError(value, next(reason for types, reason in _REASONS if isinstance(value, types)))
+
+
+def _write_array(value: Any, writer: _Writer) -> None:
+    """Writes an array or scalar; one of a structured type as an npy file, since its dtype has no short name."""
+    flags = SCALAR if isinstance(value, np.generic) else 0
+    array = np.asarray(value)
+    if array.dtype.kind == "V" or array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
+        try:
+            data = encode_npy(array, EncodeOptions())
+        except (TypeError, ValueError) as cause:
+            raise _RefusedError(value, str(cause)) from cause
+        writer.sized(b"A" + bytes([flags]), data)
+        return
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        flags |= FORTRAN
+    flat = array.ravel("F" if flags & FORTRAN else "C")
+    head = b"a" + bytes([flags]) + _name(array.dtype.str) + _shape(array.shape)
+    writer.sized(head, flat.view(np.uint8).data if array.nbytes else b"")
+
+
+def _write_tensor(value: Any, writer: _Writer) -> None:
+    """Writes a plain dense CPU tensor; refuses all others."""
+    import torch
+
+    reason = ""
+    if type(value) is not torch.Tensor:
+        reason = "only plain tensors keep their type; make it one with .as_subclass(torch.Tensor) or .data"
+    elif value.requires_grad:
+        reason = "it has requires_grad=True, which would be lost; .detach() it"
+    elif value.device.type != "cpu":
+        reason = f"it is on the device {value.device}; move it with .cpu()"
+    elif value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        reason = (
+            "it is sparse, quantized or nested; make it dense with .to_dense(), .dequantize() or .to_padded_tensor()"
+        )
+    elif vars(value):
+        reason = "it has attributes of its own, which would be lost"
+    if reason:
+        raise _RefusedError(value, reason)
+    dense = value.resolve_conj().resolve_neg().contiguous()
+    head = b"x" + _name(str(value.dtype).removeprefix("torch.")) + _shape(tuple(value.shape))
+    writer.sized(head, dense.view(-1).view(torch.uint8).numpy().data if dense.numel() else b"")
+
+
+def _write_image(value: Any, writer: _Writer) -> None:
+    """Writes the pixels, palette and info of an image (its current frame), without entries that cannot be stored."""
     try:
-        writer.write(value)
-    except (RefusedError, ValueError):
-        return None
-    return b"".join(writer.pieces)
+        pixels = value.tobytes()  # loads it
+        mode = value.palette.mode if value.palette is not None and value.mode in ("P", "PA") else ""
+        palette = bytes(value.getpalette(mode) or ()) if mode else b""
+    except Exception as cause:
+        raise _RefusedError(value, f"Pillow cannot read it: {type(cause).__name__}: {cause}") from cause
+    kept = []
+    for name, entry in value.info.items():
+        part = _Writer(allow_pickle=False)
+        with suppress(_RefusedError, ValueError):
+            if isinstance(name, str):
+                part.sized(b"", name.encode("utf-8", "surrogatepass"))
+                part.write(entry)
+                kept.append(part)
+    writer.add(b"m" + _name(value.mode) + struct.pack("<QQ", value.width, value.height))
+    writer.sized(_name(mode), palette)
+    writer.sized(b"", pixels)
+    writer.add(U64.pack(len(kept)))
+    for part in kept:
+        writer.pieces += part.pieces
 
 
 def _find_value(inside: Any, wanted: Any) -> str | None:
     """Returns where in a sample a value is, as ``['json']['a'][2]``."""
     if inside is wanted:
         return ""
+    kind = type(inside)
     pairs: Iterable[tuple[Any, Any]] = ()
-    if type(inside) is dict:
+    if kind is dict:
         if any(key is wanted for key in inside):
             return f", as a key of {len(inside):,}"
         pairs = inside.items()
-    elif type(inside) in (list, tuple) or is_known(type(inside)):
+    elif kind in (list, tuple) or class_named(kind.__name__) is kind:
         pairs = enumerate(inside)
-    elif type(inside) in (set, frozenset):
+    elif kind in (set, frozenset):
         return ", in a set" if any(value is wanted for value in inside) else None
     for key, value in pairs:
         if (found := _find_value(value, wanted)) is not None:
             return f"[{key!r}]{found}"
     return None
-
-
-class _Reader(Cursor):
-    """Reads values one after another."""
-
-    def __init__(self, data: bytes, allow_pickle: bool) -> None:
-        super().__init__(data)
-        self._allow_pickle = allow_pickle
-        self._depth = 0
-
-    def read(self) -> Any:
-        """Reads a value."""
-        tag = self.byte()
-        read = _READERS.get(tag)
-        if read is None:
-            raise ValueError(f"byte {self.position - 1:,} is {bytes([tag])!r}, which is not the tag of a value")
-        return read(self)
-
-    def read_items(self, times: int = 1) -> list[Any]:
-        """Reads the values of a container, after their number; `times` values each."""
-        count = self.count()
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise _too_deep()
-        values = [self.read() for _ in range(times * count)]
-        self._depth -= 1
-        return values
-
-    def read_dict(self) -> dict[Any, Any]:
-        """Reads a dict."""
-        values = iter(self.read_items(2))
-        return dict(zip(values, values, strict=True))
-
-    def read_known(self) -> Any:
-        """Reads an object of one of the known classes."""
-        name, values = self.name(), self.read()
-        if name == "DataChunk":
-            return data_chunk()(values)
-        return {"ShardMember": ShardMember, "ShardSlice": ShardSlice}[name](*values)
-
-    def read_pickle(self) -> Any:
-        """Unpickles a value, if that is allowed."""
-        if not self._allow_pickle or is_secure():
-            raise UnsafeDataError(
-                "holds a pickle, which can run any code while it is loaded, and "
-                + ("WDS_SECURE=1 refuses that" if self._allow_pickle else "allow_pickle=True was not given")
-            )
-        return pickle.loads(self.sized())
-
-
-_READERS: dict[int, Callable[[_Reader], Any]] = {
-    ord("N"): lambda _: None,
-    ord("T"): lambda _: True,
-    ord("F"): lambda _: False,
-    ord("i"): lambda reader: int.from_bytes(reader.take(8), "little", signed=True),
-    ord("I"): lambda reader: int.from_bytes(reader.sized(), "little", signed=True),
-    ord("f"): lambda reader: struct.unpack("<d", reader.take(8))[0],
-    ord("c"): lambda reader: complex(*struct.unpack("<dd", reader.take(16))),
-    ord("s"): lambda reader: str(reader.sized(), "utf-8", "surrogatepass"),
-    ord("b"): lambda reader: bytes(reader.sized()),
-    ord("B"): lambda reader: bytearray(reader.sized()),
-    ord("l"): _Reader.read_items,
-    ord("t"): lambda reader: tuple(reader.read_items()),
-    ord("e"): lambda reader: set(reader.read_items()),
-    ord("E"): lambda reader: frozenset(reader.read_items()),
-    ord("d"): _Reader.read_dict,
-    ord("a"): read_array,
-    ord("A"): read_npy,
-    ord("x"): read_tensor,
-    ord("m"): lambda reader: read_image(reader, reader.read),
-    ord("k"): _Reader.read_known,
-    ord("p"): _Reader.read_pickle,
-}
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested more than {_MAX_DEPTH} levels deep, or contains itself")

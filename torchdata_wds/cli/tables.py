@@ -21,7 +21,7 @@ from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import counted, guess_text, say
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
-from torchdata_wds.codecs.plans import split_suffix
+from torchdata_wds.codecs.suffixes import split_suffix
 from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.codecs.values.json import write_json
 from torchdata_wds.errors import DecodingError, UnsafeDataError

@@ -8,19 +8,27 @@ from contextlib import closing
 from typing import Any
 
 from torchdata_wds.checks import check_flags
-from torchdata_wds.codecs.failures import StepFailedError, describe_failure
+from torchdata_wds.codecs.failures import StepFailedError, describe_cause
 from torchdata_wds.codecs.images.decoding import ImageDecoder
-from torchdata_wds.codecs.images.specs import IMAGE_SPECS
-from torchdata_wds.codecs.matching import is_named, parse_extensions
-from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions
-from torchdata_wds.codecs.plans import Plan, Planner, UserDecoder, plan_decoding
+from torchdata_wds.codecs.images.specs import IMAGE_FIELDS, IMAGE_SPECS
+from torchdata_wds.codecs.matching import ExtensionDecoder, is_named, matches, parse_extensions
+from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
+from torchdata_wds.codecs.plans import Planner, guard
+from torchdata_wds.codecs.suffixes import decompress, split_suffix
+from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.errors import SKIPPING, Advice, DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
+from torchdata_wds.storage.urls import mask_url
 
 DecoderLike = str | Callable[[str, bytes], Any]
+_SHOWN_BYTES = 16
+
+#: Bytes -> value; raises StepFailedError. None: the bytes stay as they are.
+_Plan = Callable[[bytes], Any] | None
 
 
-class Decoder(Planner[Plan | None]):
-    """Turns a sample of bytes into a new sample of values.
+class Decoder(Planner[_Plan]):
+    """Turns a sample of bytes into a new sample of values; the arguments are those of ``.wds_decode(...)``.
 
     A compression suffix (``gz bz2 xz zst``) is removed first, and the data decompressed; only a
     ``handle_extension("nii.gz", fn)`` that names the suffix gets the compressed bytes. Then the field is offered to the
@@ -28,20 +36,6 @@ class Decoder(Planner[Plan | None]):
     A field that none of them takes stays bytes. Names like ``__key__`` and values that are not bytes (decoded before)
     are left alone; open streams, as torchdata's own ``.webdataset()`` yields, are read and closed. A decoder pickles
     when the user's functions do.
-
-    Args:
-        *decoders: Image specs such as ``"pil"`` or ``"torchrgb8"``; functions ``(key, data) -> value``, with None to
-            pass and the key as ``".seg.png"``; and what ``handle_extension`` and ``image_decoder`` make.
-        only: The fields to decode, as ``"jpg cls"`` or a list. Each is the whole name of a field, or a glob:
-            ``"*.cls"`` names ``left.cls``. None for all.
-        allow_pickle: Whether pickle fields may be loaded, which runs code that the shard chooses.
-        exif_transpose: Whether images are turned as their EXIF orientation says.
-        errors: What text fields do with bytes that are not UTF-8, as in ``bytes.decode``.
-        max_bytes: The most that a compressed field may decompress to, in bytes.
-
-    Raises:
-        TypeError: for an argument of a wrong type.
-        ValueError: for an unknown or a second image spec, or an unknown ``errors``.
 
     Example:
         >>> decoder = Decoder()
@@ -67,13 +61,7 @@ class Decoder(Planner[Plan | None]):
         self._prepare()
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Decodes one sample.
-
-        Args:
-            sample: Field -> bytes (or a value decoded before); it is not changed.
-
-        Returns:
-            A new dict with the same fields in the same order.
+        """Decodes one sample, which is not changed; the new one has the same fields in the same order.
 
         Raises:
             DecodingError: if a field does not decode.
@@ -108,39 +96,74 @@ class Decoder(Planner[Plan | None]):
     def _prepare(self) -> None:
         check_flags(exif_transpose=self.exif_transpose)
         self._options = DecodeOptions(self.errors, self.allow_pickle, self.max_bytes)
-        self._image, self._users = _sort_decoders(self.decoders, self.exif_transpose)
+        images: list[ImageDecoder] = []
+        self._users: list[Callable[[str, bytes], Any]] = []
+        for decoder in self.decoders:
+            if isinstance(decoder, str):
+                images.append(ImageDecoder(decoder, exif_transpose=self.exif_transpose))
+            elif not callable(decoder):
+                raise TypeError(f"a decoder is an image spec ({', '.join(IMAGE_SPECS)}) or a callable, not {decoder!r}")
+            elif self.exif_transpose and isinstance(decoder, ImageDecoder):
+                self._users.append(ImageDecoder(decoder.spec, max_size=decoder.max_size, exif_transpose=True))
+            else:
+                self._users.append(decoder)
+        if len(images) > 1:
+            specs = ", ".join(image.spec for image in images)
+            raise ValueError(f"one image spec decodes all images, but {len(images)} were given: {specs}")
+        self._image = images[0] if images else None
         super()._prepare()
 
-    def _make_plan(self, field: str) -> Plan | None:
+    def _make_plan(self, field: str) -> _Plan:
         if is_metadata(field) or (self.only is not None and not is_named(field, self.only)):
             return None
-        return plan_decoding(field, self._users, self._image, self._options)
+        return self._plan(field)
+
+    def _plan(self, field: str) -> _Plan:
+        """Chooses how a field is decoded: by the user's decoders in order, then by the image spec or the table."""
+        inner, suffix = split_suffix(field)
+        codec, image = None if suffix else find_codec(field), self._image
+        last: _Plan = None
+        if suffix:
+            rest = self._plan(inner)
+
+            def unpack(data: bytes, options: DecodeOptions) -> Any:
+                data = decompress(suffix, data, options.max_bytes)
+                return data if rest is None else rest(data)
+
+            last = guard(f"compressed data (.{suffix})", unpack, self._options)
+        elif codec is not None and codec.decode is not None:
+            last = guard(codec.name, codec.decode, self._options)
+        elif codec is not None and image is not None:
+            last = guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), None)
+        # Decoders that the name alone rules out are not called for each sample.
+        users = [decoder for decoder in self._users if _may_take(decoder, field, suffix)]
+        return _plan_users("." + field, users, last) if users else last
 
 
-def decode_sample(
-    sample: Mapping[str, Any], decoders: DecoderLike | Iterable[DecoderLike] = (), **options: Any
-) -> dict[str, Any]:
-    """Decodes one sample; for many, a ``Decoder`` is faster.
+def _may_take(decoder: Callable[[str, bytes], Any], field: str, suffix: str) -> bool:
+    if isinstance(decoder, ExtensionDecoder):
+        return matches(field, decoder.extensions)
+    if suffix:
+        return False  # a plain function sees the decompressed data, under the rest of the name
+    return not isinstance(decoder, ImageDecoder) or matches(field, IMAGE_FIELDS)
 
-    Args:
-        sample: Field -> bytes; it is not changed.
-        decoders: One decoder or several, as ``Decoder`` takes them.
-        **options: ``only``, ``allow_pickle``, ``exif_transpose``, ``errors`` and ``max_bytes``, as in ``Decoder``.
 
-    Returns:
-        A new dict with the same fields.
+def _plan_users(key: str, decoders: list[Callable[[str, bytes], Any]], last: _Plan) -> _Plan:
+    def decode(data: bytes) -> Any:
+        for decoder in decoders:
+            try:
+                value = decoder(key, data)
+            except MissingPackageError:
+                raise
+            except Exception as cause:
+                name = f"decoder {getattr(decoder, '__qualname__', type(decoder).__qualname__)}"
+                is_ours = isinstance(decoder, ExtensionDecoder | ImageDecoder)
+                raise StepFailedError(repr(decoder) if is_ours else name, data, cause) from cause
+            if value is not None:
+                return value
+        return data if last is None else last(data)
 
-    Raises:
-        DecodingError: if a field does not decode.
-        UnsafeDataError: if a field is a pickle and those are not allowed.
-        ImportError: if a field needs a package that is not installed.
-
-    Example:
-        >>> decode_sample({"__key__": "a", "json.gz": b"not gzip", "cls": b" 7"}, only="cls")
-        {'__key__': 'a', 'json.gz': b'not gzip', 'cls': 7}
-    """
-    given = (decoders,) if isinstance(decoders, str) or callable(decoders) else tuple(decoders)
-    return Decoder(*given, **options)(sample)
+    return decode
 
 
 def _as_data(value: Any) -> bytes | None:
@@ -154,22 +177,28 @@ def _as_data(value: Any) -> bytes | None:
     return None
 
 
-def _sort_decoders(
-    decoders: Iterable[DecoderLike], exif_transpose: bool
-) -> tuple[ImageDecoder | None, tuple[UserDecoder, ...]]:
-    """Separates the decoder of the image spec, if there is one, from the user's."""
-    specs: list[str] = []
-    users: list[UserDecoder] = []
-    for decoder in decoders:
-        if isinstance(decoder, str):
-            specs.append(decoder)
-        elif not callable(decoder):
-            raise TypeError(f"a decoder is an image spec ({', '.join(IMAGE_SPECS)}) or a callable, not {decoder!r}")
-        elif exif_transpose and isinstance(decoder, ImageDecoder):
-            users.append(ImageDecoder(decoder.spec, max_size=decoder.max_size, exif_transpose=True))
-        else:
-            users.append(decoder)
-    images = [ImageDecoder(spec, exif_transpose=exif_transpose) for spec in specs]
-    if len(images) > 1:
-        raise ValueError(f"one image spec decodes all images, but {len(images)} were given: {', '.join(specs)}")
-    return (images[0] if images else None), tuple(users)
+def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> DecodingError | UnsafeDataError:
+    """Makes the exception that names shard, key, field, decoder and cause."""
+    key = str(sample.get("__key__", "?"))
+    shard = mask_url(str(sample["__url__"])) if sample.get("__url__") is not None else None
+    where = f"field {field!r} of sample {key!r}" + (f" in shard {shard}" if shard else "")
+    if isinstance(failed.cause, UnsafeDataError):
+        return UnsafeDataError(f"{where} {failed.cause}", shard=shard, key=key, field=field)
+    data = failed.data
+    found = f"It has {len(data):,} bytes, beginning with {data[:_SHOWN_BYTES]!r}" if data else "The field is empty"
+    message = f"{where} does not decode as {failed.step}: {describe_cause(failed.cause)}. {found}."
+    advice = Advice.of("Repair the sample, leave the field out with only=, or skip such samples with {}.", *SKIPPING)
+    return DecodingError(message, shard=shard, key=key, field=field, advice=advice)
+
+
+def decode_sample(
+    sample: Mapping[str, Any], decoders: DecoderLike | Iterable[DecoderLike] = (), **options: Any
+) -> dict[str, Any]:
+    """Decodes one sample with one decoder or several, and the options of `Decoder`; for many, that is faster.
+
+    Example:
+        >>> decode_sample({"__key__": "a", "json.gz": b"not gzip", "cls": b" 7"}, only="cls")
+        {'__key__': 'a', 'json.gz': b'not gzip', 'cls': 7}
+    """
+    given = (decoders,) if isinstance(decoders, str) or callable(decoders) else tuple(decoders)
+    return Decoder(*given, **options)(sample)

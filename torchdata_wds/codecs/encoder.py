@@ -5,39 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from torchdata_wds.codecs.failures import StepFailedError, describe_encoder_failure, describe_encoding_failure
+from torchdata_wds.codecs.failures import StepFailedError, describe_cause, describe_value
 from torchdata_wds.codecs.images.specs import IMAGE_SPECS, parse_image_spec
-from torchdata_wds.codecs.matching import parse_extensions
-from torchdata_wds.codecs.options import EncodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import EncodingPlan, Planner, UserEncoder, plan_encoding
+from torchdata_wds.codecs.matching import matches, parse_extensions
+from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions, MissingPackageError
+from torchdata_wds.codecs.plans import Planner, guard
+from torchdata_wds.codecs.suffixes import compress, is_compressed, split_suffix
+from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.errors import SKIPPING, Advice, EncodingError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import as_bytes, is_written
 
 SampleEncoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 EncoderLike = bool | str | Mapping[str, Callable[[Any], bytes]] | SampleEncoder
 
+#: Value -> bytes; raises StepFailedError.
+_Plan = Callable[[Any], bytes]
 
-class Encoder(Planner[EncodingPlan | None]):
-    """Turns a sample of values into a new sample of bytes, the reverse of ``Decoder``.
+
+class Encoder(Planner[_Plan | None]):
+    """Turns a sample of values into a new sample of bytes; the arguments are those of ``.wds_encode(...)``.
 
     Values are encoded by the last part of their field's name; what would not read back equal (JPEG: up to its loss) is
     refused. The same value gives the same bytes each time, with two exceptions: in pickle and torch fields the bytes
     also depend on which equal objects in the value are one object, and in pickle fields on the order of sets. Bytes,
     bytearrays and memoryviews are data already and pass untouched; in a field with a compression suffix (``gz bz2 xz
     zst``) only if they are whole in that compression. All else in such a field is encoded by the rest of the name and
-    compressed. Names like ``__key__`` are copied as they are. An encoder pickles when the user's functions do.
-
-    Args:
-        encoder: True for the table of types; False to encode nothing and accept bytes only; an image spec to say with
-            ``"torch..."`` that tensors of images are CHW, and HWC with any other; a mapping of field or extension to
-            ``function(value) -> bytes``, tried before the table (the longest that fits); or a
-            ``function(sample) -> mapping`` that makes all fields bytes.
-        jpeg_quality: Quality of JPEG files, 1 to 100.
-        png_compression: How hard PNG files are compressed, 0 to 9.
-
-    Raises:
-        TypeError: for an argument of a wrong type.
-        ValueError: for an unknown image spec, or a number out of its range.
+    compressed. Names like ``__key__`` are copied as they are. In a mapping the longest extension that fits a field has
+    its function. An encoder pickles when the user's functions do.
 
     Example:
         >>> encoder = Encoder()
@@ -52,43 +47,16 @@ class Encoder(Planner[EncodingPlan | None]):
         self._prepare()
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Encodes one sample.
-
-        Args:
-            sample: Field -> value; it is not changed.
-
-        Returns:
-            A new dict with the same fields in the same order.
+        """Encodes one sample, which is not changed; the new one has the same fields in the same order.
 
         Raises:
             EncodingError: if a value cannot be written as its field's type.
             ImportError: if a field needs a package that is not installed.
         """
-        return self._encode(sample)
-
-    def __repr__(self) -> str:
-        return self._show([] if self.encoder is True else [_show(self.encoder)])
-
-    def _prepare(self) -> None:
-        self._users = _parse_users(self.encoder)
-        channels_first = isinstance(self.encoder, str) and parse_image_spec(self.encoder).container == "torch"
-        self._options = EncodeOptions(self.jpeg_quality, self.png_compression, channels_first)
-        super()._prepare()
-        self._encode: Callable[[Mapping[str, Any]], dict[str, Any]]
+        if self._is_whole:
+            return _require_bytes(self._encode_whole(sample))
         if self.encoder is False:
-            self._encode = _require_bytes
-        elif callable(self.encoder) and not isinstance(self.encoder, Mapping):
-            self._encode = self._encode_whole
-        else:
-            self._encode = self._encode_fields
-
-    def _make_plan(self, field: str) -> EncodingPlan | None:
-        if not isinstance(field, str):
-            cause = TypeError("the name of a field must be a str, such as 'jpg'")
-            raise StepFailedError("under its name", field, cause)
-        return None if is_metadata(field) else plan_encoding(field, self._users, self._options)
-
-    def _encode_fields(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+            return _require_bytes(sample)
         result = dict(sample)
         plans = self._plans
         for field, value in sample.items():
@@ -97,10 +65,20 @@ class Encoder(Planner[EncodingPlan | None]):
                 if plan is not None:
                     result[field] = plan(value)
             except StepFailedError as failed:
-                raise describe_encoding_failure(failed, sample, field) from failed.cause
+                raise _describe_failure(failed, sample, field) from failed.cause
         return result
 
-    def _encode_whole(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+    def __repr__(self) -> str:
+        return self._show([] if self.encoder is True else [_show(self.encoder)])
+
+    def _prepare(self) -> None:
+        self._users = _parse_users(self.encoder)
+        self._is_whole = callable(self.encoder) and not isinstance(self.encoder, Mapping)
+        channels_first = isinstance(self.encoder, str) and parse_image_spec(self.encoder).container == "torch"
+        self._options = EncodeOptions(self.jpeg_quality, self.png_compression, channels_first)
+        super()._prepare()
+
+    def _encode_whole(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         encoder = cast(SampleEncoder, self.encoder)
         try:
             encoded = encoder(dict(sample))
@@ -109,35 +87,86 @@ class Encoder(Planner[EncodingPlan | None]):
         except MissingPackageError:
             raise
         except Exception as cause:
-            raise describe_encoder_failure(_show(encoder), sample, cause) from cause
+            key = str(sample.get("__key__", "?"))
+            raise EncodingError(
+                f"sample {key!r} cannot be encoded by function {_show(encoder)}: {describe_cause(cause)}.",
+                key=key,
+                advice=Advice.of("Repair the function or the sample, or skip such samples with {}.", *SKIPPING),
+            ) from cause
         if "__key__" in sample and "__key__" not in encoded:
             encoded = {"__key__": sample["__key__"], **encoded}
-        return _require_bytes(encoded)
+        return encoded
+
+    def _make_plan(self, field: str) -> _Plan | None:
+        if not isinstance(field, str):
+            cause = TypeError("the name of a field must be a str, such as 'jpg'")
+            raise StepFailedError("under its name", field, cause)
+        return None if is_metadata(field) else self._plan(field)
+
+    def _plan(self, field: str) -> _Plan:
+        """Chooses how the values of a field are encoded: first by the user's function for the longest extension.
+
+        What it returns, and the values of fields without one, are encoded by the table of types and compressed.
+        """
+        inner, suffix = split_suffix(field)
+        codec = find_codec(field)
+        if suffix:
+            plan = _plan_compression(suffix, self._plan(inner))
+        elif codec is None or codec.encode is None:
+            plan = _allow_bytes(guard("as it is", _refuse_value, None))
+        else:
+            plan = _allow_bytes(guard(f"as {codec.name}", codec.encode, self._options))
+        found = [extension for extension in self._users if matches(field, [extension])]
+        return _plan_user(self._users[max(found, key=len)], plan) if found else plan
 
 
-def encode_sample(
-    sample: Mapping[str, Any], encoder: EncoderLike = True, *, jpeg_quality: int = 95, png_compression: int = 6
-) -> dict[str, Any]:
-    """Encodes one sample; for many, an ``Encoder`` is faster.
+def _plan_user(user: Callable[[Any], Any], plan: _Plan) -> _Plan:
+    def encode(value: Any) -> bytes:
+        if isinstance(value, BYTES_TYPES):
+            return plan(value)
+        try:
+            result = user(value)
+            if not isinstance(result, BYTES_TYPES):
+                raise TypeError(f"it must return bytes, but its result is {describe_value(result)}")
+        except MissingPackageError:
+            raise
+        except Exception as cause:
+            raise StepFailedError(f"by function {_show(user)}", value, cause) from cause
+        return plan(result)
 
-    Args:
-        sample: Field -> value; it is not changed.
-        encoder: As in ``Encoder``.
-        jpeg_quality: As in ``Encoder``.
-        png_compression: As in ``Encoder``.
+    return encode
 
-    Returns:
-        A new dict with the same fields.
 
-    Raises:
-        EncodingError: if a value cannot be written as its field's type.
-        ImportError: if a field needs a package that is not installed.
+def _plan_compression(suffix: str, inner: _Plan) -> _Plan:
+    def pack(value: Any, _: None) -> bytes:
+        if isinstance(value, BYTES_TYPES):
+            value = data = bytes(value)
+            if is_compressed(suffix, data):
+                return data
+        return compress(suffix, inner(value))
 
-    Example:
-        >>> encode_sample({"__key__": "a", "cls": 7, "x.vocab": "a b"}, {"vocab": str.encode})
-        {'__key__': 'a', 'cls': b'7', 'x.vocab': b'a b'}
-    """
-    return Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)(sample)
+    return guard(f"as compressed data (.{suffix})", pack, None)
+
+
+def _allow_bytes(encode: _Plan) -> _Plan:
+    def allow(value: Any) -> bytes:
+        if isinstance(value, BYTES_TYPES):
+            return bytes(value)
+        if value is None:
+            raise StepFailedError("", value, ValueError("None has no bytes"))
+        return encode(value)
+
+    return allow
+
+
+def _refuse_value(value: Any, _: None) -> bytes:
+    """Says what to do about a value in a field that can only hold bytes."""
+    if isinstance(value, str):
+        raise TypeError("such a field takes bytes only: give value.encode(), or name the field with .txt at its end")
+    raise TypeError(
+        "such a field takes bytes only: give bytes, or name the field by its type, with .json, .npy, .pth or .pkl at "
+        "its end"
+    )
 
 
 def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +178,7 @@ def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _parse_users(encoder: EncoderLike) -> dict[str, UserEncoder]:
+def _parse_users(encoder: EncoderLike) -> dict[str, Callable[[Any], Any]]:
     """Returns the user's functions by their extensions."""
     if not isinstance(encoder, Mapping):
         if isinstance(encoder, bool | str) or callable(encoder):
@@ -158,7 +187,7 @@ def _parse_users(encoder: EncoderLike) -> dict[str, UserEncoder]:
             f"encoder must be True, False, an image spec ({', '.join(IMAGE_SPECS)}), a mapping of fields to functions, "
             f"or a function of the sample, not {encoder!r}"
         )
-    users: dict[str, UserEncoder] = {}
+    users: dict[str, Callable[[Any], Any]] = {}
     for name, function in encoder.items():
         extensions = parse_extensions("encoder", name)
         if not extensions:
@@ -181,3 +210,29 @@ def _show(encoder: object) -> str:
     if isinstance(encoder, Mapping):
         return "{" + ", ".join(f"{name!r}: {_show(function)}" for name, function in encoder.items()) + "}"
     return getattr(encoder, "__qualname__", None) or repr(encoder)
+
+
+def _describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> EncodingError:
+    """Makes the exception that names key, field, what was expected, what was found, and what to do."""
+    key = str(sample.get("__key__", "?"))
+    where = f"field {field!r} of sample {key!r}"
+    if not failed.step:  # None, which no codec takes
+        message = f"{where} is None, which has no bytes: leave the field out of the sample, or give bytes (b'' is fine)"
+    else:
+        is_deep = isinstance(failed.cause, RecursionError)
+        cause = "it is nested too deeply, or contains itself" if is_deep else describe_cause(failed.cause)
+        message = (
+            f"{where} cannot be written {failed.step}: {cause}. It is {describe_value(failed.data)}. "
+            f"Otherwise, give bytes, or a function that makes them: encoder={{{field!r}: function}}."
+        )
+    return EncodingError(message, key=key, field=field)
+
+
+def encode_sample(sample: Mapping[str, Any], encoder: EncoderLike = True, **options: Any) -> dict[str, Any]:
+    """Encodes one sample, with the options of `Encoder`; for many, that is faster.
+
+    Example:
+        >>> encode_sample({"__key__": "a", "cls": 7, "x.vocab": "a b"}, {"vocab": str.encode})
+        {'__key__': 'a', 'cls': b'7', 'x.vocab': b'a b'}
+    """
+    return Encoder(encoder, **options)(sample)

@@ -8,7 +8,25 @@ from typing import Any
 
 
 class ExtensionDecoder:
-    """A decoder of the fields with some extensions; ``handle_extension`` makes one and describes the arguments."""
+    """Decodes the fields with some extensions, in ``.wds_decode(...)``; its public name is ``handle_extension``.
+
+    An extension means the fields that are it or end in it after a dot, in any case: ``png`` means ``png`` and
+    ``input.png``, not ``xpng``; ``seg.png`` means ``seg.png`` only. It is called as ``decoder(key, data)``, and pickles
+    when ``fn`` does.
+
+    Args:
+        extensions: Extensions, space separated, a leading dot accepted.
+        fn: Turns the field's bytes into its value; None passes the field on to the next decoder.
+
+    Raises:
+        TypeError: if ``extensions`` is not a str, or ``fn`` not callable.
+        ValueError: if there is no extension.
+
+    Example:
+        >>> decoder = handle_extension("vocab .labels.txt", bytes.split)
+        >>> decoder(".train.vocab", b"a b"), decoder(".txt", b"a b")
+        ([b'a', b'b'], None)
+    """
 
     def __init__(self, extensions: str, fn: Callable[[bytes], Any]) -> None:
         if not callable(fn):
@@ -26,29 +44,7 @@ class ExtensionDecoder:
         return f"handle_extension({' '.join(self.extensions)!r}, {getattr(self.fn, '__qualname__', self.fn)})"
 
 
-def handle_extension(extensions: str, fn: Callable[[bytes], Any]) -> ExtensionDecoder:
-    """Makes a decoder of the fields with some extensions, for ``.wds_decode(...)`` and ``Decoder(...)``.
-
-    An extension means the fields that are it or end in it after a dot, in any case: ``png`` means ``png`` and
-    ``input.png``, not ``xpng``; ``seg.png`` means ``seg.png`` only.
-
-    Args:
-        extensions: Extensions, space separated, a leading dot accepted.
-        fn: Turns the field's bytes into its value; None passes the field on to the next decoder.
-
-    Returns:
-        A ``callable(key, data)``; it pickles when ``fn`` does.
-
-    Raises:
-        TypeError: if ``extensions`` is not a str, or ``fn`` not callable.
-        ValueError: if there is no extension.
-
-    Example:
-        >>> decoder = handle_extension("vocab .labels.txt", bytes.split)
-        >>> decoder(".train.vocab", b"a b"), decoder(".txt", b"a b")
-        ([b'a', b'b'], None)
-    """
-    return ExtensionDecoder(extensions, fn)
+handle_extension = ExtensionDecoder
 
 
 def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, ...]:

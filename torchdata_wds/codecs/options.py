@@ -24,7 +24,17 @@ class DecodeOptions:
     max_bytes: int = DEFAULT_MAX_BYTES
 
     def __post_init__(self) -> None:
-        _check_text_errors(self.errors)
+        if not isinstance(self.errors, str):
+            raise TypeError(f"errors must be a str such as 'strict' or 'replace', not {self.errors!r}")
+        try:  # some of Python's handlers are for encoding only
+            b"\xff".decode("utf-8", self.errors)
+        except UnicodeDecodeError:
+            pass
+        except (LookupError, TypeError) as cause:
+            raise ValueError(
+                f"errors={self.errors!r} is not a way to decode text: use 'strict', 'replace', 'ignore', "
+                "'backslashreplace' or 'surrogateescape'"
+            ) from cause
         check_flags(allow_pickle=self.allow_pickle)
         checked_int("max_bytes", self.max_bytes, 1)
 
@@ -38,27 +48,8 @@ class EncodeOptions:
     channels_first: bool = False
 
     def __post_init__(self) -> None:
-        ranges = {"jpeg_quality": (self.jpeg_quality, 1, 100), "png_compression": (self.png_compression, 0, 9)}
-        for name, (value, lowest, highest) in ranges.items():
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, not {value!r}")
-            if not lowest <= value <= highest:
-                raise ValueError(f"{name} must be {lowest} to {highest}, not {value}")
-
-
-def _check_text_errors(errors: str) -> None:
-    """Checks that ``errors`` names a way to decode damaged UTF-8: one that Python knows, and not for encoding only."""
-    if not isinstance(errors, str):
-        raise TypeError(f"errors must be a str such as 'strict' or 'replace', not {errors!r}")
-    try:
-        b"\xff".decode("utf-8", errors)
-    except UnicodeDecodeError:
-        return
-    except (LookupError, TypeError) as cause:
-        raise ValueError(
-            f"errors={errors!r} is not a way to decode text: use 'strict', 'replace', 'ignore', 'backslashreplace' "
-            "or 'surrogateescape'"
-        ) from cause
+        checked_int("jpeg_quality", self.jpeg_quality, 1, 100)
+        checked_int("png_compression", self.png_compression, 0, 9)
 
 
 class MissingPackageError(ModuleNotFoundError):

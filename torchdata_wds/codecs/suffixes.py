@@ -36,6 +36,13 @@ class Compression(NamedTuple):
     is_zstd: bool = False
 
 
+def split_suffix(field: str) -> tuple[str, str]:
+    """Splits a compression suffix off: ``x.json.gz`` gives ``("x.json", "gz")``, ``json`` gives ``("json", "")``."""
+    inner, _, suffix = field.rpartition(".")
+    suffix = suffix.lower()
+    return (inner, suffix) if suffix in SUFFIXES else (field, "")
+
+
 class _TooLargeError(ValueError):
     """Data decompresses to more than the limit."""
 

@@ -27,8 +27,8 @@ def too_deep() -> ValueError:
     return ValueError(f"it is nested more than {MAX_DEPTH} levels deep, or contains itself")
 
 
-def class_named(name: str) -> type | None:
-    """Returns a class that is stored by its name. Only these are made again: a file cannot name others."""
+def class_named(name: str) -> Any:
+    """Returns a class that is stored by its name, or None. Only these are made again: a file cannot name others."""
     if name == "DataChunk":  # torch's batches; torch is imported only when needed
         from torch.utils.data import DataChunk
 

@@ -17,7 +17,7 @@ from torchdata_wds.cli.outputs import check_one_output, write_whole
 from torchdata_wds.cli.tables import unfold
 from torchdata_wds.cli.terminal import counted, guess_text, printable, say
 from torchdata_wds.codecs.decoder import Decoder
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
+from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS
 from torchdata_wds.codecs.values.json import write_json
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.names import is_metadata

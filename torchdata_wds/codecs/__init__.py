@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchdata_wds.codecs.decoder import Decoder, DecoderLike, decode_sample
 from torchdata_wds.codecs.encoder import Encoder, EncoderLike, encode_sample
 from torchdata_wds.codecs.images.decoding import image_decoder
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS, IMAGE_SPECS
+from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
 from torchdata_wds.codecs.matching import handle_extension
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.table import CODECS, Codec

@@ -10,7 +10,7 @@ from typing import Any
 from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs.failures import StepFailedError, describe_cause
 from torchdata_wds.codecs.images.decoding import ImageDecoder
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS, IMAGE_SPECS
+from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
 from torchdata_wds.codecs.matching import ExtensionDecoder, is_named, matches, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
 from torchdata_wds.codecs.plans import Planner, guard

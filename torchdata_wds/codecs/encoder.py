@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torchdata_wds.codecs.failures import StepFailedError, describe_cause, describe_value
-from torchdata_wds.codecs.images.specs import IMAGE_SPECS, parse_image_spec
+from torchdata_wds.codecs.images.pixels import IMAGE_SPECS, parse_image_spec
 from torchdata_wds.codecs.matching import matches, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions, MissingPackageError
 from torchdata_wds.codecs.plans import Planner, guard

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdata_wds.codecs.images.encoding import IMAGE_ENCODERS, refuse_image
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
+from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 from torchdata_wds.codecs.values.json import decode_json, encode_json
 from torchdata_wds.codecs.values.numpy import decode_npy, decode_npz, encode_npy, encode_npz

@@ -14,10 +14,8 @@ from torchdata_wds.cli.terminal import guess_text, printable, shorten
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.images.decoding import image_decoder
-from torchdata_wds.codecs.images.files import open_image, read_orientation
-from torchdata_wds.codecs.images.pixels import to_pil, turn
-from torchdata_wds.codecs.images.sixteen_bit import is_deep
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS
+from torchdata_wds.codecs.images.files import deep_reader, open_image, read_orientation
+from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, to_pil, turn
 from torchdata_wds.codecs.matching import handle_extension, matches, parse_extensions
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
@@ -143,7 +141,7 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
     scaled to 8. 0 keeps the image's own size, None makes no thumbnail.
     """
     with open_image(data) as image:
-        depth = ", 16 bits" if is_deep(image) and not image.mode.startswith(("I", "F")) else ""
+        depth = ", 16 bits" if deep_reader(image) is not None and not image.mode.startswith(("I", "F")) else ""
         orientation = read_orientation(image)
         turned = f", EXIF orientation {orientation}" if orientation != 1 else ""
         text = f"{image.format} image, {image.mode}{depth}, {image.width} x {image.height}{turned}"
@@ -151,7 +149,7 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
         if max_size is None:
             image.load()
             return ImageView(text, None)
-        is_smooth = image.mode in _SMOOTH and "transparency" not in image.info and not is_deep(image)
+        is_smooth = image.mode in _SMOOTH and "transparency" not in image.info and deep_reader(image) is None
         if 0 < max_size < max(image.size) and is_smooth:
             # faster than for training: JPEG's own reduction and whole pixels first
             image.thumbnail((max_size, max_size), reducing_gap=_ROUGH)

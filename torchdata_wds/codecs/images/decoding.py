@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.codecs.images.files import open_image, read_orientation
+from torchdata_wds.codecs.images.files import open_image, read_deep, read_orientation, resize_deep
 from torchdata_wds.codecs.images.jpeg import read_header, read_jpeg
-from torchdata_wds.codecs.images.pixels import Pixels, fitting_size, to_pil, to_values, turn
-from torchdata_wds.codecs.images.sixteen_bit import is_deep, read_deep, resize_deep
-from torchdata_wds.codecs.images.specs import IMAGE_FIELDS, parse_image_spec
+from torchdata_wds.codecs.images.pixels import (
+    IMAGE_FIELDS,
+    Pixels,
+    fitting_size,
+    parse_image_spec,
+    to_pil,
+    to_values,
+    turn,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,7 +25,36 @@ if TYPE_CHECKING:
 
 
 class ImageDecoder:
-    """A decoder of image fields; ``image_decoder`` makes one and describes the arguments."""
+    """Decodes image fields, in ``.wds_decode(...)``; its public name is ``image_decoder``.
+
+    With ``max_size`` the longest side of the result is ``min(max_size, the file's longest side)``; the other side
+    keeps the aspect, rounded to the nearest pixel and at least 1. A smaller image is decoded as without it, never
+    enlarged. A larger one is reduced with a Lanczos filter that weighs all pixels it covers; a JPEG is first decoded
+    at the smallest of its sizes 1/2, 1/4, 1/8 that is still at least twice the result, which is several times faster
+    and changes the result by less than the filter does.
+
+    With the ``[fast]`` extra, arrays and tensors of ordinary JPEG files come from simplejpeg: the same pixels in two
+    thirds of the time. Pillow reads PIL images, the grey of colour files, all other files, and whatever simplejpeg
+    refuses or warns of: the exceptions are always Pillow's.
+
+    It is called as ``decoder(key, data)``, and returns None for fields that are not images.
+
+    Args:
+        spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or
+            ``pil pill pilrgb pilrgba``.
+        max_size: The longest side in pixels; None for the file's own size.
+        exif_transpose: Whether to turn the image as its EXIF orientation says (Pillow turns TIFF files by itself).
+
+    Raises:
+        ValueError: for an unknown spec, or a ``max_size`` below 1.
+
+    Example:
+        >>> import io, PIL.Image
+        >>> file = io.BytesIO()
+        >>> PIL.Image.new("RGB", (640, 480)).save(file, "JPEG")
+        >>> image_decoder("rgb8", max_size=256)(".jpg", file.getvalue()).shape
+        (192, 256, 3)
+    """
 
     def __init__(self, spec: str, *, max_size: int | None = None, exif_transpose: bool = False) -> None:
         self._parsed = parse_image_spec(spec)
@@ -41,15 +76,12 @@ class ImageDecoder:
             if pixels is not None:
                 return to_values(pixels, spec)
         with open_image(data) as image:
-            if is_deep(image):
-                pixels = resize_deep(read_deep(image, data, spec.mode), max_size)
-                orientation = read_orientation(image) if exif_transpose else 1
-            else:
-                flat = _read_flat(image, spec.mode, max_size)
-                orientation = read_orientation(image) if exif_transpose else 1
-                if spec.container == "pil" and orientation == 1:
-                    return flat.copy() if flat is image else flat
-                pixels = np.asarray(flat)
+            deep = read_deep(image, data, spec.mode)
+            flat = _read_flat(image, spec.mode, max_size) if deep is None else None
+            orientation = read_orientation(image) if exif_transpose else 1
+            if flat is not None and spec.container == "pil" and orientation == 1:
+                return flat.copy() if flat is image else flat
+            pixels = np.asarray(flat) if deep is None else resize_deep(deep, max_size)
         pixels = turn(pixels, orientation)
         return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
 
@@ -59,39 +91,7 @@ class ImageDecoder:
         return f"image_decoder({self.spec!r}{options})"
 
 
-def image_decoder(spec: str, *, max_size: int | None = None, exif_transpose: bool = False) -> ImageDecoder:
-    """Makes a decoder of image fields, for ``.wds_decode(...)`` and ``Decoder(...)``.
-
-    With ``max_size`` the longest side of the result is ``min(max_size, the file's longest side)``; the other side
-    keeps the aspect, rounded to the nearest pixel and at least 1. A smaller image is decoded as without it, never
-    enlarged. A larger one is reduced with a Lanczos filter that weighs all pixels it covers; a JPEG is first decoded
-    at the smallest of its sizes 1/2, 1/4, 1/8 that is still at least twice the result, which is several times faster
-    and changes the result by less than the filter does.
-
-    With the ``[fast]`` extra, arrays and tensors of ordinary JPEG files come from simplejpeg: the same pixels in two
-    thirds of the time. Pillow reads PIL images, the grey of colour files, all other files, and whatever simplejpeg
-    refuses or warns of: the exceptions are always Pillow's.
-
-    Args:
-        spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or
-            ``pil pill pilrgb pilrgba``.
-        max_size: The longest side in pixels; None for the file's own size.
-        exif_transpose: Whether to turn the image as its EXIF orientation says (Pillow turns TIFF files by itself).
-
-    Returns:
-        A ``callable(key, data)`` that returns None for fields that are not images.
-
-    Raises:
-        ValueError: for an unknown spec, or a ``max_size`` below 1.
-
-    Example:
-        >>> import io, PIL.Image
-        >>> file = io.BytesIO()
-        >>> PIL.Image.new("RGB", (640, 480)).save(file, "JPEG")
-        >>> image_decoder("rgb8", max_size=256)(".jpg", file.getvalue()).shape
-        (192, 256, 3)
-    """
-    return ImageDecoder(spec, max_size=max_size, exif_transpose=exif_transpose)
+image_decoder = ImageDecoder
 
 
 def _read_plain_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: bool) -> Pixels | None:

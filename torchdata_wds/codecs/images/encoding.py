@@ -1,13 +1,15 @@
 """Images to files: which format holds what; what would not read back equal is refused.
 
-What a format holds was found by writing each of Pillow's modes and reading it back with our own decoder.
+What a format holds was found by writing each of Pillow's modes and reading it back with our own decoder. Pillow writes
+no 16-bit colour: PNG files of it, and PBM, PGM and PPM, are written here.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import operator
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,6 @@ import numpy as np
 
 from torchdata_wds.codecs.images.files import read_orientation
 from torchdata_wds.codecs.images.pixels import Pixels, to_pixels
-from torchdata_wds.codecs.images.sixteen_bit import EXIF_PREFIX, write_bitmap, write_deep_png, write_pnm
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
 
 if TYPE_CHECKING:
@@ -24,10 +25,19 @@ if TYPE_CHECKING:
 
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
+# What EXIF data begins with in JPEG files and in Pillow, but not in PNG and WebP files.
+_EXIF_PREFIX = b"Exif\0\0"
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_PNG_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by the number of channels
+_PNG_FILTER_UP = 2
+
+# A PNG chunk's length must stay below 2**31.
+_CHUNK_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
-class FileFormat:
-    """What an image format holds, in Pillow's names of modes, space separated."""
+class _FileFormat:
+    """An image format: what it holds, in Pillow's names of modes, space separated; and how images become its files."""
 
     name: str
     modes: str  # of 8 bits a channel or less, which read back equal
@@ -37,92 +47,188 @@ class FileFormat:
     keeps_palette_alpha: bool = False
     max_side: int = 0  # in pixels; 0 for more than any memory holds
 
+    def encode(self, value: Any, options: EncodeOptions) -> bytes:
+        """Encodes an image as a file, and refuses what would not read back equal.
 
-_FORMATS = {
-    "jpg jpeg jpe jfif": FileFormat("JPEG", "L RGB CMYK", keeps_exif=True, max_side=65500),
-    "png apng img image": FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", True, True),
-    "webp": FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", True, True, max_side=16383),
-    "bmp": FileFormat("BMP", "1 L P RGB"),
-    "tif tiff": FileFormat("TIFF", "1 L LA P PA RGB RGBA CMYK LAB", "L"),
-    "ppm": FileFormat("PPM", "1 L RGB", "L RGB"),
-    "pgm": FileFormat("PGM", "1 L", "L"),
-    "pbm": FileFormat("PBM", "1 L"),
-    "pnm": FileFormat("PNM", "1 L RGB", "L RGB"),
-}
+        It is a PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8 bits.
+        """
+        from PIL import Image
 
-
-def encode_image(value: Any, options: EncodeOptions, *, file_format: FileFormat) -> bytes:
-    """Encodes an image as a file, and refuses what would not read back equal.
-
-    It is a PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8 bits.
-    """
-    from PIL import Image
-
-    if not isinstance(value, Image.Image):
-        pixels = to_pixels(value, channels_first=options.channels_first)
-        _check_size(pixels.shape[:2], file_format)
-        if pixels.itemsize > 1:
-            return _write_deep(pixels, b"", file_format, options)
-        image, exif = Image.fromarray(pixels), b""
-    else:
+        if not isinstance(value, Image.Image):
+            pixels = to_pixels(value, channels_first=options.channels_first)
+            self._check_size(pixels.shape[:2])
+            if pixels.itemsize > 1:
+                return self._write_deep(pixels, b"", options)
+            return self._write(Image.fromarray(pixels), b"", options)
         value.load()
-        _check_size(value.size, file_format)
+        self._check_size(value.size)
         exif = _exif(value)
-        orientation = 1 if file_format.keeps_exif else read_orientation(exif)
+        orientation = 1 if self.keeps_exif else read_orientation(exif)
         is_deep = value.mode.startswith("I")
-        image = _without_state(value, file_format, is_deep)
+        image = self._without_state(value, is_deep)
         if image.mode == "P":
-            _check_palette(image, file_format)
+            self._check_palette(image)
         if orientation != 1:
             raise ValueError(
-                f"a {file_format.name} file does not keep the EXIF orientation, here {orientation}; turn the image "
+                f"a {self.name} file does not keep the EXIF orientation, here {orientation}; turn the image "
                 "with PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
             )
-        if is_deep:
-            return _write_deep(_deep_pixels(image), exif, file_format, options)
-    _check_mode(image.mode, file_format)
-    if file_format.name == "PBM" or (file_format.name == "PNM" and image.mode == "1"):
-        bits = np.asarray(image)
-        if image.mode == "L" and np.any((bits != 0) & (bits != 255)):
+        return self._write_deep(_deep_pixels(image), exif, options) if is_deep else self._write(image, exif, options)
+
+    def _check_size(self, size: tuple[int, ...]) -> None:
+        from PIL import Image
+
+        if 0 in size:
+            raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
+        if self.max_side and max(size) > self.max_side:
             raise ValueError(
-                "a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png"
+                f"its longer side has {max(size):,} pixels, and a {self.name} file has {self.max_side:,} at "
+                "most; reduce it, cut it into parts, or name the field png"
             )
-        return write_bitmap(bits.astype(bool))
-    if file_format.name in ("PGM", "PNM"):
-        return write_pnm(np.asarray(image.convert("L") if image.mode == "1" else image))
-    if file_format.name == "PPM":
-        return write_pnm(np.asarray(image.convert("RGB")))
-    return _save(image, exif, file_format, options)
+        if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
+            raise ValueError(
+                f"it has {size[0] * size[1]:,} pixels, which readers refuse as a decompression bomb; cut it into "
+                "parts, name the field npy, or raise PIL.Image.MAX_IMAGE_PIXELS wherever it is written and read"
+            )
+
+    def _without_state(self, image: Image, is_deep: bool) -> Image:
+        """Makes an image of the same pixels without what else saving looks at, except a transparent colour.
+
+        The pixels are not copied, and the user's object is not changed.
+        """
+        fresh = image._new(image.im)
+        key = fresh.info.pop("transparency", None)
+        if key is None:
+            return fresh
+        if is_deep or image.mode not in self.keyed_modes.split():
+            raise ValueError(
+                f"a {self.name} file of mode {image.mode!r} does not keep the transparent colour in "
+                "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
+            )
+        cause: Exception | None = None
+        try:
+            if isinstance(key, BYTES_TYPES):
+                plain: Any = bytes(key)
+                is_right = image.mode == "P" and len(plain) <= 256
+            elif np.ndim(key):
+                plain = tuple(map(operator.index, key))
+                is_right = image.mode == "RGB" and len(plain) == 3 and min(plain) >= 0 and max(plain) <= 255
+            else:
+                plain = operator.index(key)
+                is_right = image.mode in ("L", "P") and 0 <= plain <= 255
+        except TypeError as error:
+            cause, is_right = error, False
+        if not is_right:
+            raise ValueError(
+                "image.info['transparency'] must be an int (modes L and P), three of them (RGB), or bytes (P), each as "
+                f"large as its pixels can be, not {key!r}; correct it, or use image.convert('RGBA')"
+            ) from cause
+        fresh.info["transparency"] = plain
+        return fresh
+
+    def _check_palette(self, image: Image) -> None:
+        colours = max(1, len(image.getpalette() or ()) // 3)  # without any, black is written
+        highest = int(np.asarray(image).max())
+        if highest >= colours:
+            raise ValueError(
+                f"it has pixels of colour {highest}, and its palette only {colours} colours; give it a palette of more "
+                "with image.putpalette(), or use image.convert('RGB')"
+            )
+        if self.keeps_palette_alpha or image.palette is None or "A" not in image.palette.mode:
+            return
+        if min((image.getpalette("RGBA") or [255])[3::4]) < 255:
+            raise ValueError(
+                f"a {self.name} file does not keep the alpha of its palette; use image.convert('RGBA') for a png or "
+                "tif field, or image.convert('RGB')"
+            )
+
+    def _check_mode(self, mode: str) -> None:
+        modes = self.modes.split()
+        if mode in modes:
+            return
+        # what to convert to: the nearest mode that the format holds, and without alpha where it holds none
+        drops_alpha = mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes
+        wanted = "RGBA" if mode.endswith(("A", "a")) and not drops_alpha else "RGB"
+        nearest = wanted if wanted in modes else modes[-1]
+        cure = f"use image.convert({nearest!r})"
+        if mode == "F":
+            cure = "make it an array of 0..1: numpy.asarray(image) / highest"
+        elif drops_alpha:
+            dropped = f"image.convert({nearest!r}) or array[..., :-1]"
+            cure = f"drop the alpha with {dropped}, or name the field png, which keeps it"
+        raise ValueError(f"a {self.name} file holds images of mode {', '.join(modes)}, but not {mode}; {cure}")
+
+    def _write(self, image: Image, exif: bytes, options: EncodeOptions) -> bytes:
+        self._check_mode(image.mode)
+        if self.name not in ("PBM", "PGM", "PPM", "PNM"):
+            return self._save(image, exif, options)
+        if self.name == "PBM":
+            levels = np.asarray(image)
+            if image.mode == "L" and np.any((levels != 0) & (levels != 255)):
+                raise ValueError(
+                    "a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png"
+                )
+            return _write_pnm(levels.astype(bool))
+        if self.name == "PPM" or (self.name == "PGM" and image.mode == "1"):
+            image = image.convert("RGB" if self.name == "PPM" else "L")
+        return _write_pnm(np.asarray(image))
+
+    def _write_deep(self, pixels: Pixels, exif: bytes, options: EncodeOptions) -> bytes:
+        mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
+        if mode not in self.deep_modes.split():
+            held = f"16 bits a channel as {self.deep_modes} only" if self.deep_modes else "8 bits a channel only"
+            raise ValueError(
+                f"a {self.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
+                "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
+            )
+        if self.name == "PNG":
+            return _write_deep_png(pixels, options.png_compression, exif)
+        if self.name == "TIFF":
+            from PIL import Image
+
+            return self._save(Image.fromarray(pixels), b"", options)
+        if self.name == "PPM" and pixels.ndim == 2:
+            pixels = np.repeat(pixels[:, :, np.newaxis], 3, axis=2)
+        return _write_pnm(pixels)
+
+    def _save(self, image: Image, exif: bytes, options: EncodeOptions) -> bytes:
+        by_format: dict[str, dict[str, Any]] = {
+            "JPEG": {"quality": options.jpeg_quality, "icc_profile": image.info.get("icc_profile")},
+            "PNG": {"compress_level": options.png_compression},
+            # without exact=True, colours under full transparency are lost
+            "WEBP": {"lossless": True, "exact": True},
+            "TIFF": {"compression": "tiff_adobe_deflate"},
+        }
+        chosen = by_format.get(self.name, {})
+        if exif and self.keeps_exif:
+            # WebP files have it without the prefix, and Pillow adds none
+            chosen["exif"] = _EXIF_PREFIX + exif.removeprefix(_EXIF_PREFIX)
+        out = io.BytesIO()
+        image.save(out, self.name, **chosen)
+        return out.getvalue()
+
+
+_FORMATS = {
+    "jpg jpeg jpe jfif": _FileFormat("JPEG", "L RGB CMYK", keeps_exif=True, max_side=65500),
+    "png apng img image": _FileFormat("PNG", "1 L LA P RGB RGBA", "L LA RGB RGBA", "L P RGB", True, True),
+    "webp": _FileFormat("WEBP", "1 L LA P RGB RGBA", "", "L P", True, True, max_side=16383),
+    "bmp": _FileFormat("BMP", "1 L P RGB"),
+    "tif tiff": _FileFormat("TIFF", "1 L LA P PA RGB RGBA CMYK LAB", "L"),
+    "ppm": _FileFormat("PPM", "1 L RGB", "L RGB"),
+    "pgm": _FileFormat("PGM", "1 L", "L"),
+    "pbm": _FileFormat("PBM", "1 L"),
+    "pnm": _FileFormat("PNM", "1 L RGB", "L RGB"),
+}
+
+#: Extension -> the encoder of its images.
+IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
+    extension: file_format.encode for extensions, file_format in _FORMATS.items() for extension in extensions.split()
+}
 
 
 def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """Refuses an image of a format that is only read: what it wrote would not read back equal."""
     raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
-
-
-#: Extension -> the encoder of its images.
-IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
-    extension: functools.partial(encode_image, file_format=file_format)
-    for extensions, file_format in _FORMATS.items()
-    for extension in extensions.split()
-}
-
-
-def _check_size(size: tuple[int, ...], file_format: FileFormat) -> None:
-    from PIL import Image
-
-    if 0 in size:
-        raise ValueError("it has no pixels, and no image file can be empty; leave the sample out")
-    if file_format.max_side and max(size) > file_format.max_side:
-        raise ValueError(
-            f"its longer side has {max(size):,} pixels, and a {file_format.name} file has {file_format.max_side:,} at "
-            "most; reduce it, cut it into parts, or name the field png"
-        )
-    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS:
-        raise ValueError(
-            f"it has {size[0] * size[1]:,} pixels, which readers refuse as a decompression bomb; cut it into "
-            "parts, name the field npy, or raise PIL.Image.MAX_IMAGE_PIXELS wherever it is written and read"
-        )
 
 
 def _deep_pixels(image: Image) -> Pixels:
@@ -137,59 +243,6 @@ def _deep_pixels(image: Image) -> Pixels:
     return pixels.astype(np.uint16)
 
 
-def _without_state(image: Image, file_format: FileFormat, is_deep: bool) -> Image:
-    """Makes an image of the same pixels without what else saving looks at, except a transparent colour.
-
-    The pixels are not copied, and the user's object is not changed.
-    """
-    fresh = image._new(image.im)
-    key = fresh.info.pop("transparency", None)
-    if key is None:
-        return fresh
-    if is_deep or image.mode not in file_format.keyed_modes.split():
-        raise ValueError(
-            f"a {file_format.name} file of mode {image.mode!r} does not keep the transparent colour in "
-            "image.info['transparency']; use image.convert('RGBA') for a png field, or delete that entry"
-        )
-    cause: Exception | None = None
-    try:
-        if isinstance(key, BYTES_TYPES):
-            plain: Any = bytes(key)
-            is_right = image.mode == "P" and len(plain) <= 256
-        elif np.ndim(key):
-            plain = tuple(map(operator.index, key))
-            is_right = image.mode == "RGB" and len(plain) == 3 and min(plain) >= 0 and max(plain) <= 255
-        else:
-            plain = operator.index(key)
-            is_right = image.mode in ("L", "P") and 0 <= plain <= 255
-    except TypeError as error:
-        cause, is_right = error, False
-    if not is_right:
-        raise ValueError(
-            "image.info['transparency'] must be an int (modes L and P), three of them (RGB), or bytes (P), each as "
-            f"large as its pixels can be, not {key!r}; correct it, or use image.convert('RGBA')"
-        ) from cause
-    fresh.info["transparency"] = plain
-    return fresh
-
-
-def _check_palette(image: Image, file_format: FileFormat) -> None:
-    colours = max(1, len(image.getpalette() or ()) // 3)  # without any, black is written
-    highest = int(np.asarray(image).max())
-    if highest >= colours:
-        raise ValueError(
-            f"it has pixels of colour {highest}, and its palette only {colours} colours; give it a palette of more "
-            "with image.putpalette(), or use image.convert('RGB')"
-        )
-    if file_format.keeps_palette_alpha or image.palette is None or "A" not in image.palette.mode:
-        return
-    if min((image.getpalette("RGBA") or [255])[3::4]) < 255:
-        raise ValueError(
-            f"a {file_format.name} file does not keep the alpha of its palette; use image.convert('RGBA') for a png or "
-            "tif field, or image.convert('RGB')"
-        )
-
-
 def _exif(image: Image) -> bytes:
     """Returns the EXIF data as it came, or that of ``getexif()`` where an orientation was set there, or is in XMP."""
     # getexif() keeps what it has parsed: the image itself is read only where the user has called it
@@ -200,57 +253,32 @@ def _exif(image: Image) -> bytes:
     return stored if read_orientation(parsed) == read_orientation(stored) else parsed.getexif().tobytes()
 
 
-def _check_mode(mode: str, file_format: FileFormat) -> None:
-    modes = file_format.modes.split()
-    if mode in modes:
-        return
-    # what to convert to: the nearest mode that the format holds, and without alpha where it holds none
-    drops_alpha = mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes
-    wanted = "RGBA" if mode.endswith(("A", "a")) and not drops_alpha else "RGB"
-    nearest = wanted if wanted in modes else modes[-1]
-    if mode == "F":
-        cure = "make it an array of 0..1: numpy.asarray(image) / highest"
-    elif drops_alpha:
-        cure = (
-            f"drop the alpha with image.convert({nearest!r}) or array[..., :-1], or name the field png, which keeps it"
-        )
-    else:
-        cure = f"use image.convert({nearest!r})"
-    raise ValueError(f"a {file_format.name} file holds images of mode {', '.join(modes)}, but not {mode}; {cure}")
+def _write_deep_png(pixels: Pixels, compression: int, exif: bytes) -> bytes:
+    """Writes a PNG file of uint16 pixels, HW, or HWC with 2 (grey and alpha), 3 or 4 channels."""
+    height, width = pixels.shape[:2]
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    rows = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
+    lines = np.empty((height, 1 + rows.shape[1]), np.uint8)
+    lines[:, 0] = _PNG_FILTER_UP
+    lines[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
+    data = zlib.compress(lines.data, compression)
+    header = struct.pack(">IIBBBBB", width, height, 16, _PNG_COLOUR_TYPES[channels], 0, 0, 0)
+    chunks = [(b"IHDR", header)]
+    if exif:
+        chunks.append((b"eXIf", exif.removeprefix(_EXIF_PREFIX)))
+    chunks += [(b"IDAT", data[start : start + _CHUNK_BYTES]) for start in range(0, len(data), _CHUNK_BYTES)]
+    parts = [_PNG_MAGIC]
+    for kind, content in [*chunks, (b"IEND", b"")]:
+        checksum = zlib.crc32(content, zlib.crc32(kind))
+        parts += [struct.pack(">I", len(content)), kind, content, struct.pack(">I", checksum)]
+    return b"".join(parts)
 
 
-def _write_deep(pixels: Pixels, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
-    mode = _MODES[1 if pixels.ndim == 2 else pixels.shape[2]]
-    if mode not in file_format.deep_modes.split():
-        deep = file_format.deep_modes
-        held = f"16 bits a channel as {deep} only" if deep else "8 bits a channel only"
-        raise ValueError(
-            f"a {file_format.name} file holds {held}, and this is {mode} of 16; name the field png, which holds it, or "
-            "reduce it to 8 bits: (array // 257).astype(numpy.uint8)"
-        )
-    if file_format.name == "PNG":
-        return write_deep_png(pixels, options.png_compression, exif)
-    if file_format.name == "TIFF":
-        from PIL import Image
-
-        return _save(Image.fromarray(pixels), b"", file_format, options)
-    if file_format.name == "PPM" and pixels.ndim == 2:
-        pixels = np.repeat(pixels[:, :, np.newaxis], 3, axis=2)
-    return write_pnm(pixels)
-
-
-def _save(image: Image, exif: bytes, file_format: FileFormat, options: EncodeOptions) -> bytes:
-    by_format: dict[str, dict[str, Any]] = {
-        "JPEG": {"quality": options.jpeg_quality, "icc_profile": image.info.get("icc_profile")},
-        "PNG": {"compress_level": options.png_compression},
-        # without exact=True, colours under full transparency are lost
-        "WEBP": {"lossless": True, "exact": True},
-        "TIFF": {"compression": "tiff_adobe_deflate"},
-    }
-    chosen = by_format.get(file_format.name, {})
-    if exif and file_format.keeps_exif:
-        # WebP files have it without the prefix, and Pillow adds none
-        chosen["exif"] = EXIF_PREFIX + exif.removeprefix(EXIF_PREFIX)
-    out = io.BytesIO()
-    image.save(out, file_format.name, **chosen)
-    return out.getvalue()
+def _write_pnm(pixels: Pixels) -> bytes:
+    """Writes a binary PBM file of HW truth values (True is white), PGM of HW or PPM of HWC pixels, uint8 or uint16."""
+    size = f"{pixels.shape[1]} {pixels.shape[0]}"
+    if pixels.dtype == np.bool_:
+        return f"P4\n{size}\n".encode() + np.packbits(~pixels, axis=1).tobytes()
+    header = f"{'P5' if pixels.ndim == 2 else 'P6'}\n{size}\n{np.iinfo(pixels.dtype).max}\n"
+    return header.encode() + pixels.astype(pixels.dtype.newbyteorder(">"), copy=False).tobytes()

@@ -1,12 +1,19 @@
-"""Opening image files: their header and their orientation, before any pixel is decoded."""
+"""Opening image files, and reading those with more than 8 bits a channel at full depth, as uint16."""
 
 from __future__ import annotations
 
 import functools
 import io
+import re
 import struct
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from torchdata_wds.codecs.images.pixels import Pixels, fitting_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -15,6 +22,8 @@ if TYPE_CHECKING:
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
 _ORIENTATION = 0x0112
+_COLOUR = re.compile(r"(RGB|RGBA|RGBX);16[LBN]")
+_TIFF_PHOTOMETRIC = 262
 
 
 def open_image(data: bytes) -> ImageFile:
@@ -58,3 +67,135 @@ def read_orientation(source: Image | bytes) -> int:
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
         return 1
     return value if value in range(1, 9) else 1
+
+
+def deep_reader(image: ImageFile) -> Callable[[ImageFile, bytes], Pixels] | None:
+    """Returns the reader of an opened image, not yet loaded, with more than 8 bits a channel; None for any other.
+
+    Pillow has 16-bit grey images, but reads 16-bit colour as its upper bytes: such a file is read twice.
+    """
+    if image.mode.startswith(("I", "F")):
+        return _read_grey
+    if not image.tile:
+        return None
+    codec, _, _, arguments = image.tile[0]
+    if codec == "ppm" and image.mode == "RGB" and isinstance(arguments, tuple) and int(arguments[1]) > 255:
+        return _read_ppm
+    raw_mode = _raw_mode(image)
+    if raw_mode == "LA;16B":
+        return _read_grey_alpha
+    return _read_colour if _COLOUR.fullmatch(raw_mode) else None
+
+
+def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels | None:
+    """Reads a deep image, opened from these bytes, as uint16: HW for the mode ``L``, else HWC; None if it is not deep.
+
+    A PNG file's transparent colour becomes its alpha.
+    """
+    read = deep_reader(image)
+    if read is None:
+        return None
+    stacked = read(image, data)
+    if stacked.ndim == 2:
+        stacked = stacked[:, :, np.newaxis]
+    colour = image.info.get("transparency")
+    has_alpha = stacked.shape[2] in (2, 4)
+    if not has_alpha and isinstance(colour, int | tuple):
+        opaque = np.any(stacked != np.asarray(colour, np.uint16), axis=2, keepdims=True)
+        stacked, has_alpha = np.concatenate([stacked, opaque * np.uint16(65535)], axis=2), True
+    colours = stacked[:, :, :-1] if has_alpha else stacked
+    is_grey = colours.shape[2] == 1
+    if mode == "L" and is_grey:
+        return colours[:, :, 0]
+    if mode == "L":
+        # Pillow's weights for L, in 1/65536; the sum stays below 2**32
+        weighted = colours.astype(np.uint32) @ np.array([19595, 38470, 7471], np.uint32)
+        return ((weighted + 0x8000) >> 16).astype(np.uint16)
+    rgb = np.repeat(colours, 3, axis=2) if is_grey else colours
+    if mode == "RGB":
+        return rgb
+    alpha = stacked[:, :, -1:] if has_alpha else np.full((*rgb.shape[:2], 1), 65535, np.uint16)
+    return np.concatenate([rgb, alpha], axis=2)
+
+
+def _raw_mode(image: ImageFile) -> str:
+    arguments: Any = image.tile[0][3]
+    return str(arguments if isinstance(arguments, str) else arguments[0])
+
+
+def _read_grey(image: ImageFile, _: bytes) -> Pixels:
+    is_twelve_bit = bool(image.tile) and _raw_mode(image) == "I;12"
+    brightest = 1 if image.mode == "F" else 4095 if is_twelve_bit else 65535
+    image.load()
+    pixels = np.asarray(image)
+    lowest, highest = pixels.min(), pixels.max()
+    if not (lowest >= 0 and highest <= brightest):
+        raise ValueError(
+            f"its {pixels.dtype} pixels go from {lowest} to {highest}, but only 0..{brightest} is known to be "
+            "brightness; read such data with a decoder of your own"
+        )
+    pixels = _scale(pixels, brightest)
+    # Pillow turns TIFF's "0 is white" round only where it has 8 bits
+    return 65535 - pixels if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0 else pixels
+
+
+def _scale(pixels: Pixels, brightest: int) -> Pixels:
+    """Stretches 0..brightest to 0..65535."""
+    if brightest == 65535:
+        return pixels.astype(np.uint16)
+    return np.clip(np.round(pixels * (65535 / brightest)), 0, 65535).astype(np.uint16)
+
+
+def _read_ppm(image: ImageFile, data: bytes) -> Pixels:
+    tile: Any = image.tile[0]
+    _, _, offset, arguments = tile
+    width, height = image.size
+    needed = width * height * 6
+    if len(data) - offset < needed:
+        raise ValueError(f"cut off: expected {needed:,} bytes of pixels, found {len(data) - offset:,}")
+    pixels = np.frombuffer(data, ">u2", width * height * 3, offset).reshape(height, width, 3)
+    return _scale(pixels, int(arguments[1]))
+
+
+def _read_grey_alpha(image: ImageFile, _: bytes) -> Pixels:
+    # four bytes a pixel: read as if they were RGBA, they are the grey and alpha values, high byte first
+    _set_raw_mode(image, "RGBA")
+    image.load()
+    return np.frombuffer(image.tobytes(), ">u2").astype(np.uint16).reshape(image.height, image.width, 2)
+
+
+def _read_colour(image: ImageFile, data: bytes) -> Pixels:
+    """Reads the file as it is, and again in the other byte order: that gives the upper and the lower bytes."""
+    channels, _, order = _raw_mode(image).partition(";16")
+    is_little = order == "L" or (order == "N" and sys.byteorder == "little")
+    with open_image(data) as other:
+        _set_raw_mode(other, f"{channels};16{'B' if is_little else 'L'}")
+        other.load()
+        image.load()
+        pixels: Pixels = (np.asarray(image, np.uint16) << 8) | np.asarray(other, np.uint16)
+    return pixels
+
+
+def _set_raw_mode(image: ImageFile, raw_mode: str) -> None:
+    tiles: list[Any] = list(image.tile)
+    for index, tile in enumerate(tiles):
+        old = tile[3]
+        arguments = raw_mode if isinstance(old, str) else (raw_mode, *old[1:])
+        tiles[index] = type(tile)(*tile[:3], arguments) if hasattr(tile, "_replace") else (*tile[:3], arguments)
+    image.tile = tiles
+
+
+def resize_deep(pixels: Pixels, max_size: int | None) -> Pixels:
+    """Reduces an image to ``max_size``, each channel for itself, as ``image_decoder`` describes."""
+    from PIL import Image
+
+    height, width = pixels.shape[:2]
+    size = fitting_size((width, height), max_size)
+    if size == (width, height):
+        return pixels
+    planes = [pixels] if pixels.ndim == 2 else [pixels[:, :, channel] for channel in range(pixels.shape[2])]
+    reduced = [
+        np.asarray(Image.fromarray(plane.astype(np.float32)).resize(size, Image.Resampling.LANCZOS)) for plane in planes
+    ]
+    result = np.clip(np.round(np.stack(reduced, axis=2)), 0, 65535).astype(np.uint16)
+    return result[:, :, 0] if pixels.ndim == 2 else result

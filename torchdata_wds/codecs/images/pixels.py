@@ -1,34 +1,76 @@
-"""Pixels: from a decoded image to an array, tensor or PIL image, and from an array or tensor to an image file."""
+"""Image specs, and pixels on the way from a decoded image to what a spec names, and from a value to an image file."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-
-from torchdata_wds.codecs.images.specs import ImageSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 #: uint8 or uint16, HW or HWC.
 Pixels = np.ndarray[Any, Any]
+
+#: The extensions that hold images.
+IMAGE_FIELDS = (
+    *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "tif", "tiff"),
+    *("gif", "avif", "jp2", "j2k", "ico", "img", "image"),
+)
+
+
+class ImageSpec(NamedTuple):
+    """What an image becomes."""
+
+    container: Literal["numpy", "torch", "pil"]  # arrays (HWC, or HW for grey), tensors (CHW) or PIL images
+    mode: Literal["L", "RGB", "RGBA"]  # Pillow's name of the channels
+    is_float: bool = False  # float32 in 0..1 instead of uint8; means nothing for PIL images
+
+
+_MODES: dict[str, Literal["L", "RGB", "RGBA"]] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+_ARRAYS: dict[str, Literal["numpy", "torch"]] = {"": "numpy", "torch": "torch"}
+
+#: Every valid spec by its name.
+IMAGE_SPECS: dict[str, ImageSpec] = {
+    **{f"{prefix}{word}8": ImageSpec(kind, mode) for prefix, kind in _ARRAYS.items() for word, mode in _MODES.items()},
+    **{prefix + word: ImageSpec(kind, mode, True) for prefix, kind in _ARRAYS.items() for word, mode in _MODES.items()},
+    **{f"pil{word}": ImageSpec("pil", mode) for word, mode in _MODES.items()},
+    "torch": ImageSpec("torch", "RGB", True),
+    "pil": ImageSpec("pil", "RGB"),
+}
+_WORDS = re.compile("torch|pil|rgba|rgb|l|8")
 _CHANNELS = (1, 2, 3, 4)
 
 # How many floats are made into pixels at a time.
 _CACHED = 2**16
 
-# EXIF orientation, where it is not 1 -> (swap the axes, then reverse the rows, reverse the columns)
+# EXIF orientation, where it is not 1 -> (swap the axes, then the steps through rows and columns)
 _TURNS = {
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (True, True, False),
+    2: (False, 1, -1),
+    3: (False, -1, -1),
+    4: (False, -1, 1),
+    5: (True, 1, 1),
+    6: (True, 1, -1),
+    7: (True, -1, -1),
+    8: (True, -1, 1),
 }
+
+
+def parse_image_spec(spec: str) -> ImageSpec:
+    """Looks up an image spec; the error for an unknown one names the nearest and all."""
+    if not isinstance(spec, str):
+        raise TypeError(f"an image spec is a str such as 'rgb8' or 'pil', not {spec!r}")
+    if spec in IMAGE_SPECS:
+        return IMAGE_SPECS[spec]
+    # the same words in the right order, as torchrgb8 for rgb8torch, are nearer than what looks alike
+    words = _WORDS.findall(spec.lower())
+    turned = "".join(sorted(words, key=("torch", "pil").__contains__, reverse=True))
+    is_turned = "".join(words) == spec.lower() and turned in IMAGE_SPECS
+    nearest = turned if is_turned else difflib.get_close_matches(spec.lower(), IMAGE_SPECS, n=1, cutoff=0.0)[0]
+    raise ValueError(f"unknown image spec {spec!r}: did you mean {nearest!r}? The specs are {', '.join(IMAGE_SPECS)}")
 
 
 def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]:
@@ -78,15 +120,14 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     swapped, rows, columns = _TURNS[orientation]
     if swapped:
         pixels = pixels.swapaxes(0, 1)
-    return pixels[:: -1 if rows else 1, :: -1 if columns else 1]
+    return pixels[::rows, ::columns]
 
 
 def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
-    """Makes an array or tensor, HW or HWC, into uint8 or uint16 pixels, HW for one channel; floats become 8 bits.
+    """Makes an array or tensor, HW or HWC, into uint8 or uint16 pixels, HW for one channel.
 
-    Args:
-        value: Of uint8, uint16, or floats in 0..1; it is not changed.
-        channels_first: Whether a tensor of three dimensions is CHW.
+    It is of uint8, uint16, or floats in 0..1, which become 8 bits. With `channels_first` a tensor of three dimensions
+    is CHW.
     """
     torch = sys.modules.get("torch")  # before torch is imported, there are no tensors
     if torch is not None and isinstance(value, torch.Tensor):
@@ -103,16 +144,12 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
         return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     if kind == "f" and size <= 8:
         return _from_floats(pixels)
-    cures = {
-        "b": "images have no truth values; use array.astype(numpy.uint8) * 255",
-        **dict.fromkeys(
-            "iu",
-            f"images have no {pixels.dtype} pixels; use .astype(numpy.uint8) if they are 0..255, or "
-            ".astype(numpy.uint16) if they are 0..65535",
-        ),
-    }
-    other = f"images have no {pixels.dtype} pixels; use uint8, uint16, or float32 in 0..1"
-    raise TypeError(cures.get(kind, other))
+    if kind == "b":
+        raise TypeError("images have no truth values; use array.astype(numpy.uint8) * 255")
+    cure = "use uint8, uint16, or float32 in 0..1"
+    if kind in "iu":
+        cure = "use .astype(numpy.uint8) if they are 0..255, or .astype(numpy.uint16) if they are 0..65535"
+    raise TypeError(f"images have no {pixels.dtype} pixels; {cure}")
 
 
 def _from_tensor(tensor: Any, channels_first: bool) -> Pixels:

@@ -40,7 +40,7 @@ _MOST_IN_A_PIPE = 1 << 20  # the system's limit for what is read after a command
 # How often to look for a command's end: where the system does not tell of it, and where it does.
 _POLL_SECONDS = 0.02
 _LONG_SECONDS = 3600.0
-_REMOVALS = 3
+_REMOVALS = 30  # a process that has escaped may create a file again between two steps of a removal
 _NAMED = 5  # how many unused files are named
 
 # The latter is a pipeline whose earlier part was stopped because a later one had read enough, as in `pipe:` commands.

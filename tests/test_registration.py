@@ -50,7 +50,7 @@ def failure():
 
 results = {}
 
-sys.meta_path.insert(0, FailOnce("torchdata_wds.pipes.samples.tuples"))
+sys.meta_path.insert(0, FailOnce("torchdata_wds.pipes.samples.fields"))
 results["failed import"] = failure()
 results["import after a failed one"] = (failure(), outcome())
 

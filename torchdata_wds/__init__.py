@@ -55,15 +55,16 @@ from torchdata_wds.pipes.samples.collate import wds_collate
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe as SampleDecoder
 from torchdata_wds.pipes.samples.decode import SampleEncoderIterDataPipe as SampleEncoder
 from torchdata_wds.pipes.samples.documents import DocumentInterleaverIterDataPipe as DocumentInterleaver
-from torchdata_wds.pipes.samples.fields import FieldMapperIterDataPipe as FieldMapper
 from torchdata_wds.pipes.samples.fields import FieldRenamerIterDataPipe as FieldRenamer
+from torchdata_wds.pipes.samples.fields import FieldTuplerIterDataPipe as FieldTupler
+from torchdata_wds.pipes.samples.fields import KeyExtractorIterDataPipe as KeyExtractor
 from torchdata_wds.pipes.samples.fields import KeyRenamerIterDataPipe as KeyRenamer
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe as KeyGrouper
+from torchdata_wds.pipes.samples.map import FieldMapperIterDataPipe as FieldMapper
+from torchdata_wds.pipes.samples.map import StageComposerIterDataPipe as StageComposer
+from torchdata_wds.pipes.samples.map import TupleMapperIterDataPipe as TupleMapper
 from torchdata_wds.pipes.samples.map import WdsMapperIterDataPipe as WdsMapper
 from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe as SampleShuffler
-from torchdata_wds.pipes.samples.tuples import FieldTuplerIterDataPipe as FieldTupler
-from torchdata_wds.pipes.samples.tuples import KeyExtractorIterDataPipe as KeyExtractor
-from torchdata_wds.pipes.samples.tuples import TupleMapperIterDataPipe as TupleMapper
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe as ShardCacher
 from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe as ShardLister
@@ -73,7 +74,6 @@ from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe as Sh
 from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe as ShardResampler
 from torchdata_wds.pipes.shards.save_shards import ShardSaverIterDataPipe as ShardSaver
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe as ShardSplitter
-from torchdata_wds.pipes.streams.compose import StageComposerIterDataPipe as StageComposer
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochCounter
 from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe as JoinWorkers
 from torchdata_wds.pipes.streams.mix import SampleMixerIterDataPipe as SampleMixer

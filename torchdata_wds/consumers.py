@@ -140,6 +140,12 @@ def place_among_ranks(place: Place) -> Place:
     return Place(ranks * place.consumers, rank * place.consumers + place.number)
 
 
+def divided_place(pipe: IterDataPipe[Any]) -> Place | None:
+    """Returns the place among all consumers that a pipe's work is divided among; None if no filter divides it."""
+    is_divided = any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(pipe))
+    return place_among_ranks(place_of(pipe)) if is_divided else None
+
+
 def find_sharder(pipe: IterDataPipe[Any]) -> str | None:
     """Returns the class name of the nearest pipe, from this one up, that divides the work among consumers."""
     return next((type(found).__name__ for found in upstream(pipe) if hasattr(type(found), "apply_sharding")), None)

@@ -24,7 +24,7 @@ from torchdata_wds.handlers import Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample, noting_absent
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
-from torchdata_wds.pipes.samples.map import ItemMapper, check_function, map_items
+from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 from torchdata_wds.pipes.seeds import Seed
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
@@ -90,8 +90,8 @@ class EntryMapperIterDataPipe(ItemMapper):
 
     def __iter__(self) -> Iterator[Any]:
         samples = noting_absent(self.source_datapipe, dict(self._optional_fields()))
-        chosen = map_items(samples, self._choose, self.handler, self.skipped, "MissingFieldError", self)
-        yield from map_items(chosen, self.apply, self.handler, self.skipped, self.dropped, self)
+        chosen = self.map_items(samples, self._choose, "MissingFieldError")
+        yield from self.map_items(chosen, self.apply, self.dropped)
 
     def _entry(self, sample: dict[str, Any]) -> SpecEntry:
         url: EntryUrl = sample["__url__"]

@@ -17,9 +17,10 @@ from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Naming, Select
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
+from torchdata_wds.pipes.samples.fields import FieldTuplerIterDataPipe
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.samples.map import TupleMapperIterDataPipe
 from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe
-from torchdata_wds.pipes.samples.tuples import FieldTuplerIterDataPipe, TupleMapperIterDataPipe
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import random
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.data import IterDataPipe
@@ -47,6 +47,17 @@ class Seed:
         rng = random.Random(f"{seed}/{self.epoch}/{name}/{place.consumers}/{place.number}")
         self.epoch += 1
         return rng
+
+
+class Seeded:
+    """A pipe that draws at random: the coming epochs follow from its seed, their number and the consumer's place."""
+
+    _seed: Seed
+
+    def set_seed(self, seed: int) -> Self:
+        """Sets the seed, as reading services do."""
+        self._seed.set(seed)
+        return self
 
 
 class Passes:

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import torchdata_wds
-from torchdata_wds import ignore_and_continue, ignore_and_stop, reraise_exception, warn_and_continue, warn_and_stop
+from torchdata_wds import ignore_and_continue, ignore_and_stop, warn_and_continue, warn_and_stop
 from torchdata_wds.pipes import base
-from torchdata_wds.pipes.samples.map import map_items
 
 
 def even_only(sample: dict[str, Any]) -> dict[str, Any] | None:
@@ -117,27 +115,21 @@ def test_wds_map_skips_one_item_when_its_function_raises_stop_iteration() -> Non
         list(IterableWrapper([[]]).wds_map(first_of))
 
 
-def test_map_items_lets_interrupts_through() -> None:
+def test_wds_map_lets_interrupts_through() -> None:
     """Only exceptions that are errors go to the handler."""
 
     def interrupt(_: int) -> int:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(map_items([1], interrupt, ignore_and_continue, Counter()))
+        list(IterableWrapper([1]).wds_map(interrupt, handler=ignore_and_continue))
 
 
-def test_map_items_is_lazy() -> None:
+def test_wds_map_is_lazy() -> None:
     """An item is asked for when it is needed, not before."""
-    asked = []
-
-    def source() -> Iterator[int]:
-        for number in range(3):
-            asked.append(number)
-            yield number
-
-    stream = map_items(source(), str, reraise_exception, Counter())
-    assert next(stream) == "0"
+    asked: list[int] = []
+    pipe = IterableWrapper(range(3)).wds_map(lambda number: asked.append(number) or number).wds_map(str)
+    assert next(iter(pipe)) == "0"
     assert asked == [0]
 
 

@@ -24,21 +24,18 @@ from torchdata_wds.format.documents.parsing import (
     in_order_of_place,
     is_image_field,
 )
-from torchdata_wds.handlers import Handler, SkipCounts, check_handler, count_loss, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, count_loss, reraise_exception
 from torchdata_wds.option_types import Layout, Missing
-from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
 
 _SHOWN = 5
 
-#: An image of a document, and its value: bytes, what was decoded before, base64 as a str, or None.
-_Found = tuple[ImageEntry, Any]
-
 
 @register("wds_interleaved")
-class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
+class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
     """Assembles interleaved documents from samples (functional name: ``wds_interleaved``).
 
     A document is JSON in a ``json`` field, decoded or not, in one of two forms: MMC4's ``text_list`` and
@@ -50,19 +47,16 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
     - ``"dash"``: ``doc.json`` with samples ``doc-<image>.jpg`` after or before it, or in its own members;
     - ``"base64"``: MMC4's form with ``image_base64`` in ``image_info``;
     - ``"obelics"``: OBELICS' form, with the images as in ``"members"``;
-    - ``"auto"``: any of these, found out for each document: the form by the names of its lists, an image in the JSON
-      if there is base64, otherwise in the members, and in samples of their own if it is in neither.
+    - ``"auto"``: any of these, found out for each document.
 
     An image's field is the one named as ``image_name``, the same in lower case, or the same with another extension,
-    ``jpg`` first, because images are stored re-encoded; one that could be that of two images is that of neither.
+    ``jpg`` first; one that could be that of two images is that of neither.
 
     Documents come as they are complete. In memory are one and, with ``"dash"`` and ``"auto"``, at most 1,000 samples
     that wait for the document that names them: of one shard, or after ``load_wds_shards(interleave=k)`` of each of 2k.
     These two layouts need whole shards, none of them open twice at a time, and stand before any shuffle and mix; a
-    document ends where its shard does.
-
-    Images that the document does not name are left out and counted in ``skipped``, as are images and documents that
-    an option leaves out. Other fields are kept. The handler is called once per document.
+    document ends where its shard does. Images that no document names are left out and counted in ``skipped``, as is
+    what an option leaves out. The handler is called once per document.
 
     Args:
         source_datapipe: Yields samples, as ``group_by_key`` and ``wds_decode`` do.
@@ -124,26 +118,27 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
             raise TypeError(
                 f"images must be an image spec such as 'pil', what image_decoder makes, or None, not {images!r}"
             )
-        self.source_datapipe = source_datapipe
+        super().__init__(source_datapipe, handler)
         self.layout = layout
         self.missing = missing
         self.images = images
         self.min_images = min_images
         self.max_images = max_images
         self.min_similarity = min_similarity
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
         self._decoder = ImageDecoder(images) if isinstance(images, str) else images
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for found in find_documents(self.source_datapipe, self.layout, mask_url, shards=self._shards_in_turn()):
+        # Stages between may leave samples out, and a shard its turn: hence twice as many as are open.
+        loaders = (found for found in upstream(self) if isinstance(found, ShardLoaderIterDataPipe))
+        width = max((loader.interleave for loader in loaders), default=1)
+        shards, ask = width if width == 1 else 2 * width, self.asked()
+        for found in find_documents(self.source_datapipe, self.layout, mask_url, shards=shards):
             try:
                 if isinstance(found, SampleError):
                     raise found
                 document = self._assemble(found)
             except Exception as error:  # noqa: BLE001  (the handler decides)
-                note_source_failure(error)
-                if not keep_going(self.handler, error, self.skipped):
+                if not ask(error):
                     return
                 continue
             if document is not None:
@@ -152,16 +147,9 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
     def __len__(self) -> int:
         raise TypeError("wds_interleaved merges and skips samples: its length is not known; .set_length(n) sets one")
 
-    def _shards_in_turn(self) -> int:
-        # Stages between may leave samples out, and a shard its turn: hence twice as many as are open.
-        loaders = (found for found in upstream(self) if isinstance(found, ShardLoaderIterDataPipe))
-        width = max((loader.interleave for loader in loaders), default=1)
-        return width if width == 1 else 2 * width
-
     def _assemble(self, found: FoundDocument) -> dict[str, Any] | None:
         """Returns the output of a document; None, and counted, if it is left out."""
         document = found.document
-        there = self._find(found)
         rest = {field: value for field, value in found.fields.items() if not is_image_field(field)}
         if field := next((field for field in OUR_FIELDS if field in rest), None):
             key = found.sample["__key__"]
@@ -171,7 +159,7 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
                 key=key,
                 field=field,
             )
-        images = self._leave_out(found, there)
+        images = self._choose(found)
         if images is None:
             count_loss(self.skipped, "document with missing images")
             return None
@@ -188,39 +176,38 @@ class DocumentInterleaverIterDataPipe(WdsPipe[dict[str, Any]]):
             "metadata": document.metadata,
         }
 
-    def _find(self, found: FoundDocument) -> list[_Found]:
-        """Pairs each image with its value, and counts those that are not named."""
-        entries = found.document.images
+    def _choose(self, found: FoundDocument) -> list[tuple[ImageEntry, Any]] | None:
+        """Pairs images with their values: bytes, what was decoded before, base64 as a str, or None if it is missing.
+
+        Leaves images out as the options say, and counts them; None if the document is to be left out.
+        """
+        entries, lowest = found.document.images, self.min_similarity
         names = [entry.name for entry in entries if entry.name is not None]
         fields = {} if self.layout == "base64" else find_images(names, found.fields)
-        if unnamed := sum(is_image_field(field) for field in found.fields.keys() - set(fields.values())):
-            self.skipped["image without a name in its document"] += unnamed
+        unnamed = sum(map(is_image_field, found.fields.keys() - set(fields.values())))
+        self._count("image without a name in its document", unnamed)
         in_json = self.layout in ("auto", "base64")
-        return [
+        images = [
             (entry, entry.base64 if in_json and entry.base64 else found.fields.get(fields.get(entry.name or "", "")))
             for entry in entries
+            if lowest is None or entry.similarity is None or entry.similarity >= lowest
         ]
-
-    def _leave_out(self, found: FoundDocument, images: list[_Found]) -> list[_Found] | None:
-        """Leaves images out as the options say, and counts them; None if the document is to be left out."""
-        kept, lowest = images, self.min_similarity
-        if lowest is not None:
-            kept = [image for image in images if image[0].similarity is None or image[0].similarity >= lowest]
-        self._count("image below min_similarity", images, kept)
-        lost = [str(entry.name) for entry, value in kept if value is None]
+        self._count("image below min_similarity", len(entries) - len(images))
+        lost = [str(entry.name) for entry, value in images if value is None]
         if lost and self.missing == "error":
             raise _missing(found, lost)
         if lost and self.missing == "skip_sample":
             return None
         if lost and self.missing == "drop_image":
-            self.skipped["missing image"] += len(lost)
-            kept = [image for image in kept if image[1] is not None]
-        self._count("image above max_images", kept, kept[: self.max_images])
-        return kept[: self.max_images]
+            self._count("missing image", len(lost))
+            images = [(entry, value) for entry, value in images if value is not None]
+        kept = images[: self.max_images]
+        self._count("image above max_images", len(images) - len(kept))
+        return kept
 
-    def _count(self, reason: str, images: list[_Found], kept: list[_Found]) -> None:
-        if len(kept) < len(images):
-            self.skipped[reason] += len(images) - len(kept)
+    def _count(self, reason: str, number: int) -> None:
+        if number:
+            self.skipped[reason] += number
 
     def _segment(self, found: FoundDocument, entry: ImageEntry, value: Any) -> ImageSegment:
         step = "base64"

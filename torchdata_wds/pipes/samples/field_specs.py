@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdata_wds.errors import Advice, MissingFieldError
-from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Spec
 from torchdata_wds.storage import mask_url
@@ -47,15 +46,6 @@ def expect_sample(item: Any, stage: str) -> dict[str, Any]:
 def find_field(sample: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """Returns the first of the names that the sample has, None if it has none of them."""
     return next((name for name in names if name in sample), None)
-
-
-def matching_fields(sample: Mapping[str, Any], globs: Sequence[str]) -> list[str]:
-    """Returns the fields that match any of the globs; metadata only if it is named in full, as ``"__key__"``."""
-    return [
-        field
-        for field in sample
-        if field in globs or (not field.startswith("__") and any(matches_glob(field, glob) for glob in globs))
-    ]
 
 
 def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,21 +1,28 @@
-"""Samples with other fields."""
+"""Samples with other fields, and tuples of fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe
 
+from torchdata_wds.checks import check_choice
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Spec
-from torchdata_wds.pipes.base import Held, register
-from torchdata_wds.pipes.chain_text import value_text
-from torchdata_wds.pipes.notes import note_failure
-from torchdata_wds.pipes.samples.field_specs import alternatives, expect_sample, find_field, missing_field, name_sample
-from torchdata_wds.pipes.samples.map import ItemMapper, check_function
+from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.samples.field_specs import (
+    alternatives,
+    expect_sample,
+    find_field,
+    missing_field,
+    name_sample,
+    noting_absent,
+)
+from torchdata_wds.pipes.samples.map import ItemMapper
 
 
 @register("wds_rename")
@@ -77,59 +84,6 @@ class FieldRenamerIterDataPipe(ItemMapper):
         return kept
 
 
-@register("wds_map_dict")
-class FieldMapperIterDataPipe(ItemMapper):
-    """Maps single fields of samples through functions (functional name: ``wds_map_dict``).
-
-    Args:
-        source_datapipe: Yields samples.
-        handler: Called for each sample that lacks a field or for which a function raises.
-        **fns: Field = function of its value. Names with dots are passed as ``**{"seg.png": f}``.
-
-    Yields:
-        dict: New samples with the functions' results in place.
-
-    Raises:
-        TypeError: if a function is not callable.
-        ValueError: if there is no function.
-        MissingFieldError: through the handler.
-        Exception: through the handler, what a function raises.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> list(IterableWrapper([{"cls": "3"}]).wds_map_dict(cls=int))
-        [{'cls': 3}]
-    """
-
-    def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        /,
-        *,
-        handler: Handler = reraise_exception,
-        **fns: Callable[[Any], Any],
-    ) -> None:
-        if not fns:
-            raise ValueError("wds_map_dict needs at least one function, as wds_map_dict(jpg=augment)")
-        for field, function in fns.items():
-            check_function(f"wds_map_dict({field}=)", function)
-        super().__init__(source_datapipe, handler)
-        self.fns = Held(fns)
-
-    def apply(self, item: Any) -> dict[str, Any]:
-        """Maps the fields of one sample."""
-        sample = dict(expect_sample(item, "wds_map_dict"))
-        for field, function in self.fns.value.items():
-            if field not in sample:
-                raise missing_field(sample, (field,))
-            try:
-                sample[field] = function(sample[field])
-            except Exception as error:
-                note_failure(error, self, sample, f"{field}={value_text(function)}")
-                raise
-        return sample
-
-
 @register("wds_rename_keys")
 class KeyRenamerIterDataPipe(ItemMapper):
     """Renames fields by globs (functional name: ``wds_rename_keys``).
@@ -181,16 +135,15 @@ class KeyRenamerIterDataPipe(ItemMapper):
         """Renames the fields of one sample."""
         sample = expect_sample(item, "wds_rename_keys")
         renamed: dict[str, Any] = {}
-        made: set[str] = set()
+        made = set()
         for field, value in sample.items():
             new = field
             if not field.startswith("__"):
                 chosen = next((new for new, glob in reversed(self._pairs) if matches_glob(field, glob)), None)
-                if chosen is not None:
-                    new = chosen
-                    made.add(new)
-                elif not self.keep_unselected:
+                if chosen is None and not self.keep_unselected:
                     continue
+                made.add(chosen)
+                new = chosen or field
             if new in renamed and self.duplicate_is_error:
                 name, place = name_sample(sample)
                 raise DuplicateFieldError(
@@ -208,3 +161,141 @@ class KeyRenamerIterDataPipe(ItemMapper):
 
 def _is_rename(pair: Any) -> bool:
     return isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, str) and part for part in pair)
+
+
+@register("wds_to_tuple")
+class FieldTuplerIterDataPipe(ItemMapper):
+    """Turns samples into tuples of chosen fields (functional name: ``wds_to_tuple``).
+
+    Args:
+        source_datapipe: Yields samples.
+        *specs: Fields in order, each with alternatives: ``"jpg;png"`` is the first that is there. ``"__key__"`` and
+            ``"__url__"`` are fields too. One str with blanks is split there.
+        missing: What happens to a sample without any of a spec's alternatives: ``"error"``, ``"skip"`` (it is dropped
+            and counted) or ``"none"`` (None stands in its place).
+        handler: Called for each sample that fails.
+
+    Yields:
+        tuple: One value per spec.
+
+    Raises:
+        ValueError: if there is no spec, or an option is wrong.
+        MissingFieldError: through the handler; it lists the fields that are there.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"__key__": "a", "png": b"", "cls": 1}]).wds_to_tuple("__key__", "jpg;png", "cls"))
+        [('a', b'', 1)]
+    """
+
+    dropped = "MissingFieldError"
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *specs: Spec,
+        missing: Literal["error", "skip", "none"] = "error",
+        handler: Handler = reraise_exception,
+    ) -> None:
+        if len(specs) == 1 and isinstance(specs[0], str):
+            specs = tuple(specs[0].split())
+        if not specs:
+            raise ValueError("wds_to_tuple needs at least one field, as wds_to_tuple('jpg;png', 'cls')")
+        check_choice("missing", missing, ("error", "skip", "none"))
+        super().__init__(source_datapipe, handler)
+        self.specs = tuple(alternatives(spec) for spec in specs)
+        self.missing = missing
+
+    def __iter__(self) -> Iterator[Any]:
+        samples: Iterable[Any] = self.source_datapipe
+        if self.missing != "error":
+            named = {f"wds_to_tuple names {';'.join(names)!r}": partial(_has, names) for names in self.specs}
+            samples = noting_absent(samples, named)
+        yield from self.map_items(samples, self.apply, self.dropped)
+
+    def apply(self, item: Any) -> tuple[Any, ...] | None:
+        """Takes the fields out of one sample."""
+        sample = expect_sample(item, "wds_to_tuple")
+        values = []
+        for names in self.specs:
+            field = find_field(sample, names)
+            if field is None and self.missing == "error":
+                raise missing_field(sample, names)
+            if field is None and self.missing == "skip":
+                return None
+            values.append(None if field is None else sample[field])
+        self._latest.sample = sample
+        return tuple(values)
+
+    def __len__(self) -> int:
+        if self.missing == "skip":
+            raise TypeError("wds_to_tuple(missing='skip') may drop samples: its length is not known")
+        return super().__len__()
+
+
+def _has(names: tuple[str, ...], sample: Any) -> bool | None:
+    return find_field(sample, names) is not None if isinstance(sample, dict) else None
+
+
+@register("wds_extract_keys")
+class KeyExtractorIterDataPipe(ItemMapper):
+    """Turns samples into tuples of the fields that match globs (functional name: ``wds_extract_keys``).
+
+    Args:
+        source_datapipe: Yields samples.
+        *patterns: A glob per place, or alternatives as ``"*.jpg;*.png"``; a leading dot is optional. Metadata is
+            matched only by its full name, as ``"__key__"``.
+        duplicate_is_error: Whether two fields that match one pattern are an error; otherwise the first counts.
+        ignore_missing: Whether a pattern without a match is left out of the tuple, rather than an error.
+        handler: Called for each sample that fails.
+
+    Yields:
+        tuple: One value per pattern.
+
+    Raises:
+        ValueError: if there is no pattern, or one is not a str.
+        MissingFieldError, DuplicateFieldError: through the handler.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"left.png": 1, "cls": 2}]).wds_extract_keys("*.png", "cls"))
+        [(1, 2)]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *patterns: Spec,
+        duplicate_is_error: bool = True,
+        ignore_missing: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        if not patterns:
+            raise ValueError("wds_extract_keys needs at least one pattern, as wds_extract_keys('*.jpg', '*.cls')")
+        super().__init__(source_datapipe, handler)
+        self.patterns = tuple(alternatives(pattern) for pattern in patterns)
+        self.duplicate_is_error = duplicate_is_error
+        self.ignore_missing = ignore_missing
+
+    def apply(self, item: Any) -> tuple[Any, ...]:
+        """Takes the matching fields out of one sample."""
+        sample = expect_sample(item, "wds_extract_keys")
+        values = []
+        for globs in self.patterns:
+            fields = [
+                field
+                for field in sample
+                if field in globs or (not field.startswith("__") and any(matches_glob(field, glob) for glob in globs))
+            ]
+            if not fields and not self.ignore_missing:
+                raise missing_field(sample, globs)
+            if len(fields) > 1 and self.duplicate_is_error:
+                name, place = name_sample(sample)
+                raise DuplicateFieldError(
+                    f"fields {fields} of {name} all match {';'.join(globs)!r}. Narrow the pattern, or pass "
+                    "duplicate_is_error=False to take the first.",
+                    **place,
+                )
+            values += [sample[field] for field in fields[:1]]
+        self._latest.sample = sample
+        return tuple(values)

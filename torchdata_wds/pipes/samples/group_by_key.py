@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -17,13 +16,13 @@ from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.grouping import WITHOUT_FIELDS, group_members
 from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.format.tar.members import FailedMember, Mark, ShardMember, Unit
-from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, keep_going, reraise_exception, warn_once
+from torchdata_wds.handlers import Asked, Handler, keep_going, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
-from torchdata_wds.pipes.base import WdsPipe, in_order, register
+from torchdata_wds.pipes.base import in_order, register
 from torchdata_wds.pipes.chain_text import short_name
-from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import ShardBegun, Wanted, Watch
 from torchdata_wds.pipes.samples.field_specs import ENOUGH_SAMPLES
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.shards.shard_sources import in_sequence, interleave
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
@@ -34,19 +33,19 @@ _ARCHIVE = re.compile(
 
 
 class _Restart(NamedTuple):
-    """Where a grouping goes on: the arguments of its `restart`."""
+    """Where a grouping directly after ``load_wds_shards`` goes on."""
 
-    wanted: Wanted
-    begun: ShardBegun | None
-    in_shard: bool
-    is_over: bool
+    wanted: Wanted  # which samples to yield
+    begun: ShardBegun | None  # an item of the loader's source that begins before them; None for the first one
+    in_shard: bool  # whether the first of them is known to be in that item, or at its end
+    is_over: bool  # whether there are no such samples
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of a pipe begins at the beginning
 
 
 @register("group_by_key")
-class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
+class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
     """Groups members into samples by their key (functional name: ``group_by_key``).
 
     A sample is a run of consecutive members of one shard with the same key; a shard's end always ends a sample.
@@ -95,14 +94,12 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         check_flags(lowercase=lowercase)
         fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
-        self.source_datapipe = source_datapipe
+        super().__init__(source_datapipe, handler)
         self.keys = keys
         self.lowercase = lowercase
         self.fields = fields
         self.on_duplicate = on_duplicate
         self.on_reappearing = on_reappearing
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
         self._watch: Watch | None = None
         self._restart: _Restart | None = None
         self._passed_over = 0
@@ -110,23 +107,23 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         source, watch = self.source_datapipe, self._watch
         restart, self._restart = self._restart, None
-        if type(source) is not ShardLoaderIterDataPipe:  # a subclass may read in another way
-            self._compare_keys()
-            yield from self._noting_fields(self._group(self._members(), self._asked()))
-        elif restart is not None:
-            yield from self._go_on(source, restart)
-        elif watch is None:
-            yield from self._noting_fields(self._samples_of(source))
+        if restart is not None:
+            yield from self._go_on(restart)
+            return
+        if type(source) is ShardLoaderIterDataPipe:  # a subclass may read in another way
+            samples = self._samples_of(source, watch)
         else:
+            self._compare_keys()
+            samples, watch = self._group(self._members(), self.asked()), None
+        if self.fields is not None:
+            samples = self._noting_fields(samples, self.fields)
+        if watch is not None:
             watch.samples = 0
-            yield from self._counted(self._noting_fields(self._samples_of(source, watch)), watch)
+            samples = self._counted(samples, watch)
+        yield from samples
 
     def __len__(self) -> int:
-        """The number of samples that this consumer gets in the coming epoch, where an index tells it.
-
-        Raises:
-            TypeError: if it is not known.
-        """
+        """The number of samples that this consumer gets in the coming epoch, where an index tells it."""
         loader = self.source_datapipe
         splitter = loader.source_datapipe if type(loader) is ShardLoaderIterDataPipe else None
         if type(splitter) is not ShardSplitterIterDataPipe:
@@ -155,20 +152,8 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         return f"{short_name(source)} stands between load_wds_shards and group_by_key"
 
     def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
-        """Lets the next iteration yield only some of the samples, from the shards that they are in.
-
-        It must stand directly after ``load_wds_shards``.
-
-        Args:
-            wanted: Which samples to yield.
-            begun: An item of the loader's source that begins before them; None for the first one.
-            in_shard: Whether the first of them is known to be in that item, or at its end.
-            is_over: Whether there are no such samples.
-        """
+        """Lets the next iteration yield only the wanted samples, from the shards that they are in; see `_Restart`."""
         self._restart = _Restart(wanted, begun, in_shard, is_over)
-
-    def _asked(self) -> Asked:
-        return Asked(self.handler, self.skipped, partial(note_source_failure, pipe=self))
 
     def _samples_of(
         self,
@@ -176,11 +161,11 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
         watch: Watch | None = None,
         begun: ShardBegun | None = None,
         skips: Mapping[int, int] | None = None,
-    ) -> Generator[dict[str, Any], None, None]:
+    ) -> Iterator[dict[str, Any]]:
         """Groups what the loader reads: shard after shard, or several of them in turn."""
         if watch is not None:
             watch.counts = loader.handler is reraise_exception and self.handler is reraise_exception
-        loading, grouping = loader.asked(), self._asked()
+        loading, grouping = loader.asked(), self.asked()
         with closing(loader.shards(loading, watch, begun, skips, keys=self.keys)) as shards:
             if loader.interleave == 1:
                 yield from self._group(in_sequence(shards), grouping)
@@ -205,20 +190,18 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
                 shown=storage.mask_url,
             )
 
-    def _noting_fields(self, samples: Generator[dict[str, Any], None, None]) -> Iterator[dict[str, Any]]:
+    def _noting_fields(
+        self, samples: Iterator[dict[str, Any]], fields: Iterable[str] | str
+    ) -> Iterator[dict[str, Any]]:
         """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""
-        if self.fields is None:
-            yield from samples
-            return
-        absent = set(grouping_rules(self.keys, self.lowercase, self.fields, "error", "error").fields or ())
+        absent = set(grouping_rules(self.keys, self.lowercase, fields, "error", "error").fields or ())
         left_out, count = self.skipped[WITHOUT_FIELDS], 0
-        with closing(samples):
-            for count, sample in enumerate(samples, 1):
-                if absent:
-                    absent -= sample.keys()
-                    if count == ENOUGH_SAMPLES:
-                        _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
-                yield sample
+        for count, sample in enumerate(samples, 1):
+            if absent:
+                absent -= sample.keys()
+                if count == ENOUGH_SAMPLES:
+                    _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
+            yield sample
         _warn_of_fields(absent, count, self.skipped[WITHOUT_FIELDS] - left_out)
 
     def _counted(self, samples: Iterator[dict[str, Any]], watch: Watch) -> Iterator[dict[str, Any]]:
@@ -227,11 +210,12 @@ class KeyGrouperIterDataPipe(WdsPipe[dict[str, Any]]):
             yield sample
         watch.end_samples()
 
-    def _go_on(self, loader: ShardLoaderIterDataPipe, restart: _Restart) -> Iterator[dict[str, Any]]:
+    def _go_on(self, restart: _Restart) -> Iterator[dict[str, Any]]:
         wanted, begun, in_shard, is_over = restart
+        loader: Any = self.source_datapipe
+        watch = self._watch or Watch()
         if is_over:
             return
-        watch = self._watch or Watch()
         # Where no sample of a shard is left out, the loader can skip those before: if the shard began after 1,000
         # samples and 1,070 is wanted, its first 70. Otherwise the shard is read whole, and they are dropped here.
         is_counted = self.fields is None and self.handler is reraise_exception and loader.select is None

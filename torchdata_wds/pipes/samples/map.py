@@ -1,60 +1,85 @@
-"""One item in, one item out, and a handler for what fails: the loop under most pipes."""
+"""Functions of one item or of the whole stream as stages, and the base of all stages that have a handler."""
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
-from torchdata_wds.handlers import Handler, SkipCounts, check_handler, count_loss, keep_going, reraise_exception
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, count_loss, keep_going, reraise_exception
+from torchdata_wds.pipes.base import Held, WdsPipe, register
+from torchdata_wds.pipes.chain_text import form_name, value_text
 from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
+from torchdata_wds.pipes.samples.field_specs import expect_sample, missing_field
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
-def map_items(
-    items: Iterable[S],
-    function: Callable[[S], T | None],
-    handler: Handler,
-    skipped: Counter[str],
-    dropped: str = "None",
-    pipe: IterDataPipe[Any] | None = None,
-) -> Iterator[T]:
-    """Applies a function to each item; drops None, calls the handler for exceptions, counts both.
+class HandlingPipe(WdsPipe[T]):
+    """Base of the pipes that call a handler for what fails, and count in `skipped` what is left out."""
 
-    `skipped` counts failures by exception type, dropped ones by the name `dropped`; a note on exceptions names `pipe`.
+    def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
+        self.source_datapipe = source_datapipe
+        self.handler = check_handler(handler)
+        self.skipped = SkipCounts()
 
-    Example:
-        >>> skipped = Counter()
-        >>> list(map_items([1, 2], lambda item: None if item == 1 else item, reraise_exception, skipped)), skipped
-        ([2], Counter({'None': 1}))
-    """
-    try:
-        for item in items:
-            try:
-                result = function(item)
-            except Exception as error:  # noqa: BLE001  (the handler decides)
-                if pipe is not None:
-                    note_failure(error, pipe, item)
-                if not keep_going(handler, error, skipped):
-                    return
-                continue
-            if result is None:
-                if dropped == "None":
-                    skipped[dropped] += 1  # on purpose
+    def asked(self) -> Asked:
+        """Returns the handler for one iteration."""
+        return Asked(self.handler, self.skipped, partial(note_source_failure, pipe=self))
+
+    def map_items(self, items: Iterable[S], function: Callable[[S], Any], dropped: str = "None") -> Iterator[Any]:
+        """Applies a function to each item; drops None, counted as `dropped`, and calls the handler for exceptions."""
+        try:
+            for item in items:
+                try:
+                    result = function(item)
+                except Exception as error:  # noqa: BLE001  (the handler decides)
+                    note_failure(error, self, item)
+                    if not keep_going(self.handler, error, self.skipped):
+                        return
+                    continue
+                if result is not None:
+                    yield result
+                elif dropped == "None":
+                    self.skipped[dropped] += 1  # on purpose
                 else:
-                    count_loss(skipped, dropped)
-            else:
-                yield result
-    except Exception as error:
-        note_source_failure(error)
-        raise
+                    count_loss(self.skipped, dropped)
+        except Exception as error:
+            note_source_failure(error)
+            raise
+
+    def source_length(self) -> int:
+        """Returns the length of the source; a TypeError if items may be skipped."""
+        if self.handler is not reraise_exception:
+            raise TypeError(f"{form_name(self)} may skip items: its length is not known; .set_length(n) sets one")
+        return len(self.source_datapipe)
+
+
+class ItemMapper(HandlingPipe[Any]):
+    """Base of the pipes that turn each item into one other: a subclass says how in `apply`."""
+
+    one_to_one = True
+
+    dropped = "None"  # the name that items are counted by for which `apply` returns None
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
+        super().__init__(source_datapipe, handler)
+        self._latest = Latest()
+
+    @abstractmethod
+    def apply(self, item: Any) -> Any:
+        """Turns one item into another; None drops it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.map_items(self.source_datapipe, self.apply, self.dropped)
+
+    def __len__(self) -> int:
+        return self.source_length()
 
 
 def check_function(form: str, function: Any, what: str = "a function") -> None:
@@ -69,32 +94,6 @@ def check_function(form: str, function: Any, what: str = "a function") -> None:
         )
     if any(map(inspect.iscoroutinefunction, calls)):
         raise TypeError(f"{form} takes a function that returns a value, and {function!r} is a coroutine function")
-
-
-class ItemMapper(WdsPipe[Any]):
-    """Base of the pipes that turn each item into one other: a subclass says how in `apply`."""
-
-    one_to_one = True
-
-    dropped = "None"  # the name that items are counted by for which `apply` returns None
-
-    def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
-        self.source_datapipe = source_datapipe
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
-        self._latest = Latest()
-
-    @abstractmethod
-    def apply(self, item: Any) -> Any:
-        """Turns one item into another; None drops it."""
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from map_items(self.source_datapipe, self.apply, self.handler, self.skipped, self.dropped, self)
-
-    def __len__(self) -> int:
-        if self.handler is not reraise_exception:
-            raise TypeError(f"{type(self).__name__} may skip items: its length is not known; .set_length(n) sets one")
-        return len(self.source_datapipe)
 
 
 @register("wds_map")
@@ -142,3 +141,165 @@ class WdsMapperIterDataPipe(ItemMapper):
 
     def __len__(self) -> int:
         raise TypeError("wds_map may drop items: its length is not known; .set_length(n) sets one")
+
+
+@register("wds_map_tuple")
+class TupleMapperIterDataPipe(ItemMapper):
+    """Maps the values of tuples through one function each (functional name: ``wds_map_tuple``).
+
+    Args:
+        source_datapipe: Yields tuples or lists.
+        *fns: A function per place; None leaves the value as it is, as happens after the last function.
+        handler: Called for each item for which a function raises.
+
+    Yields:
+        tuple: The results.
+
+    Raises:
+        TypeError: if a function is not callable, or through the handler if an item is not a tuple.
+        ValueError: through the handler, if an item has fewer places than there are functions.
+        Exception: through the handler, what a function raises.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([("3", "x")]).wds_map_tuple(int, None))
+        [(3, 'x')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *fns: Callable[[Any], Any] | None,
+        handler: Handler = reraise_exception,
+    ) -> None:
+        for function in fns:
+            if function is not None:
+                check_function("wds_map_tuple", function, "functions or None")
+        super().__init__(source_datapipe, handler)
+        self.fns = Held(fns)
+
+    def apply(self, item: Any) -> tuple[Any, ...]:
+        """Maps the values of one tuple."""
+        functions = self.fns.value
+        if not isinstance(item, (tuple, list)):
+            raise TypeError(f"wds_map_tuple got {type(item).__name__}; it takes tuples, as .wds_to_tuple() yields them")
+        if len(item) < len(functions):
+            raise ValueError(f"wds_map_tuple has {len(functions)} functions for a tuple of {len(item)} values")
+        values = list(item)
+        for place, function in enumerate(functions):
+            if function is not None:
+                values[place] = function(values[place])
+        return tuple(values)
+
+
+@register("wds_map_dict")
+class FieldMapperIterDataPipe(ItemMapper):
+    """Maps single fields of samples through functions (functional name: ``wds_map_dict``).
+
+    Args:
+        source_datapipe: Yields samples.
+        handler: Called for each sample that lacks a field or for which a function raises.
+        **fns: Field = function of its value. Names with dots are passed as ``**{"seg.png": f}``.
+
+    Yields:
+        dict: New samples with the functions' results in place.
+
+    Raises:
+        TypeError: if a function is not callable.
+        ValueError: if there is no function.
+        MissingFieldError: through the handler.
+        Exception: through the handler, what a function raises.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([{"cls": "3"}]).wds_map_dict(cls=int))
+        [{'cls': 3}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        /,
+        *,
+        handler: Handler = reraise_exception,
+        **fns: Callable[[Any], Any],
+    ) -> None:
+        if not fns:
+            raise ValueError("wds_map_dict needs at least one function, as wds_map_dict(jpg=augment)")
+        for field, function in fns.items():
+            check_function(f"wds_map_dict({field}=)", function)
+        super().__init__(source_datapipe, handler)
+        self.fns = Held(fns)
+
+    def apply(self, item: Any) -> dict[str, Any]:
+        """Maps the fields of one sample."""
+        sample = dict(expect_sample(item, "wds_map_dict"))
+        for field, function in self.fns.value.items():
+            if field not in sample:
+                raise missing_field(sample, (field,))
+            try:
+                sample[field] = function(sample[field])
+            except Exception as error:
+                note_failure(error, self, sample, f"{field}={value_text(function)}")
+                raise
+        return sample
+
+
+@register("wds_compose")
+class StageComposerIterDataPipe(WdsPipe[Any]):
+    """Runs a generator function over the stream (functional name: ``wds_compose``).
+
+    The function may drop, add and reorder items: crops of an image, pairs, windows.
+
+    Args:
+        source_datapipe: Yields anything.
+        fn: ``callable(iterator, *args, **kwargs)`` that returns an iterable. Under DataLoader2 it must be picklable.
+        *args: Passed on to the function. Pipes among them, in lists and dicts too, are part of the graph.
+        **kwargs: Passed on to the function.
+
+    Yields:
+        What the function yields.
+
+    Raises:
+        TypeError: if `fn` is not callable, or does not return an iterable.
+
+    Example:
+        >>> from torch.utils.data.datapipes.iter import IterableWrapper
+        >>> def pairs(items, times):
+        ...     for item in items:
+        ...         yield from [item] * times
+        >>> list(IterableWrapper([1, 2]).wds_compose(pairs, times=2))
+        [1, 1, 2, 2]
+    """
+
+    def __init__(
+        self, source_datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"wds_compose takes a function of an iterator, not {fn!r}")
+        self.source_datapipe = source_datapipe
+        self.fn = fn
+        # Traversal of the graph must see the pipes among the arguments.
+        visible = _holds_pipe((args, kwargs))
+        self.args = args if visible else Held(args)
+        self.kwargs = kwargs if visible else Held(kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        args = self.args.value if isinstance(self.args, Held) else self.args
+        kwargs = self.kwargs.value if isinstance(self.kwargs, Held) else self.kwargs
+        result = self.fn(iter(self.source_datapipe), *args, **kwargs)
+        if not isinstance(result, Iterable):
+            raise TypeError(f"{self.fn!r} returned {type(result).__name__} to wds_compose instead of an iterable")
+        try:
+            yield from result
+        except Exception as error:
+            note_source_failure(error, self)
+            raise
+
+
+def _holds_pipe(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return any(map(_holds_pipe, value))
+    return isinstance(value, (IterDataPipe, MapDataPipe))

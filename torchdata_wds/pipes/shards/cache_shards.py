@@ -17,10 +17,10 @@ from torchdata_wds.errors import CacheError, ShardListError
 from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.format.tar import check_whole
 from torchdata_wds.format.tar.headers import BLOCK, begins_a_tar
-from torchdata_wds.handlers import Handler, SkipCounts, check_handler, reraise_exception
+from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Naming
-from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.samples.map import map_items
+from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.names import check_naming, copy_name, digest_of, names_a_tar, unsigned
@@ -53,10 +53,7 @@ class CachedShard(NamedTuple):
     facts: ShardFacts | None = None
 
     def open(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the decompressed shard from its copy, which is made if it is missing.
-
-        Args:
-            offset: The number of decompressed bytes to skip.
+        """Opens the decompressed shard at a byte, from its copy, which is made if it is missing.
 
         Raises:
             ShardOpenError: if there is no copy, and the source cannot be opened.
@@ -83,35 +80,31 @@ class CachedShard(NamedTuple):
 
 
 @register("cache_shards")
-class ShardCacherIterDataPipe(WdsPipe[Any]):
+class ShardCacherIterDataPipe(HandlingPipe[Any]):
     """Keeps local copies of shards, made while they are first read (functional name: ``cache_shards``).
 
-    Put it between the shards and ``load_wds_shards``. One process per machine downloads each shard, in a thread that
-    does not wait for its reader; other processes read along. A copy holds the object's own bytes, appears only when
-    complete, and is then used as it is. A shard that changes under the same URL is only noticed after
-    ``split_shards(index=True)``: the whole shard is downloaded before it is read, once more if the copy lacks the size
-    and digest of the index; if the new one lacks them too, that is an error. If a copy cannot be made or read (a full
-    disk, a folder that fails, a file that has vanished or is cut, a download without progress for five minutes), the
-    source is read instead, with a warning. A compressed copy that turns out damaged while it is read is removed, and
-    raises.
+    Put it between the shards and ``load_wds_shards``. One process per machine downloads each shard, others read along.
+    A copy holds the object's own bytes, appears only when complete, and is then used as it is; that a shard has changed
+    is noticed only after ``split_shards(index=True)``, by the size and digest in the index, and it is then downloaded
+    once more before it is read. If a copy cannot be made or read (a full disk, a download without progress for five
+    minutes), the source is read instead, with a warning. A compressed copy that turns out damaged while it is read is
+    removed, and raises. A shard that is not read to its end is not kept, unless a `ShardSlice` of it was read.
 
     The folder holds only copies, and the ``.part`` and ``.lock`` files of downloads. With ``"basename"``, ``"path"`` or
     a function as `name`, files that you put there are used as they are, and never changed or evicted; if two URLs have
     the same name, the second is an error.
 
-    A shard that is not read to its end (an early break) is not kept, unless a `ShardSlice` of it was read.
-
     Args:
         source_datapipe: Yields URLs (str or Path) or the `ShardSlice` of ``split_shards``.
         folder: The folder of the copies, which is created; ``~`` is expanded. None turns the cache off.
-        max_bytes: The largest size of all copies together: the least recently used that are not being read are removed.
-            Unfinished downloads come on top; a larger shard is not kept. Only copies that this package made count and
-            are removed; with names other than the default, it needs extended attributes to know them. None is no limit.
-        name: The name of a copy: None for the shard's own name and a digest of its origin, which is the whole URL or
-            command, after rewriting rules, ``AIS_ENDPOINT`` and the endpoint or account of its store, without
-            credentials; ``"unsigned"`` for the same without query parameters that sign a URL; ``"basename"``;
-            ``"path"`` for host and path; or a ``callable(url) -> path`` inside the folder. With the last three, a copy
-            from another place is an error if the file system has extended attributes; otherwise keep it out yourself.
+        max_bytes: The largest size of all copies that this package made, without unfinished downloads: the least
+            recently used that are not being read are removed, and a larger shard is not kept. With names other than
+            the default, it needs extended attributes to know its copies. None is no limit.
+        name: The name of a copy: None for the shard's own name and a digest of its origin (the whole URL or command
+            after rewriting, with the endpoint or account of its store, without credentials); ``"unsigned"`` for the
+            same without query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a
+            ``callable(url) -> path`` inside the folder. With the last three, a copy from another place is an error if
+            the file system has extended attributes; otherwise keep it out yourself.
         verify: Whether to keep only complete shards, by a tar archive's end marker and the checksums of compression.
             The length is always checked.
         while_reading: Whether to read a shard while it is downloaded; False downloads it first.
@@ -166,7 +159,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
                 raise TypeError(f"max_bytes must be a number of bytes, or None, not {max_bytes!r}")
             if not max_bytes > 0:
                 raise ValueError(f"max_bytes must be more than 0, or None for no limit, not {max_bytes!r}")
-        self.source_datapipe = source_datapipe
+        super().__init__(source_datapipe, handler)
         self.folder = folder
         self.max_bytes = max_bytes
         self.name = check_naming(name)
@@ -176,8 +169,6 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         self.verbose = verbose
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
 
     def __iter__(self) -> Iterator[Any]:
         if self.folder is None:
@@ -193,7 +184,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
             storage_options=self.storage_options,
         )
         cached = partial(self._cached, cache, {}, lru_cache(1)(self._index))
-        yield from map_items(self.source_datapipe, cached, self.handler, self.skipped, pipe=self)
+        yield from self.map_items(self.source_datapipe, cached)
 
     def _index(self) -> Callable[[str], ShardFacts | None]:
         """Returns a function that looks up a shard's size and digest in the index of a splitter above."""
@@ -234,9 +225,7 @@ class ShardCacherIterDataPipe(WdsPipe[Any]):
         return CachedShard(text, os.path.join(cache.folder, name), part, cache, facts)  # noqa: PTH118 - a str
 
     def __len__(self) -> int:
-        if self.handler is not reraise_exception:
-            raise TypeError("cache_shards may skip items: its length is not known; .set_length(n) sets one")
-        return len(self.source_datapipe)
+        return self.source_length()
 
 
 def check_copy(path: str, url: str) -> None:
@@ -244,10 +233,11 @@ def check_copy(path: str, url: str) -> None:
 
     Only what `url` names a tar archive, or begins as one, must be one.
     """
-    with open_local(place_of(path, storage.StorageOptions())) as stream:
+    place = place_of(path, storage.StorageOptions())
+    with open_local(place) as stream:
         if not names_a_tar(url) and not begins_a_tar(stream.read(BLOCK)):
             while stream.read(1 << 20):
                 pass
             return
-    with open_local(place_of(path, storage.StorageOptions())) as stream:
+    with open_local(place) as stream:
         check_whole(stream, storage.mask_url(url))

@@ -14,16 +14,16 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
-from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.handlers import Handler, reraise_exception
+from torchdata_wds.pipes.base import register
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
-from torchdata_wds.pipes.notes import note_source_failure
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import check_letter
 
 
-class RecordLoader(WdsPipe[Any]):
+class RecordLoader(HandlingPipe[Any]):
     """Base of the pipes that load record shards: a subclass says of which format."""
 
     reads_shards = True
@@ -40,16 +40,14 @@ class RecordLoader(WdsPipe[Any]):
         handler: Handler = reraise_exception,
     ) -> None:
         check_count("max_bytes", max_bytes, 1)
-        self.source_datapipe = source_datapipe
+        super().__init__(source_datapipe, handler)
         self.max_bytes = max_bytes
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
 
     def __iter__(self) -> Iterator[Any]:
         warn_about_workers(self)
-        got = False
+        ask, got = self.asked(), False
         for item in self.source_datapipe:
             got = True
             try:
@@ -58,8 +56,7 @@ class RecordLoader(WdsPipe[Any]):
                     shard = storage.mask_url(url)
                     yield from read_records(stream, shard, self.record_format, max_bytes=self.max_bytes)
             except Exception as error:  # noqa: BLE001  (the handler decides)
-                note_source_failure(error)
-                if not keep_going(self.handler, error, self.skipped):
+                if not ask(error):
                     return
         if not got:
             warn_when_idle(self)

@@ -21,22 +21,14 @@ from torchdata_wds.format.samples.names import key_splitter
 from torchdata_wds.format.tar import ReadOptions, name_filter, read_marked_members
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit
-from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, reraise_exception, warn_once
+from torchdata_wds.handlers import Asked, Handler, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, Select, SplitName
-from torchdata_wds.pipes.base import WdsPipe, in_order, register
+from torchdata_wds.pipes.base import in_order, register
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
-from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import ShardBegun, Watch, other_shards
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
-from torchdata_wds.pipes.shards.shard_sources import (
-    Ahead,
-    ShardSource,
-    as_source,
-    in_sequence,
-    interleave,
-    is_opened,
-    read_ahead,
-)
+from torchdata_wds.pipes.shards.shard_sources import Ahead, as_source, in_sequence, interleave, is_opened, read_ahead
 from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
 from torchdata_wds.storage.byte_streams import stored_version
 from torchdata_wds.storage.read_ahead import ReadAhead
@@ -55,19 +47,14 @@ class _Item(NamedTuple):
 
 
 @register("load_wds_shards")
-class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
+class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
     """Loads tar shards into their members (functional name: ``load_wds_shards``).
 
-    Shards are read front to back in the order they come, one open at a time, one sample in memory. With `read_ahead`,
-    threads open the next shards and read them up to 16 MiB ahead, which hides the latency of servers; with
-    `interleave`, several shards are open and give a sample each in turn, which mixes them. The members of a sample
-    come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a sample.
-    The handler is called once per shard: one that fails is left at the damage, after the whole samples before it.
-
-    Of a `ShardSlice` only its samples are read. With an index beside the shard (``<shard>.index``), reading begins at
-    the slice's first sample, by seeking or a range request; without one, and with `rename`, the samples before it are
-    read past. What follows a slice (end marker, checksums of the compression, exit status of a command) is checked
-    only by the consumer that reads the shard's last samples.
+    Shards are read front to back in the order they come, one open at a time, one sample in memory. The members of a
+    sample come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a
+    sample. The handler is called once per shard, and the whole samples before the damage are kept. Of a `ShardSlice`
+    only its samples are read, from the first one on if there is an index beside the shard (``<shard>.index``) and no
+    `rename`; what follows a slice (end marker, checksums) is checked only where it ends with the shard.
 
     Args:
         source_datapipe: Yields URLs (str or Path), `ShardSlice` of ``split_shards``, `CachedShard` of
@@ -79,9 +66,8 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             after ``split_shards`` both need the same, which must be that of the index.
         require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
         concatenated: Whether to read on after the end marker, for shards joined with ``cat``.
-        read_ahead: How many shards to open before their turn, each in a thread of its own, as is the current one then;
-            the source is read that many items ahead. 0 starts no thread. Pairs ``(url, stream)`` are read when their
-            turn comes.
+        read_ahead: How many shards to open before their turn and read up to 16 MiB ahead, each in a thread of its own,
+            which hides the latency of servers; 0 starts no thread. Pairs ``(url, stream)`` are read in their turn.
         interleave: How many shards to keep open and to take samples from in turn. When one ends, the next takes its
             place; the order depends on nothing else.
         max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
@@ -134,11 +120,11 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         check_count("max_member_bytes", max_member_bytes, 1)
         if rename is not None and not callable(rename):
             raise TypeError(f"rename must be a function from name to name, not {rename!r}")
-        self.source_datapipe = source_datapipe
         if select is not None and not isinstance(select, str) and not callable(select):
             select = in_order(select) if isinstance(select, Iterable) else ()
         if select is not None:
             name_filter(select)
+        super().__init__(source_datapipe, handler)
         self.select = select
         self.rename = rename
         self.keys = keys
@@ -149,14 +135,11 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         self.max_member_bytes = max_member_bytes
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
         self._shards_read = 0
         self._cycled = CycledPasses()
 
     def __iter__(self) -> Iterator[ShardMember]:
-        ask = self.asked()
-        split = key_splitter(self.keys)
+        ask, split = self.asked(), key_splitter(self.keys)
         with closing(self.shards(ask)) as shards:
             if self.interleave == 1:
                 with closing(in_sequence(shards)) as units:
@@ -166,10 +149,6 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
             with closing(interleave(samples, self.interleave, lambda: ask.is_over)) as turns:
                 for members in turns:
                     yield from members
-
-    def asked(self) -> Asked:
-        """Returns the handler for one iteration."""
-        return Asked(self.handler, self.skipped, partial(note_source_failure, pipe=self))
 
     def shards(
         self,
@@ -206,8 +185,7 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
     def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
         """Yields the items from that with the number of `begun` on, and those before it that `skips` names."""
         # The list of URLs may be long: a running checksum of it tells another run from the resumed one at any item.
-        digest = 0
-        ordinal = -1
+        digest, ordinal = 0, -1
         first = 0 if begun is None else begun.ordinal
         for ordinal, item in enumerate(self.source_datapipe):
             digest = zlib.crc32(repr(_identity(item)).encode(), digest)
@@ -251,14 +229,24 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
         part = source.part
         if item.skip and part.stop is not None and part.start >= part.stop:
             return
-        visit = -next(_visits) if isinstance(part, PaddingSlice) else next(_visits)
+        shown = storage.mask_url(part.url)
+        options = ReadOptions(
+            self.select,
+            self.rename,
+            visit=-next(_visits) if isinstance(part, PaddingSlice) else next(_visits),
+            shard=shown,
+            reopen=source.open_at if source.can_reopen else None,
+            require_end_marker=self.require_end_marker,
+            concatenated=self.concatenated,
+            max_member_bytes=self.max_member_bytes,
+        )
         with ExitStack() as stack:
             stream, begin = source.open(keys, self.rename is None) if ahead is None else ahead.opened()
             stack.enter_context(closing(stream))
-            version = None if watch is None else stored_version(stream)
-            if watch is not None and version is not None:
+            if watch is not None and (version := stored_version(stream)) is not None:
                 watch.open_shard(item.ordinal, version)
-            units = self._members_of(source, stream, visit, 0 if begin is None else begin.start)
+            offset = 0 if begin is None else begin.start
+            units = read_marked_members(stream, source.url, options._replace(offset=offset), self.skipped)
             if begin is not None:
                 try:
                     units = _beginning_with(units, begin)
@@ -266,32 +254,16 @@ class ShardLoaderIterDataPipe(WdsPipe[ShardMember]):
                     source.report_stale_index(begin, error)
                     begin = None
                     stream = stack.enter_context(closing(source.open_at()))
-                    units = self._members_of(source, stream, visit)
+                    units = read_marked_members(stream, source.url, options, self.skipped)
+            if self.select is not None:
+                units = _noting_selection(units, shown, self.select)
             if part.start or part.stop is not None or part.step > 1:
                 first = 0 if begin is None else part.start
                 # Samples 0, 4 and 8 of a slice with start=0 and step=4 were given when skip is 3: then start is 12, and
                 # the shard is known to have had 9 samples at least.
                 least = part.start - part.step + 1 if item.skip else 0
-                shown = storage.mask_url(part.url)
                 units = slice_members(units, key_splitter(keys), part, first=first, least=least, shard=shown)
             yield from units
-
-    def _members_of(
-        self, source: ShardSource, stream: storage.ByteStream, visit: int, offset: int = 0
-    ) -> Iterator[Unit]:
-        options = ReadOptions(
-            self.select,
-            self.rename,
-            visit=visit,
-            shard=storage.mask_url(source.part.url),
-            reopen=source.open_at if source.can_reopen else None,
-            require_end_marker=self.require_end_marker,
-            concatenated=self.concatenated,
-            offset=offset,
-            max_member_bytes=self.max_member_bytes,
-        )
-        units = read_marked_members(stream, source.url, options, self.skipped)
-        return units if self.select is None else _noting_selection(units, options.shard, self.select)
 
 
 def _identity(item: Any) -> Any:
@@ -301,7 +273,7 @@ def _identity(item: Any) -> Any:
     return item[0] if is_opened(item) else item
 
 
-def _noting_selection(units: Iterator[Unit], shard: str | None, select: Select) -> Iterator[Unit]:
+def _noting_selection(units: Iterator[Unit], shard: str, select: Select) -> Iterator[Unit]:
     """Passes the units of a shard on; warns once if all of them were left out: a wrong glob makes an epoch empty."""
     passed, is_taken = "", False
     for unit in units:

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.checks import check_count
-from torchdata_wds.consumers import Grid, grid_of, place_of, rank_place, upstream
+from torchdata_wds.consumers import Grid, Place, grid_of, place_of, rank_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.resume_facts import PassBegun, Step, Wanted, Watch, Way
@@ -53,8 +53,7 @@ class _Stream:
                 self._end()
                 # A consumer's only shard of a pass may be empty, so a single empty pass says nothing.
                 if not self.empty % 10 and self.empty >= most_empty_passes(place_of(source).consumers):
-                    passes, self.empty = self.empty, 0
-                    raise ValueError(_describe_empty(source, passes)) from None
+                    raise self._empty_error(place_of(source)) from None
             except BaseException:
                 self._end()
                 raise
@@ -75,25 +74,29 @@ class _Stream:
         return self.items
 
     def _end(self) -> None:
-        self.items = None
-        self.number += 1
-        self.taken = 0
+        self.items, self.number, self.taken = None, self.number + 1, 0
+
+    def _empty_error(self, place: Place) -> ValueError:
+        message = f"the source of wds_epoch gave no item in {self.empty} passes: it has no epoch of any length"
+        self.empty = 0
+        if place.consumers > 1:
+            message += (
+                f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
+                "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
+            )
+        return ValueError(message)
 
 
 @register("wds_epoch")
 class EpochCounterIterDataPipe(WdsPipe[T], Step):
     """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
 
-    An item is whatever the source yields: a sample, or a batch. Each rank yields n // ranks items an epoch, so n should
-    be a multiple of the ranks. Its workers share these, and take turns at yielding one more: of 5 items for 3 workers
-    the shares are 2, 2, 1, then 2, 1, 2, then 1, 2, 2.
-    The next epoch continues where the last one stopped. When the source ends, a new pass starts in a new order that
-    all consumers agree on, so that each pass yields every item once, whatever n is. Endless sources such as
-    ``resample_shards()`` are cut the same way.
-
-    Workers must survive the epoch, as those of ``WorkersReadingService`` do, and of torch's DataLoader with
-    ``persistent_workers=True``. Leaving an epoch early drops the items that are on their way from the workers. The
-    shard that an epoch ends in stays open.
+    Each rank yields n // ranks items (samples, batches or whatever the source yields) an epoch, and its workers share
+    these as equally as n allows. The next epoch continues where the last one stopped, with the shard that it ended in
+    still open. When the source ends, a new pass starts in a new order that all consumers agree on, so that each pass
+    yields every item once, whatever n is. Workers must survive the epoch, as those of ``WorkersReadingService`` do, and
+    of torch's DataLoader with ``persistent_workers=True``. Leaving an epoch early drops the items on their way from the
+    workers.
 
     Args:
         source_datapipe: Yields anything.
@@ -125,7 +128,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         stream, source, watch = self._stream, self.source_datapipe, self._watch
         grid = grid_of(self)
         self._check(grid)
-        share = share_of(self.n, self._coming_epoch(), grid)
+        share = self._coming_share(grid)
         _warn_of_short_lives()
         stream.epochs += 1
         if stream.passes is None:
@@ -153,12 +156,12 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         grid = grid_of(self)
         if grid[::2] == (1, 1) and any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self)):
             grid = Grid(*rank_place())
-        return share_of(self.n, self._coming_epoch(), grid)
+        return self._coming_share(grid)
 
-    def _coming_epoch(self) -> int:
+    def _coming_share(self, grid: Grid) -> int:
         # If a worker was still busy when an epoch was left early, the workers have not all begun as many epochs.
         epoch = None if self._watch is None else self._watch.epoch
-        return self._stream.epochs if epoch is None else epoch
+        return share_of(self.n, self._stream.epochs if epoch is None else epoch, grid)
 
     def share(self, epoch: int) -> int:
         """Returns how many items this worker yields in an epoch, counted from 0."""
@@ -179,15 +182,11 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         self._stream.passes.begin_stream(None if self._watch is None else self._watch.agreed_seed)
 
     def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
-        """Seeds the pipes upstream, so that the next iteration begins in the middle of an epoch of another process.
+        """Seeds the pipes upstream, so that the next iteration begins in the pass `begun`, as in another process.
 
-        Args:
-            begun: The pass that it begins in, and where that began.
-            wanted: The items of the epoch that are still to come, none from an earlier pass; the next iteration yields
-                only those. None yields the whole epoch, after dropping what had been taken of the pass before.
-
-        Returns:
-            The items of the pass that the source must yield; None if it must begin at its start.
+        It yields only the `wanted` items of the epoch, none from an earlier pass; None yields the whole epoch, after
+        dropping what had been taken of the pass before. Returns the items of the pass that the source must yield; None
+        if it must begin at its start.
         """
         stream = self._stream
         assert stream.passes is not None
@@ -241,17 +240,6 @@ def share_of(n: int, epoch: int, grid: Grid) -> int:
     each = n // grid.ranks
     before, after = ((number * each + grid.workers - 1 - grid.worker) // grid.workers for number in (epoch, epoch + 1))
     return after - before
-
-
-def _describe_empty(source: IterDataPipe[Any], passes: int) -> str:
-    place = place_of(source)
-    message = f"the source of wds_epoch gave no item in {passes} passes: it has no epoch of any length"
-    if place.consumers > 1:
-        message += (
-            f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
-            "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
-        )
-    return message
 
 
 def _warn_of_short_lives() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
@@ -17,20 +17,17 @@ from torchdata_wds.pipes.division import running_pipes
 T = TypeVar("T")
 
 
-class _WorkerEnd:
+class _WorkerEnd(NamedTuple):
     """The mark that a stock worker sends instead of items once its stream has ended."""
 
-    __slots__ = ("worker",)
-
-    def __init__(self, worker: int) -> None:
-        self.worker = worker
+    worker: int
 
 
 class _MarkedEndIterDataPipe(WdsPipe[Any]):
-    """The worker's side of the border: in a stock worker, end marks follow the stream.
+    """The worker's side of the border: in a stock worker, end marks follow the stream, which never ends.
 
-    torchdata's service requests items from its workers in turn, and breaks when one ends well before another; with end
-    marks none ends. torch's own workers, and graphs in one process, need no marks.
+    torchdata's service requests items from its workers in turn, and breaks when one ends well before another. torch's
+    own workers, and graphs in one process, need no marks.
     """
 
     one_to_one = True
@@ -41,10 +38,8 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         note_join()
         yield from self.source_datapipe
-        if in_stock_worker():
-            end = _WorkerEnd(os.getpid())
-            while True:
-                yield end
+        while in_stock_worker():
+            yield _WorkerEnd(os.getpid())
 
     def __len__(self) -> int:
         return len(self.source_datapipe)  # a TypeError if the source does not know its length
@@ -54,15 +49,12 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
 class JoinWorkersIterDataPipe(WdsPipe[T]):
     """Joins the streams of all workers into one in the main process (functional name: ``join_workers``).
 
-    Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` and under
-    torchdata's ``MultiProcessingReadingService``. The latter loses items, or breaks, when its workers' streams differ
-    in length, as they do whenever shards are divided among them; this pipe prevents that. (Give it
-    ``main_prefetch_cnt=0``, or its shutdown after an early break may hang.) In a single process items pass unchanged.
-    torch's ``DataLoader`` and ``StatefulDataLoader`` have no such border: their workers run all stages, so that each
-    worker makes short batches of its own; a warning says so.
-
-    Items come from worker 0, 1, ... in turn; a worker whose stream has ended is skipped. Branches that each have their
-    own ``.join_workers()`` are run by separate sets of workers under ``WorkersReadingService``.
+    Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` (where
+    branches that each have one have separate workers) and torchdata's ``MultiProcessingReadingService``, which without
+    it loses items, or breaks, when its workers' streams differ in length. (Give that ``main_prefetch_cnt=0``, or its
+    shutdown after an early break may hang.) torch's ``DataLoader`` and ``StatefulDataLoader`` run all stages in each
+    worker; a warning says so. In a single process items pass unchanged. Items come from worker 0, 1, ... in turn; a
+    worker whose stream has ended is skipped.
 
     Args:
         source_datapipe: The stages that workers run.
@@ -101,7 +93,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
                 return
 
     def __len__(self) -> int:
-        return len(self.source_datapipe)  # a TypeError if the source does not know its length
+        return len(self.source_datapipe)
 
 
 def _warn_without_border(pipe: IterDataPipe[Any]) -> None:

@@ -6,10 +6,10 @@ import math
 import random
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import accumulate
 from numbers import Real
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, get_args
 
 from torch.utils.data import IterDataPipe
 
@@ -18,9 +18,7 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Stop
 from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.seeds import Passes, Seed
-
-T = TypeVar("T")
+from torchdata_wds.pipes.seeds import Passes, Seed, Seeded
 
 _STOPS = (
     "'first' ends when the source whose turn it is has ended, 'all' yields every item of every source once, 'cycle' "
@@ -31,23 +29,20 @@ _END: Any = object()
 
 
 @register("wds_mix")
-class SampleMixerIterDataPipe(WdsPipe[Any]):
+class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
     """Mixes several pipes into one stream (functional name: ``wds_mix``).
 
-    Each step chooses a source, in turn or at random by `weights`, and yields its next item. Nothing is read ahead: a
-    source is exhausted once it is chosen and has nothing left. Consumers of a ``sharding_filter`` above draw
-    differently; before the filter, or without one, all draw alike. Sources keep their files open between turns.
+    Each step chooses a source, in turn or at random by `weights`, and yields its next item; nothing is read ahead, and
+    sources keep their files open between turns. Consumers of a ``sharding_filter`` above draw differently; before the
+    filter, or without one, all draw alike. A source that yields nothing in a pass is an error; under ``"all"``, if its
+    shards are divided among several consumers, it only leaves, with a warning.
 
     `stop` says when an epoch ends; of sources with 100 and 10 samples, taken in turn, it has
 
     - ``"first"``, 21 samples: it ends when the chosen source is exhausted.
     - ``"all"``, 110 samples: an exhausted source leaves, the others go on with their weights, until all have left.
-    - ``"cycle"``, 200 samples, 100 of each: an exhausted source begins its next pass. The epoch ends when the last
-      source is exhausted for the first time, so each has been seen whole; an endless source never is. Each pass of a
-      source that shuffles has a new order that all consumers agree on.
-
-    A source that yields nothing in a pass is an error. Under ``"all"``, if its shards are divided among several
-    consumers, it only leaves, with a warning: there may be fewer shards than consumers.
+    - ``"cycle"``, 200 samples, 100 of each: an exhausted source begins its next pass, in a new order that all consumers
+      agree on, until each source has been exhausted once; an endless source never is.
 
     Attributes:
         counts: How many items each source, in order, has yielded in this epoch or, after its end, in the last one.
@@ -70,12 +65,9 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> letters, numbers = IterableWrapper("abcd"), IterableWrapper([1, 2])
-        >>> mixed = letters.wds_mix(numbers, stop="all")
+        >>> mixed = IterableWrapper("abcd").wds_mix(IterableWrapper([1, 2]), stop="all")
         >>> list(mixed), mixed.counts
         (['a', 1, 'b', 2, 'c', 'd'], [4, 2])
-        >>> set(letters.wds_mix(numbers, weights=[0.7, 0.3], stop="cycle")) == {"a", "b", "c", "d", 1, 2}
-        True
     """
 
     def __init__(
@@ -105,102 +97,92 @@ class SampleMixerIterDataPipe(WdsPipe[Any]):
         self.counts = [0] * len(sources)
         self._seed = Seed()
 
-    def set_seed(self, seed: int) -> SampleMixerIterDataPipe:
-        """Makes the coming epochs a function of the seed, their number and this consumer's place."""
-        self._seed.set(seed)
-        return self
-
     def __iter__(self) -> Iterator[Any]:
         rng = self._seed.begin_epoch("wds_mix", place_of(self))
         pipes = (self.source_datapipe, *self.others)
         self.counts = [0] * len(pipes)
-        streams = [_Stream(pipe, number, self.stop, self._seed) for number, pipe in enumerate(pipes)]
         with ExitStack() as stack:
-            for stream in streams:
-                stack.callback(stream.close)
-            yield from _mixed(streams, _Turns(len(streams), self.weights, rng), self.stop, self.counts)
+            sources = [_Source(pipe, number, self.stop, self._seed) for number, pipe in enumerate(pipes)]
+            for source in sources:
+                stack.callback(source.close)
+            yield from self._mixed(sources, rng)
 
     def __len__(self) -> int:
         if self.stop != "all":
             raise TypeError(f"wds_mix(stop={self.stop!r}) does not know its length; stop='all' has that of all sources")
         return sum(map(len, (self.source_datapipe, *self.others)))
 
+    def _mixed(self, sources: Sequence[_Source], rng: random.Random) -> Iterator[Any]:
+        """Yields the items of all sources, and counts them."""
+        left, place = [*sources], -1
+        sums = self._sums_of(left)
+        while left:
+            # Weights 1 and 3 have the sums [1/3, 4/3]: a draw of 0.5 is at 2/3, which is source 1. The product may be
+            # rounded up to the last sum itself.
+            drawn = min(bisect(sums, rng.random() * sums[-1]), len(left) - 1) if sums else None
+            place = (place + 1) % len(left) if drawn is None else drawn
+            source = left[place]
+            item = source.take()
+            if item is _END and self.stop == "cycle" and not all(other.was_exhausted for other in sources):
+                source.begin_next_pass()
+                item = source.take()
+            if item is not _END:
+                self.counts[source.number] += 1
+                yield item
+            elif self.stop == "all":
+                del left[place]
+                place -= 1
+                sums = self._sums_of(left)
+            else:
+                break
+        for source in sources if self.stop == "cycle" else ():
+            source.passes.begin_pass(-1)  # seeds that all consumers agree on, for a next epoch that nobody seeds
+
+    def _sums_of(self, sources: Sequence[_Source]) -> list[float]:
+        weights = [self.weights[source.number] for source in sources] if self.weights is not None else []
+        return list(accumulate(weight / max(weights) for weight in weights))  # a plain sum might overflow
+
 
 def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
     given = tuple(weights) if isinstance(weights, Iterable) else ()
     if len(given) != count:
         raise ValueError(f"weights must be {count} numbers, one for each source, not {weights!r}")
-    found = tuple(map(_as_float, given))
-    for number, weight in enumerate(found):
-        if not 0 < weight < math.inf:
-            raise ValueError(
-                f"weights must be finite numbers above 0, but that of source {number}, counted from 0, is "
-                f"{given[number]!r}; leave out a source that is not wanted"
-            )
-    return found
+    found = []
+    for number, weight in enumerate(given):
+        with suppress(OverflowError):  # of an int that is too large
+            if isinstance(weight, Real) and not isinstance(weight, bool) and 0 < float(weight) < math.inf:
+                found.append(float(weight))
+                continue
+        raise ValueError(
+            f"weights must be finite numbers above 0, but that of source {number}, counted from 0, is {weight!r}; "
+            "leave out a source that is not wanted"
+        )
+    return tuple(found)
 
 
-def _as_float(number: Any) -> float:
-    """Returns a number as a float; nan for anything else, and for an int that is too large."""
-    try:
-        return float(number) if isinstance(number, Real) and not isinstance(number, bool) else math.nan
-    except OverflowError:
-        return math.nan
-
-
-class _Turns:
-    """Chooses the next source, among those that are left."""
-
-    def __init__(self, count: int, weights: Sequence[float] | None, rng: random.Random) -> None:
-        self.left = list(range(count))
-        self._weights = weights
-        self._draw = rng.random
-        self._place = -1
-        self._sum_up()
-
-    def next(self) -> int:
-        if self._weights is None:
-            self._place = (self._place + 1) % len(self.left)
-        else:
-            # Weights 1 and 3 have the sums [1/3, 4/3]: a draw of 0.5 is at 2/3, which is source 1. The product may be
-            # rounded up to the last sum itself.
-            self._place = min(bisect(self._sums, self._draw() * self._sums[-1]), len(self.left) - 1)
-        return self.left[self._place]
-
-    def remove(self) -> None:
-        """Removes the source that was chosen last."""
-        del self.left[self._place]
-        self._place -= 1
-        self._sum_up()
-
-    def _sum_up(self) -> None:
-        weights = [self._weights[number] for number in self.left] if self._weights is not None else []
-        self._sums = list(accumulate(weight / max(weights) for weight in weights))  # a plain sum might overflow
-
-
-class _Stream(Generic[T]):
+class _Source:
     """One source, during one epoch of the mix."""
 
-    def __init__(self, pipe: IterDataPipe[T], number: int, stop: Stop, seed: Seed) -> None:
+    def __init__(self, pipe: IterDataPipe[Any], number: int, stop: Stop, seed: Seed) -> None:
+        self.number = number
+        self.passes = Passes(pipe)
+        self.passes.begin_stream()
         self.was_exhausted = False
         self._pipe = pipe
-        self._number = number
         self._stop = stop
         self._seed = seed
-        self._iterator: Iterator[T] | None = None
+        self._iterator: Iterator[Any] | None = None
         self._gave = False
         self._pass = 0
-        self._passes = Passes(pipe)
-        self._passes.begin_stream()
 
-    def take(self) -> T:
+    def take(self) -> Any:
         """Returns the next item of this pass, or _END; raises if this pass has no item at all."""
         if self._iterator is None:
             # A stream that wds_epoch continues was seeded in its middle, before this source began.
             if self._pass or self._seed.epoch == 0:
-                self._passes.begin_pass(self._pass)
+                self.passes.begin_pass(self._pass)
             self._iterator = iter(self._pipe)
-        item: T = next(self._iterator, _END)
+        item = next(self._iterator, _END)
         if item is not _END:
             self._gave = True
             return item
@@ -211,13 +193,7 @@ class _Stream(Generic[T]):
 
     def begin_next_pass(self) -> None:
         """Goes back to the beginning of the source, in a new order."""
-        self._pass += 1
-        self._iterator = None
-        self._gave = False
-
-    def end_passes(self) -> None:
-        """Leaves the source with seeds that all consumers agree on, for a next epoch that nobody seeds."""
-        self._passes.begin_pass(-1)
+        self._pass, self._iterator, self._gave = self._pass + 1, None, False
 
     def close(self) -> None:
         """Closes the source's iterator."""
@@ -226,35 +202,14 @@ class _Stream(Generic[T]):
 
     def _report_empty(self) -> None:
         place = place_of(self._pipe)
-        source = f"source {self._number} of wds_mix, counted from 0, a {type(self._pipe).__name__}, gave nothing"
-        divided = f"consumer {place.number} of {place.consumers}, counted from 0, among which its shards are divided"
-        advice = "with fewer shards than consumers, use more shards, fewer workers or .resample_shards()"
+        source = f"source {self.number} of wds_mix, counted from 0, a {type(self._pipe).__name__}, gave nothing"
         if place.consumers == 1:
             raise ShardListError(
                 f"{source} in pass {self._pass}. Check its list of shards, its filters, and what its handlers skipped; "
                 "leave it out if there is nothing in it"
             )
+        divided = f"consumer {place.number} of {place.consumers}, counted from 0, among which its shards are divided"
+        advice = "with fewer shards than consumers, use more shards, fewer workers or .resample_shards()"
         if self._stop != "all":
             raise ShardListError(f"{source} in pass {self._pass} to {divided}: {advice}, or stop='all'")
-        warn_once(f"wds_mix {self._number}", f"{source} to {divided}, and was left out of the mix: {advice}")
-
-
-def _mixed(streams: Sequence[_Stream[T]], turns: _Turns, stop: Stop, counts: list[int]) -> Iterator[T]:
-    """Yields the items of all streams, and counts them."""
-    while turns.left:
-        number = turns.next()
-        stream = streams[number]
-        item = stream.take()
-        if item is _END and stop == "cycle" and not all(other.was_exhausted for other in streams):
-            stream.begin_next_pass()
-            item = stream.take()
-        if item is not _END:
-            counts[number] += 1
-            yield item
-        elif stop == "all":
-            turns.remove()
-        else:
-            break
-    if stop == "cycle":
-        for stream in streams:
-            stream.end_passes()
+        warn_once(f"wds_mix {self.number}", f"{source} to {divided}, and was left out of the mix: {advice}")

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import is_local, mask_url, scheme_of
+from torchdata_wds.storage.urls import cannot_list, is_local, scheme_of
 
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
@@ -96,5 +96,4 @@ def _check(pattern: str, whole: str) -> None:
 
 
 def _complaint(pattern: str, what: str) -> ShardListError:
-    shown = mask_url(pattern)
-    return ShardListError(f"cannot expand {shown}: {what}; write {{000..146}} or {{train,val}}", shard=shown)
+    return cannot_list(pattern, f"{what}; write {{000..146}} or {{train,val}}", "expand")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from torchdata_wds.environment import pattern_variable
@@ -15,7 +14,15 @@ from torchdata_wds.storage.byte_streams import naming
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.searching import NEVER_SEARCHED, is_pattern, search
 from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.urls import check_letter, is_chaining, local_path, mask_item, mask_url, scheme_of
+from torchdata_wds.storage.urls import (
+    cannot_list,
+    check_letter,
+    is_chaining,
+    local_path,
+    mask_item,
+    mask_url,
+    scheme_of,
+)
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DEEPEST = 10
@@ -81,12 +88,8 @@ def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[s
             except UnsafeDataError as error:
                 if not is_pattern(url):
                     raise
-                shown = mask_url(url)
-                raise ShardListError(
-                    f"cannot list {shown}: a rewriting rule makes a command of it; write braces, which are expanded "
-                    "first",
-                    shard=shown,
-                ) from error
+                what = "a rewriting rule makes a command of it; write braces, which are expanded first"
+                raise cannot_list(url, what) from error
             yield from _named_as_given(place)
 
 
@@ -108,25 +111,19 @@ def _resolve(url: str, options: StorageOptions) -> Place:
 
 def _substituted(text: str) -> str:
     """Replaces ``${name}`` by the environment's variables, whose values may hold more of them."""
+
+    def value_of(found: re.Match[str]) -> str:
+        value = pattern_variable(found[1])
+        if value is None and scheme_of(text) != "pipe":
+            what = f"{found[0]} stands for the environment variable WDS_{found[1]}, which is not set"
+            raise cannot_list(text, what, "expand")
+        return found[0] if value is None else value
+
     for _ in range(_DEEPEST):
-        before, text = text, _VARIABLE.sub(partial(_value_of, text), text)
+        before, text = text, _VARIABLE.sub(value_of, text)
         if text == before:
             return text
-    shown = mask_url(text)
-    raise ShardListError(f"cannot expand {shown}: the variables in it stand for each other", shard=shown)
-
-
-def _value_of(text: str, found: re.Match[str]) -> str:
-    value = pattern_variable(found[1])
-    if value is not None:
-        return value
-    if scheme_of(text) == "pipe":
-        return found[0]
-    shown = mask_url(text)
-    raise ShardListError(
-        f"cannot expand {shown}: {found[0]} stands for the environment variable WDS_{found[1]}, which is not set",
-        shard=shown,
-    )
+    raise cannot_list(text, "the variables in it stand for each other", "expand")
 
 
 def _named_as_given(place: Place) -> Iterator[str]:
@@ -155,11 +152,10 @@ def _given_name(place: Place, found: str) -> str:
     for name in (named, found):
         if resolve(name, place.options).url == found:
             return name
-    shown = mask_url(url)
-    raise ShardListError(
-        f"cannot list {shown}: rewriting rules lead to {mask_url(found)}, and from there to "
-        f"{resolve(found, place.options).shown}. Let the rule match only what stands before the pattern",
-        shard=shown,
+    raise cannot_list(
+        url,
+        f"rewriting rules lead to {mask_url(found)}, and from there to {resolve(found, place.options).shown}. "
+        "Let the rule match only what stands before the pattern",
     )
 
 

@@ -22,7 +22,7 @@ from torchdata_wds.storage.retrying import error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.sources.aistore import no_listing
 from torchdata_wds.storage.sources.fsspec import connect, protocol_of
-from torchdata_wds.storage.urls import AIS, STDIN, local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import AIS, STDIN, cannot_list, local_path, mask_url, scheme_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _search_store(place: Place) -> Iterator[str]:
         raise ShardListError(str(error), shard=error.shard) from error
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
         reason = "not found" if isinstance(error, FileNotFoundError) else error_words(error)
-        raise ShardListError(f"cannot list {place.shown}: {reason}", shard=place.shown) from masked_cause(error)
+        raise cannot_list(place.url, reason) from masked_cause(error)
     found = sorted(name for name in names if not is_folder or _is_shard(name.rpartition("/")[2]))
     if not found:
         raise _nothing(place.url, f"a folder gives what ends in {_SHOWN_SUFFIXES}" if is_folder else "")

@@ -117,10 +117,11 @@ def local_path(url: str) -> str:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost"):
-            raise ShardOpenError(
-                f"cannot open shard {mask_text(url)}: a file: URL names a file of this machine, not of host "
-                f"{mask_text(host)!r}; write {mask_text(f'file:///{host}{slash}{path}')} if that is a folder",
-                shard=mask_text(url),
+            folder = mask_text(f"file:///{host}{slash}{path}")
+            raise cannot_open(
+                mask_text(url),
+                f"a file: URL names a file of this machine, not of host {mask_text(host)!r}; write {folder} if that is "
+                "a folder",
             )
         rest = slash + path
     return unquote(rest)
@@ -154,3 +155,14 @@ def mask_item(item: object) -> str:
         "('https://me:***@host/x.tar', None)"
     """
     return mask_text(repr(item)[:300])[:80]
+
+
+def cannot_list(url: str, reason: str, doing: str = "list") -> ShardListError:
+    """Makes the error for a pattern that cannot be listed or expanded."""
+    shown = mask_url(url)
+    return ShardListError(f"cannot {doing} {shown}: {reason}", shard=shown)
+
+
+def cannot_open(shard: str, reason: str) -> ShardOpenError:
+    """Makes the error for a shard, shown masked, that cannot be opened."""
+    return ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)

@@ -13,7 +13,7 @@ import pytest
 from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
 from torchdata_wds.cli.split import HookCommand
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.sources.command_guard import CommandGuard
+from torchdata_wds.storage.sources.command import CommandGuard
 
 
 @pytest.fixture

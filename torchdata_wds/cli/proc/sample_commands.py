@@ -24,8 +24,7 @@ from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import check_field
-from torchdata_wds.storage.sources.command import ShellCommand, status_text
-from torchdata_wds.storage.sources.command_guard import CommandGuard
+from torchdata_wds.storage.sources.command import CommandGuard, ShellCommand, status_text
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,7 @@ from torchdata_wds.format.shard_file import ShardInfo
 from torchdata_wds.format.shard_names import ShardNames
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.sources.command import status_text
-from torchdata_wds.storage.sources.command_guard import CommandGuard
+from torchdata_wds.storage.sources.command import CommandGuard, status_text
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 from torchdata_wds.writers.shard_writer import ShardWriter
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin
 
 from torchdata_wds.environment import ais_endpoint, ais_token
-from torchdata_wds.errors import ShardListError, ShardOpenError
+from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.http.options import read_http_options
@@ -21,7 +21,7 @@ from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.targets.fsspec import RemoteTarget, remove_in, target_in
-from torchdata_wds.storage.urls import AIS, mask_url
+from torchdata_wds.storage.urls import AIS, cannot_list, cannot_open, mask_url
 
 if TYPE_CHECKING:
     import urllib3
@@ -62,8 +62,7 @@ def object_address(url: str) -> str:
         reason = f"it names no object in a bucket; write {scheme}://bucket/object"
     else:
         return f"{endpoint}/v1/objects/{quote(bucket)}/{quote(name)}?provider={provider}"
-    shard = mask_url(url)
-    raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)
+    raise cannot_open(mask_url(url), reason)
 
 
 def open_ais(place: Place, offset: int) -> ByteStream:
@@ -88,11 +87,10 @@ def remove_ais(place: Place) -> None:
 
 def no_listing(url: str) -> ShardListError:
     """Makes the error for a glob or folder in AIStore."""
-    shard = mask_url(url)
-    return ShardListError(
-        f"cannot list {shard}: AIStore is not searched for globs and folders; write braces, as "
-        "ais://bucket/train-{000..146}.tar, or take the URLs from the shards' own list",
-        shard=shard,
+    return cannot_list(
+        url,
+        "AIStore is not searched for globs and folders; write braces, as ais://bucket/train-{000..146}.tar, or take "
+        "the URLs from the shards' own list",
     )
 
 

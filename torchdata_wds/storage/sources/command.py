@@ -21,6 +21,8 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
+from collections.abc import Collection
 from typing import IO, TYPE_CHECKING
 
 from torchdata_wds.environment import is_secure
@@ -28,7 +30,6 @@ from torchdata_wds.errors import ShardOpenError, UnsafeDataError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, wrap_source
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.sources.command_guard import CommandGuard
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -39,19 +40,98 @@ _ENOUGH_READ = 128 + signal.SIGPIPE
 _SHOWN_LINES, _SHOWN_BYTES = 5, 2000
 _POLL_SECONDS = 0.02
 
-# The commands that this process started and that may still run, by process id.
-_running: dict[int, ShellCommand] = {}
+# The lines just end when the process dies. A group noted as ended is left alone: its number may be another's by then.
+_GUARDING = """
+groups=$*
+while read -r sign group; do
+    if [ "$sign" = + ]; then
+        groups="$groups $group"
+    else
+        rest=
+        for other in $groups; do [ "$other" = "$group" ] || rest="$rest $other"; done
+        groups=$rest
+    fi
+done
+for group in $groups; do kill -s KILL -- "-$group"; done
+"""
 
-# A forked child must not kill its parent's commands.
-os.register_at_fork(after_in_child=_running.clear)
+# The commands that this process started and that may still run, by process id, and its guards.
+_running: dict[int, ShellCommand] = {}
+_guards: weakref.WeakSet[CommandGuard] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """Runs in a forked child, which must not kill its parent's commands.
+
+    An open copy of a line would keep the parent's guard from seeing that its process has died.
+    """
+    _running.clear()
+    for guard in list(_guards):
+        guard.forget()
+    _guards.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class CommandGuard:
+    """Kills the groups of running commands when this process dies: nothing else could, if it is killed itself.
+
+    It belongs to the process that made it; a forked child's copy does nothing. The descriptors in `holding` stay open
+    until the commands are killed.
+    """
+
+    def __init__(self, *groups: int, holding: Collection[int] = ()) -> None:
+        reading, self._line = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARDING, "sh", *map(str, groups)],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=holding,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._line)
+            raise
+        finally:
+            os.close(reading)
+        _guards.add(self)
+
+    def add(self, group: int) -> None:
+        """Notes a command that has begun."""
+        self._write(f"+ {group}\n")
+
+    def remove(self, group: int) -> None:
+        """Notes that a command has ended, or may outlive this process."""
+        self._write(f"- {group}\n")
+
+    def close(self) -> None:
+        """Ends the guard, whose commands have ended."""
+        if self._line >= 0:
+            # Not by the end of its line: it would kill groups that may be others' by now.
+            self._process.kill()
+            self._process.wait()
+            self.forget()
+
+    def forget(self) -> None:
+        """Makes this object do nothing any more."""
+        if self._line >= 0:
+            self._process.returncode = self._process.returncode or 0  # a copy has nothing to wait for
+            os.close(self._line)
+            self._line = -1
+
+    def _write(self, line: str) -> None:
+        if self._line >= 0:
+            with contextlib.suppress(BrokenPipeError):  # the guard itself was killed
+                os.write(self._line, line.encode())
 
 
 class ShellCommand:
     """A command that runs for a shard, with all that it has started."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], complaints: IO[bytes], shard: str, guard: CommandGuard | None = None
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes], shard: str) -> None:
         pipe = process.stdout or process.stdin
         assert pipe is not None
         self.shard = shard
@@ -59,7 +139,7 @@ class ShellCommand:
         self.group = process.pid  # the id of its process group
         self._process = process
         self._complaints = complaints
-        self._guard = guard
+        self.guard: CommandGuard | None = None
         self._owner = os.getpid()
         _running[process.pid] = self
 
@@ -85,8 +165,8 @@ class ShellCommand:
 
     def dismiss_guard(self) -> None:
         """Lets the command outlive this process: it has ended, or its shard is whole."""
-        if self._guard is not None:
-            self._guard.close()
+        if self.guard is not None:
+            self.guard.close()
 
     def ends_within(self, seconds: float) -> bool:
         """Whether the command ends in time; it is not yet reaped, so that its group can still be killed."""
@@ -177,10 +257,33 @@ def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
     if not command:
         example = "cat > x.tar" if writing else "cat x.tar"
         raise ShardOpenError(f"shard {shard!r} names no command; write pipe:{example}", shard=shard)
-    try:
-        return _start(command, shard, writing)
-    except (OSError, ValueError) as error:
-        raise ShardOpenError(f"cannot start the command of shard {shard}: {error}", shard=shard) from error
+    bash = shutil.which("bash")
+    with contextlib.ExitStack() as undoing:
+        try:
+            # A file, not a pipe: nobody has to empty it while the command runs.
+            complaints = undoing.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command],
+                bufsize=0,
+                stdin=subprocess.PIPE if writing else subprocess.DEVNULL,
+                # What a command says that is written to must not end up in a shard on our own standard output.
+                stdout=complaints if writing else subprocess.PIPE,
+                stderr=complaints,
+                start_new_session=True,
+            )
+            started = ShellCommand(process, complaints, shard)
+            undoing.callback(started.close)
+            # A command that is written to must not see the end of its input before it is killed.
+            started.guard = CommandGuard(process.pid, holding=[process.stdin.fileno()] if process.stdin else [])
+        except (OSError, ValueError) as error:
+            raise ShardOpenError(f"cannot start the command of shard {shard}: {error}", shard=shard) from error
+        undoing.pop_all()
+    # Where the system allows it, one side may write ahead by a whole buffer.
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(started.pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
+    return started
 
 
 def kill_commands() -> None:
@@ -190,38 +293,6 @@ def kill_commands() -> None:
     """
     for command in list(_running.values()):
         command.kill()
-
-
-def _start(command: str, shard: str, writing: bool) -> ShellCommand:
-    bash = shutil.which("bash")
-    # A file, not a pipe: nobody has to empty it while the command runs.
-    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the command
-    try:
-        process = subprocess.Popen(
-            [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command],
-            bufsize=0,
-            stdin=subprocess.PIPE if writing else subprocess.DEVNULL,
-            # What a command says that is written to must not end up in a shard on our own standard output.
-            stdout=complaints if writing else subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,
-        )
-    except BaseException:
-        complaints.close()
-        raise
-    try:
-        # A command that is written to must not see the end of its input before it is killed.
-        guard = CommandGuard(process.pid, holding=[process.stdin.fileno()] if process.stdin else [])
-    except BaseException:
-        ShellCommand(process, complaints, shard).close()
-        raise
-    started = ShellCommand(process, complaints, shard, guard)
-    # Where the system allows it, one side may write ahead by a whole buffer.
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        fcntl.fcntl(started.pipe, fcntl.F_SETPIPE_SZ, BUFFER_SIZE)
-    return started
 
 
 def status_text(status: int) -> str:

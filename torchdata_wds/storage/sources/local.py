@@ -15,7 +15,7 @@ from torchdata_wds.storage.byte_streams import Source, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import STDIN, local_path
+from torchdata_wds.storage.urls import STDIN, cannot_open, local_path
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -63,19 +63,17 @@ def _open(path: str, shard: str) -> LocalFile:
         return LocalFile(path, shard)
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
-        if isinstance(error, FileNotFoundError):
-            reason = f"it does not exist{_advice(path)}"
-        elif isinstance(error, IsADirectoryError):
+        if isinstance(error, IsADirectoryError):
             reason = "it is a folder; put .list_shards() before the loader to read its shards"
-        raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard) from masked_cause(error)
-
-
-def _advice(path: str) -> str:
-    if pattern := unexpanded(path):
-        return pattern
-    if path.startswith("~"):
-        return f", and there is no user {path[1:].partition('/')[0]!r} of this machine whose home it could be in"
-    return "" if os.path.isabs(path) else f" in {os.getcwd()}"  # noqa: PTH109, PTH117 - a str, not a Path
+        elif isinstance(error, FileNotFoundError):
+            advice = unexpanded(path)
+            if not advice and path.startswith("~"):
+                user = path[1:].partition("/")[0]
+                advice = f", and there is no user {user!r} of this machine whose home it could be in"
+            elif not advice and not os.path.isabs(path):  # noqa: PTH117 - a str
+                advice = f" in {os.getcwd()}"  # noqa: PTH109
+            reason = f"it does not exist{advice}"
+        raise cannot_open(shard, reason) from masked_cause(error)
 
 
 class StandardInput(Source):

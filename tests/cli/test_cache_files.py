@@ -14,7 +14,7 @@ from torchdata_wds.cli.cache import CacheFile, check_file, choose_old, list_cach
 from torchdata_wds.errors import CacheError
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
-from torchdata_wds.storage.cache.sample_writer import begin_samples
+from torchdata_wds.storage.cache.sample_file import begin_samples
 
 SHARD = tar_bytes(text_samples("s", 3))
 DAY = 86400.0

@@ -14,10 +14,11 @@ import pytest
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.processes import in_child, open_files, wait_until
 from tests.kits.shards import tar_bytes
+from torchdata_wds import handlers
 from torchdata_wds.cli.cache import list_cache, remove_file
 from torchdata_wds.pipes.shards.cache_shards import check_copy
 from torchdata_wds.storage import locks
-from torchdata_wds.storage.cache import ShardCache, settings
+from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.locked_files import OLD_SECONDS
 from torchdata_wds.storage.cache.names import copy_name
 
@@ -38,7 +39,7 @@ def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         code = getattr(errno, request.param)
         raise OSError(code, os.strerror(code))
 
-    settings._without_locks.clear()
+    handlers._said.clear()
     if request.param == "no fcntl":
         monkeypatch.setattr(locks, "fcntl", None)
     else:

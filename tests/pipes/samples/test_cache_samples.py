@@ -41,7 +41,7 @@ from torchdata_wds import (
 )
 from torchdata_wds.consumers import Place
 from torchdata_wds.pipes.samples.cache_samples import part_name
-from torchdata_wds.storage.cache.sample_writer import begin_samples
+from torchdata_wds.storage.cache.sample_file import begin_samples
 
 SAMPLES = [{"__key__": f"k{number}", "__url__": "x.tar", "cls": number} for number in range(10)]
 
@@ -296,7 +296,7 @@ def test_a_sample_that_cannot_be_read_back_goes_to_the_handler(file: Path, monke
 
 def test_a_sample_larger_than_sqlite_holds_is_an_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size and the limit are named."""
-    monkeypatch.setattr("torchdata_wds.storage.cache.sample_writer._ROW_OVERHEAD", 10**9 - 1000)
+    monkeypatch.setattr("torchdata_wds.storage.cache.sample_file._ROW_OVERHEAD", 10**9 - 1000)
     with pytest.raises(EncodingError, match=r"'a': it takes 5,\d+ bytes, and SQLite holds 1,000 at most"):
         list(IterableWrapper([{"__key__": "a", "data": bytes(5000)}]).cache_samples(file))
 
@@ -343,7 +343,7 @@ def test_a_file_that_was_finished_meanwhile_is_served(file: Path, monkeypatch: p
         away.rename(path)
         return begin_samples(path)
 
-    monkeypatch.setattr("torchdata_wds.storage.cache.sample_writer.begin_samples", late)
+    monkeypatch.setattr("torchdata_wds.storage.cache.sample_file.begin_samples", late)
     assert list(Counting(SAMPLES[:1]).cache_samples(file)) == SAMPLES
     assert names_in(file.parent) == ["cache.db"]
 
@@ -360,7 +360,7 @@ def test_a_pass_that_fails_before_its_first_sample_keeps_no_lock(file: Path, mon
         return writer
 
     with monkeypatch.context() as patch:
-        patch.setattr("torchdata_wds.storage.cache.sample_writer.begin_samples", late)
+        patch.setattr("torchdata_wds.storage.cache.sample_file.begin_samples", late)
         with pytest.raises(CacheError, match="cannot be used"):
             list(Counting(SAMPLES).cache_samples(file))
     assert names_in(file.parent) == ["cache.db"]

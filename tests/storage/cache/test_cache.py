@@ -298,7 +298,7 @@ def test_cache_reads_the_source_when_the_process_that_downloads_is_suspended(
     caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its lock stays, and nothing comes: whatever was read before goes on, whoever waits does not wait for ever."""
-    monkeypatch.setattr("torchdata_wds.storage.cache.progress._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("torchdata_wds.storage.cache.settings._LONGEST_WAIT", 0.05)
     url = server.put("x.tar", SHARD)
     path = str(caching.path(url))
     caching.folder.mkdir(parents=True)
@@ -361,7 +361,7 @@ def test_cache_begins_no_download_when_the_program_ends(
     caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would end it."""
-    monkeypatch.setattr("torchdata_wds.storage.cache.download._AtExit.has_begun", True)
+    monkeypatch.setattr("torchdata_wds.storage.cache.download._is_ending", True)
     assert caching.read(server.put("x.tar", SHARD)) == SHARD
     assert caching.names() == []
 
@@ -962,7 +962,7 @@ def test_cache_tells_what_it_does_when_asked_to(
     tmp_path: Path, server: CacheServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On standard error where nobody has configured logging, with secrets masked; on request only."""
-    monkeypatch.setattr("torchdata_wds.storage.cache.progress.logger.hasHandlers", lambda: False)
+    monkeypatch.setattr("torchdata_wds.storage.cache.settings.logger.hasHandlers", lambda: False)
     caching = Caching(tmp_path, max_bytes=len(SHARD))
     for name in ("a.tar?token=secret", "b.tar"):
         server.objects[f"/{name}"] = SHARD

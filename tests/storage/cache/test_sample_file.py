@@ -17,10 +17,8 @@ import pytest
 
 from tests.kits.processes import in_child, is_alive, open_files, wait_until
 from torchdata_wds.errors import CacheError
-from torchdata_wds.storage.cache import sample_file as sample_store
-from torchdata_wds.storage.cache import sample_writer
-from torchdata_wds.storage.cache.sample_file import SampleReader, open_samples
-from torchdata_wds.storage.cache.sample_writer import PART, SampleWriter, begin_samples
+from torchdata_wds.storage.cache import sample_file
+from torchdata_wds.storage.cache.sample_file import PART, SampleReader, SampleWriter, begin_samples, open_samples
 
 ROWS = [f"sample {number} ".encode() * (number % 7) for number in range(50)]
 
@@ -74,7 +72,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_rows_read_back_in_their_order(path: Path, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of transactions; the folder is made, and nothing else is left in it."""
-    monkeypatch.setattr(sample_writer, "_BATCH_COUNT", batch)
+    monkeypatch.setattr(sample_file, "_BATCH_COUNT", batch)
     write(path, ended=False, pickles=True)
     assert read(path) == ROWS
     assert read(path, 3) == ROWS[:3]
@@ -86,7 +84,7 @@ def test_rows_read_back_in_their_order(path: Path, batch: int, monkeypatch: pyte
 
 def test_large_rows_read_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows larger than a page and than a transaction."""
-    monkeypatch.setattr(sample_writer, "_BATCH_BYTES", 100_000)
+    monkeypatch.setattr(sample_file, "_BATCH_BYTES", 100_000)
     rows = [os.urandom(size) for size in (1, 300_000, 0, 99_999, 20_000)]
     write(path, rows)
     assert read(path) == rows
@@ -272,16 +270,16 @@ def test_a_file_that_computes_its_rows_is_refused(path: Path) -> None:
 
 def test_a_file_that_is_deleted_while_it_is_opened_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its head is read, and before SQLite opens it."""
-    for name in ("_head_of", "connect"):
+    for name in ("_head_of", "_connect"):
         write(path)
-        original = getattr(sample_store, name)
+        original = getattr(sample_file, name)
 
         def late(path: Path, *rest: Any, original: Any = original) -> Any:
             path.unlink()
             return original(path, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(sample_store, name, late)
+            patch.setattr(sample_file, name, late)
             assert open_samples(path) is None
 
 
@@ -417,7 +415,7 @@ def test_killing_writers_a_hundred_times_leaves_nothing_incomplete(tmp_path: Pat
         pid = os.fork()
         if not pid:
             try:
-                sample_writer._BATCH_BYTES = 100_000
+                sample_file._BATCH_BYTES = 100_000
                 write(path, rows)
             finally:
                 os._exit(0)

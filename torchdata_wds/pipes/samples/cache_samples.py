@@ -32,8 +32,7 @@ from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe
-from torchdata_wds.storage.cache.sample_file import SampleReader, open_samples
-from torchdata_wds.storage.cache.sample_writer import SampleWriter, open_or_begin
+from torchdata_wds.storage.cache.sample_file import SampleReader, SampleWriter, open_or_begin, open_samples
 from torchdata_wds.storage.urls import mask_url, scheme_of
 
 T = TypeVar("T")

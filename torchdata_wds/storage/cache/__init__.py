@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from dataclasses import dataclass
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
 from torchdata_wds.storage.cache.download import Download
-from torchdata_wds.storage.cache.followers import FollowedShard, find_origin
+from torchdata_wds.storage.cache.followers import FollowedShard
 from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
-from torchdata_wds.storage.cache.progress import Waiting, report
-from torchdata_wds.storage.cache.settings import CacheSettings, Check
+from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
@@ -55,15 +55,13 @@ class ShardCache(CacheSettings):
             raise ValueError(f"offset must not be negative, found {offset}")
         copy = None if facts is not None else self._open_copy(url, path, offset)
         if facts is not None or (copy is None and not self.while_reading):
-            reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
-            if reason is not None:
+            if reason := self._make(url, path, facts):
                 self.warn(url, reason)
                 return self._open_source(url, offset)
             copy = self._open_copy(url, path, offset)
         if copy is not None:
             return copy
-        source = FollowedShard(self, url, path, find_origin(self, url, path), finish=finish)
-        return wrap_source(source, mask_url(url), skip=offset)
+        return wrap_source(FollowedShard(self, url, path, finish=finish), mask_url(url), skip=offset)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
         """Makes the copy of a shard if it is missing, or waits for another process's download; returns its path.
@@ -73,72 +71,44 @@ class ShardCache(CacheSettings):
             ShardOpenError: if the source cannot be opened or read.
             ShardFormatError: if the copy differs from `facts`.
         """
-        reason = self._make(url, path) if facts is None else self._make_as(facts, url, path)
-        if reason is not None:
-            raise self._not_kept(url, reason)
+        if reason := self._make(url, path, facts):
+            shard = mask_url(url)
+            raise CacheError(f"shard {shard} cannot be kept in the cache folder {self.folder}: {reason}", shard=shard)
         self.check_mark(url, path, path)
         return Path(path)
 
-    def _make(self, url: str, path: str) -> str | None:
-        """Makes a missing copy, or waits for the process that does; returns the reason if there cannot be one."""
+    def _make(self, url: str, path: str, facts: ShardFacts | None) -> str:
+        """Makes a missing copy, or waits for the process that does; returns the reason if there cannot be one, or "".
+
+        With `facts`, a copy that was there and differs from them is made again.
+
+        Raises:
+            ShardFormatError: if what the source gives differs from the facts.
+        """
         try:
-            waiting = Waiting()
-            while not os.path.exists(path):  # noqa: PTH110 - a str
-                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-                lock = CopyLock.acquire(path)
-                if lock is None:
-                    waiting.go_on(CopyLock.progress_of(path))
-                elif os.path.exists(path):  # noqa: PTH110
-                    lock.release()
-                else:
-                    report(self.verbose, "miss %s", mask_url(url))
-                    return Download(self, url, lock, is_quiet=True).complete()
+            may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str
+            while True:
+                if not os.path.exists(path):  # noqa: PTH110
+                    if (download := Download.begin(self, url, path, is_quiet=True)) is None:
+                        waiting.go_on(CopyLock.progress_of(path))
+                        continue
+                    if reason := download.complete():
+                        return reason
+                if facts is None:
+                    return ""
+                with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # unless it was evicted
+                    self.check_mark(url, path, file.fileno())
+                    difference = facts.difference(file.fileno())
+                    if not difference:
+                        return ""
+                    if not may_be_stale or not self.drop(path, file):
+                        raise _not_as_indexed(url, path, difference)
+                    self.report("stale %s: its copy has %s", mask_url(url), difference)
+                    may_be_stale = False
         except WdsError:
             raise
         except OSError as error:
             return error.strerror or str(error)
-        return None
-
-    def _make_as(self, facts: ShardFacts, url: str, path: str) -> str | None:
-        """Makes a copy that agrees with an index, again if there was a stale one; returns the reason if it cannot.
-
-        Raises:
-            ShardFormatError: if what the source gives differs from the index.
-        """
-        may_be_old = os.path.exists(path)  # noqa: PTH110 - a str
-        while (reason := self._make(url, path)) is None:
-            try:
-                with open_copy(path) as file:
-                    self.check_mark(url, path, file.fileno())
-                    difference = facts.difference(file.fileno())
-                    if not difference:
-                        return None
-                    if not may_be_old or not self.drop(path, file):
-                        raise self._not_as_indexed(url, path, difference)
-            except FileNotFoundError:  # evicted
-                continue
-            except OSError as error:
-                return error.strerror or str(error)
-            report(self.verbose, "stale %s: its copy has %s", mask_url(url), difference)
-            may_be_old = False
-        return reason
-
-    def _not_as_indexed(self, url: str, path: str, difference: str) -> ShardFormatError:
-        shard = mask_url(url)
-        return ShardFormatError(
-            f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has {difference}, as the "
-            "index says. Index or shard is of another version: make the index again with index_shard, or remove the "
-            "copy if it was put there by hand",
-            shard=shard,
-            kind="index",
-        )
-
-    def _not_kept(self, url: str, reason: str) -> CacheError:
-        shard = mask_url(url)
-        return CacheError(f"shard {shard} cannot be kept in the cache folder {self.folder}: {reason}", shard=shard)
-
-    def _open_source(self, url: str, offset: int) -> ByteStream:
-        return open_shard(url, offset=offset, storage_options=self.storage_options)
 
     def _open_copy(self, url: str, path: str, offset: int) -> ByteStream | None:
         """Opens a finished copy; None if there is none (any longer)."""
@@ -149,19 +119,22 @@ class ShardCache(CacheSettings):
         except OSError as error:
             self.warn(url, f"its copy {path} cannot be opened: {error.strerror or error}")
             return self._open_source(url, offset)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(file.close)
             self.check_mark(url, path, file.fileno())
             is_cut = self.is_cut(file)
             if not is_cut and (self.check is None or not _is_open_ended(file.fileno())):
-                report(self.verbose, "hit %s: %s", mask_url(url), path)
-                return _CopySource.open(self, url, path, file, offset)
+                self.report("hit %s: %s", mask_url(url), path)
+                source = _CopySource(self, url, path, file, offset)
+                stack.pop_all()
+                return io.BufferedReader(source, source.buffer_size)
             self.warn(url, f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}")
-            is_gone = self.drop(path, file)
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-        return None if is_gone else self._open_source(url, offset)
+            if self.drop(path, file):
+                return None
+        return self._open_source(url, offset)
+
+    def _open_source(self, url: str, offset: int) -> ByteStream:
+        return open_shard(url, offset=offset, storage_options=self.storage_options)
 
 
 class _CopySource(Source):
@@ -170,26 +143,22 @@ class _CopySource(Source):
     If it turns out to be damaged, what was read before may be wrong as well: that is an error, and the copy is removed.
     """
 
-    def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, position: int) -> None:
+    def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, offset: int) -> None:
         self._cache = cache
         self._url = url
         self._path = path
         self._file = file
-        self._stream: io.RawIOBase = file
-        self._start = self._position = position
-        self._size = 0  # of what is not compressed
+        self._start = self._position = offset
         self._is_source = False
         self._failure: Exception | None = None
-
-    @classmethod
-    def open(cls, cache: ShardCache, url: str, path: str, file: LockedFile, offset: int) -> io.BufferedReader:
-        """Opens the copy at a byte of its decompressed content; the file is closed with the stream."""
-        source = cls(cache, url, path, file, offset)
+        self._stream: io.RawIOBase = file
+        self._size = 0  # of what is not compressed
+        self.buffer_size = BUFFER_SIZE
         head = os.pread(file.fileno(), HEAD_SIZE, 0)
         if may_be_compressed(head):
-            source._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
-            return io.BufferedReader(source, BUFFER_SIZE)
-        size = source._size = os.fstat(file.fileno()).st_size
+            self._stream = ShardSource(file, f"{mask_url(url)} (its copy {path})", skip=offset)
+            return
+        size = self._size = os.fstat(file.fileno()).st_size
         if offset > size:
             shard = mask_url(url)
             raise ShardFormatError(
@@ -198,8 +167,8 @@ class _CopySource(Source):
                 shard=shard,
                 kind="index",
             )
+        self.buffer_size = _PLAIN_BUFFER_SIZE
         file.seek(offset)
-        return io.BufferedReader(source, _PLAIN_BUFFER_SIZE)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if self._failure is not None:
@@ -229,9 +198,8 @@ class _CopySource(Source):
         self._is_source = True
         self._cache.drop(self._path, self._file)
         self._stream.close()
-        options = self._cache.storage_options
         try:
-            stream = open_shard(self._url, offset=self._position, storage_options=options)
+            stream = open_shard(self._url, offset=self._position, storage_options=self._cache.storage_options)
         except Exception as error:
             self._failure = error
             raise
@@ -245,6 +213,17 @@ class _CopySource(Source):
     def _close(self) -> None:
         self._failure = None
         self._stream.close()
+
+
+def _not_as_indexed(url: str, path: str, difference: str) -> ShardFormatError:
+    shard = mask_url(url)
+    return ShardFormatError(
+        f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has {difference}, as the "
+        "index says. Index or shard is of another version: make the index again with index_shard, or remove the "
+        "copy if it was put there by hand",
+        shard=shard,
+        kind="index",
+    )
 
 
 def _is_open_ended(file: int) -> bool:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import io
-import multiprocessing.util
 import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
-from torchdata_wds.errors import WdsError
+from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
-from torchdata_wds.storage.cache.locked_files import CopyLock, make_room, mark_as_ours, seal
-from torchdata_wds.storage.cache.progress import download_bar, report
+from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, seal
+from torchdata_wds.storage.cache.settings import CacheSettings
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
+from torchdata_wds.storage.targets.base import run_at_end
 from torchdata_wds.storage.urls import mask_url
-
-if TYPE_CHECKING:
-    from torchdata_wds.storage.cache.settings import CacheSettings
 
 _PATIENCE = 1.0
 
@@ -30,35 +25,18 @@ _PATIENCE_AT_EXIT = 0.2
 _SENT_AT_ONCE = 8 << 20
 
 
-class Outcome(enum.Enum):
-    """How a download ended.
-
-    Attributes:
-        KEPT: The copy exists.
-        WHOLE: The source was read to its verified end, but there is no copy.
-        DIRECT: The copy cannot be written; the reader reads on from the source.
-        FAILED: The source failed.
-        STOPPED: Nobody needs it any longer.
-    """
-
-    KEPT = enum.auto()
-    WHOLE = enum.auto()
-    DIRECT = enum.auto()
-    FAILED = enum.auto()
-    STOPPED = enum.auto()
-
-
 class Download:
     """Fills the file of a copy at the source's speed, in a thread or at once; the copy's lock is released at the end.
 
     With `is_quiet`, nobody is warned if the copy cannot be kept.
 
     Attributes:
-        part: The path of the file that is filled.
-        position: How many bytes it has.
-        outcome: How it ended; None while it runs.
-        failure: Why it failed.
-        reason: Why the copy cannot be kept.
+        position: How many bytes the file has.
+        has_ended: Whether that is all.
+        failure: Why it ended early: its source failed, or nobody needs it any longer.
+        reason: Why the copy cannot be kept, although the source did not fail.
+        unwritten: What came from the source and could not be written, at its end.
+        source: Where the bytes come from; None at its end, unless its reader has to go on from there.
         is_stopping: Whether nobody needs it any longer.
 
     Raises:
@@ -66,34 +44,47 @@ class Download:
     """
 
     def __init__(self, cache: CacheSettings, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
-        self.reason = ""
-        self.position = 0
-        self.outcome: Outcome | None = None
-        self.failure: BaseException | None = None
-        self.changed = threading.Condition()
         self._cache = cache
-        self.url = url
+        self._url = url
         self._lock = lock
-        self._owner = os.getpid()
-        self._ending = threading.RLock()  # a garbage collection may stop a download in its own thread
-        self._is_released = False
+        self._is_quiet = is_quiet
+        self.position = 0
+        self.has_ended = False
+        self.failure: BaseException | None = None
+        self.reason = ""
+        self.unwritten = memoryview(b"")
+        self.source: io.RawIOBase | None = None
         self.is_stopping = False
+        self._changed = threading.Condition()
+        self._released = threading.Lock()  # kept by the thread that removes the file
+        self._owner = os.getpid()
         self._sent = 0
-        self._source: io.RawIOBase | None = None
-        self._rest: io.RawIOBase | None = None
         self._thread: threading.Thread | None = None
         try:
-            if _AtExit.has_begun:
+            if _is_ending:
                 raise OSError("the program is ending")
-            self.part, self._file = lock.create_part()
+            self._part, self._file = lock.create_part()
             if not lock.is_real:
                 cache.warn_of_no_locks()
         except BaseException:
             lock.release()
             raise
         mark_as_ours(self._file.fileno(), cache.mark_for(url))
-        _remember(self)
+        _running.add(self)
+        run_at_end(_stop_all)
+
+    @classmethod
+    def begin(cls, cache: CacheSettings, url: str, path: str, *, is_quiet: bool = False) -> Download | None:
+        """Begins to make a copy; None if it exists by now, or another process is making it."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - a str
+        lock = CopyLock.acquire(path)
+        if lock is None:
+            return None
+        if os.path.exists(path):  # noqa: PTH110
+            lock.release()
+            return None
+        cache.report("miss %s", mask_url(url))
+        return cls(cache, url, lock, is_quiet=is_quiet)
 
     def open_file(self) -> LockedFile:
         """Opens the file for a reader."""
@@ -115,222 +106,159 @@ class Download:
 
     def run(self) -> None:
         """Runs it to its end."""
-        outcome = Outcome.FAILED
         try:
-            outcome = self._fill()
+            self._fill()
         except BaseException as error:  # noqa: BLE001 - the reader raises it
             self.failure = error
         finally:
-            if outcome is Outcome.WHOLE:
-                seal(self._file.fileno())
-            with self._ending:
-                self._release()
+            self._release()
             # Other readers see by the shared lock that no more bytes will follow.
             self._file.lock(shared=True)
             self._file.leave()
-            if outcome is not Outcome.DIRECT and self._source is not None:
-                with contextlib.suppress(Exception):
-                    self._source.close()
-            if self.is_stopping and self._rest is not None:
-                self._rest.close()
-            self._source = None
-            with self.changed:
-                self.outcome = outcome
-                self.changed.notify_all()
+            if not self.unwritten or self.is_stopping:
+                self._close_source()
+            with self._changed:
+                self.has_ended = True
+                self._changed.notify_all()
 
-    def complete(self) -> str | None:
-        """Runs it to its end; returns the reason if the copy cannot be kept.
+    def complete(self) -> str:
+        """Runs it to its end; returns the reason if the copy cannot be kept, or "".
 
         Raises:
             ShardOpenError: if the source fails.
         """
         self.run()
-        self.stop()
+        self.close()
         if self.failure is not None:
             raise self.failure
-        return None if self.outcome is Outcome.KEPT else self.reason
+        return self.reason
 
     def wait_for(self, position: int, seconds: float | None = None) -> bool:
         """Waits until there are more than `position` bytes or it has ended; returns whether that is so."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self.position > position or self.outcome is not None, seconds)
-
-    def take_rest(self) -> io.RawIOBase:
-        """Returns the bytes of the source after the file's, for one reader, if the outcome is `Outcome.DIRECT`."""
-        rest, self._rest = self._rest, None
-        assert rest is not None
-        return rest
+        with self._changed:
+            return self._changed.wait_for(lambda: self.position > position or self.has_ended, seconds)
 
     def stop(self, patience: float = _PATIENCE) -> None:
         """Ends it and removes its file; a source that does not answer for `patience` seconds ends later by itself."""
         if not self.is_here:
             return
         self.is_stopping = True
-        source = self._source
-        if self.outcome is None and isinstance(source, Source):
+        source = self.source
+        if isinstance(source, Source):
             source.interrupt()
         if self._thread not in (None, threading.current_thread()):
             self._thread.join(patience)
-        if not self._is_released:  # the program's end may have frozen a thread that is about to
-            with self._ending:
-                self._release()
-        if self._rest is not None:
-            self._rest.close()
-            self._rest = None
+        self._release()
 
-    def _fill(self) -> Outcome:
+    def close(self) -> None:
+        """Stops it, and closes the source if its reader had to go on from there."""
+        self.stop()
+        if self.has_ended:
+            self._close_source()
+
+    def _close_source(self) -> None:
+        source, self.source = self.source, None
+        if source is not None:
+            with contextlib.suppress(Exception):
+                source.close()
+
+    def _release(self) -> None:
+        """Removes the file, if it has not become the copy, and releases the lock: in one thread, and once.
+
+        No thread waits for another here: the end of the program may have frozen one, and a garbage collection may stop
+        a download in its own thread.
+        """
+        if self._released.acquire(blocking=False):
+            _running.discard(self)
+            with contextlib.suppress(OSError):
+                os.unlink(self._part)  # noqa: PTH108 - a str
+            self._lock.release()
+
+    def _fill(self) -> None:
         start = time.monotonic()
-        source = self._source = stored_bytes(open_shard(self.url, storage_options=self._cache.storage_options))
+        source = self.source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
         view = memoryview(bytearray(BUFFER_SIZE))
-        with download_bar(self.url, self._cache.verbose) as advance:
-            while not self.is_stopping:
-                count = source.readinto(view)
-                if not count:
-                    return self._finish(time.monotonic() - start)
-                if (reason := self._write(view[:count])) is not None:
-                    self._note(reason)
-                    return Outcome.DIRECT
+        with self._cache.progress_bar(self._url) as advance:
+            while not self.is_stopping and (count := source.readinto(view)):
+                piece = view[:count]
+                try:
+                    while piece:
+                        piece = piece[self._write(piece) :]
+                except OSError as error:
+                    self.unwritten = piece
+                    self._note(error.strerror or str(error))
+                    return
                 advance(count)
-        return Outcome.STOPPED
+        if self.is_stopping:
+            raise stopped(self._url)
+        self._finish(time.monotonic() - start)
 
-    def _write(self, piece: memoryview) -> str | None:
-        """Writes a piece; if that fails, keeps what was not written for the reader, and returns the reason."""
-        reason = self._cache.too_large(self.position + len(piece))
-        count = 0
-        try:
-            self._check_size(self.position)
-            while reason is None and piece[count:]:
-                written = os.write(self._file.fileno(), piece[count:])
-                self._check_size(self.position + count + written)
-                count += written
-        except OSError as error:
-            reason = error.strerror or str(error)
-        if reason is not None:
-            assert self._source is not None
-            self._rest = _Rest(bytes(piece[count:]), self._source)
-        with self.changed:
+    def _write(self, piece: memoryview) -> int:
+        """Writes as much of a piece as the system takes at once, and returns how much that is."""
+        limit = self._cache.max_bytes
+        if limit is not None and self.position + len(piece) > limit:
+            raise OSError(f"it is larger than max_bytes={limit:,}")
+        self._check_size(self.position)
+        count = os.write(self._file.fileno(), piece)
+        self._check_size(self.position + count)
+        with self._changed:
             self.position += count
-            self.changed.notify_all()
-        if self.position - self._sent >= _SENT_AT_ONCE:
-            self._send_to_disk()
-        return reason
+            self._changed.notify_all()
+        if (unsent := self.position - self._sent) >= _SENT_AT_ONCE:
+            # The disk starts writing, so that there is less to wait for at the end.
+            with contextlib.suppress(OSError, AttributeError):
+                os.posix_fadvise(self._file.fileno(), self._sent, unsent, os.POSIX_FADV_DONTNEED)
+            self._sent = self.position
+        return count
 
     def _check_size(self, expected: int) -> None:
         """Raises an OSError if somebody has cut the file, so that what was appended since is in the wrong place."""
         size = os.fstat(self._file.fileno()).st_size
         if size != expected:
-            raise OSError(f"somebody has changed {self.part}: expected {expected:,} bytes, found {size:,}")
+            raise OSError(f"somebody has changed {self._part}: expected {expected:,} bytes, found {size:,}")
 
-    def _send_to_disk(self) -> None:
-        """Tells the disk to start writing, so that there is less to wait for at the end."""
-        with contextlib.suppress(OSError, AttributeError):
-            length = self.position - self._sent
-            os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)
-        self._sent = self.position
-
-    def _finish(self, seconds: float) -> Outcome:
-        shard = mask_url(self.url)
+    def _finish(self, seconds: float) -> None:
+        """Makes the file the copy; if it cannot be kept, its readers still see that it is complete."""
+        file, cache = self._file.fileno(), self._cache
         try:
-            if self._cache.check is not None:
-                self._cache.check(self.part, self.url)
-            mark_as_ours(self._file.fileno(), self._cache.mark_for(self.url), self.position)
-            os.fsync(self._file.fileno())
+            if cache.check is not None:
+                cache.check(self._part, self._url)
+            mark_as_ours(file, cache.mark_for(self._url), self.position)
+            os.fsync(file)
             self._check_size(self.position)
+            with cache.room_for(self.position):
+                os.rename(self._part, self._lock.path)  # noqa: PTH104 - strs
+            size = f"{self.position:,}"
+            cache.report("downloaded %s: %s bytes in %.1f s", mask_url(self._url), size, seconds)
         except WdsError as error:
             self._note(f"{error} (verify=False keeps what does not look whole)")
-            return Outcome.WHOLE
+            seal(file)
         except OSError as error:
             self._note(error.strerror or str(error))
-            return Outcome.WHOLE
-        try:
-            if self._commit():
-                report(self._cache.verbose, "downloaded %s: %s bytes in %.1f s", shard, f"{self.position:,}", seconds)
-                return Outcome.KEPT
-        except OSError as error:
-            self._note(error.strerror or str(error))
-        return Outcome.WHOLE
-
-    def _commit(self) -> bool:
-        cache = self._cache
-        if cache.max_bytes is None:
-            return self._rename()
-        with make_room(cache.folder, self.position, cache.max_bytes, deep=not cache.is_named_by_digest) as (
-            fits,
-            removed,
-        ):
-            for copy in removed:
-                report(cache.verbose, "evicted %s: %s bytes", copy.path, f"{copy.size:,}")
-            if fits:
-                return self._rename()
-        self._note(f"max_bytes={cache.max_bytes:,} is less than the size of the shards that are being read")
-        return False
-
-    def _rename(self) -> bool:
-        with self._ending:
-            if self._is_released:
-                return False
-            os.rename(self.part, self._lock.path)  # noqa: PTH104 - strs
-            self._release(kept=True)
-        return True
-
-    def _release(self, *, kept: bool = False) -> None:
-        if not self._is_released:
-            self._is_released = True
-            _running.discard(self)
-            if not kept:
-                with contextlib.suppress(OSError):
-                    os.unlink(self.part)  # noqa: PTH108
-            self._lock.release()
+            seal(file)
 
     def _note(self, reason: str) -> None:
         self.reason = reason
-        if not self._is_quiet:
-            self._cache.warn(self.url, reason)
+        if not self._is_quiet and not self.is_stopping:
+            self._cache.warn(self._url, reason)
 
 
-class _Rest(Source):
-    """A piece, and what its source gives after it."""
-
-    def __init__(self, piece: bytes, source: io.RawIOBase) -> None:
-        self._piece = piece
-        self._source = source
-
-    def take(self, size: int) -> bytes:
-        if self._piece:
-            data, self._piece = self._piece[:size], self._piece[size:]
-            return data
-        return self._source.read(size) or b""
-
-    def interrupt(self) -> None:
-        if isinstance(self._source, Source):
-            self._source.interrupt()
-
-    def _close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._source.close()
+def stopped(url: str) -> ShardOpenError:
+    """Makes the error for a read or download that was stopped."""
+    shard = mask_url(url)
+    return ShardOpenError(
+        f"reading shard {shard} was stopped, by another thread or the end of the program", shard=shard
+    )
 
 
 # The downloads of this process that have not ended, stopped when it ends.
 _running: weakref.WeakSet[Download] = weakref.WeakSet()
-
-
-class _AtExit:
-    """In which process `_stop_all` is registered to run at the end, and whether it has run."""
-
-    process = 0
-    has_begun = False
-
-
-def _remember(download: Download) -> None:
-    _running.add(download)
-    if _AtExit.process != os.getpid():
-        _AtExit.process = os.getpid()
-        # Unlike atexit, this runs at the end of multiprocessing's workers as well.
-        multiprocessing.util.Finalize(None, _stop_all, exitpriority=10)
+_is_ending = False
 
 
 def _stop_all() -> None:
-    _AtExit.has_begun = True
+    global _is_ending
+    _is_ending = True
     for download in list(_running):
         download.stop(patience=_PATIENCE_AT_EXIT)
 

@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.locks import LockedFile, lock
@@ -65,7 +65,7 @@ class CopyLock:
                 stack.callback(file.close)
                 taken = lock(file.fileno())
                 if taken is None:
-                    _remove_empty(name, file)
+                    remove_empty(name, file)
                     return CopyLock(path, None)
                 if not taken:
                     return None
@@ -134,7 +134,7 @@ class CopyLock:
             self._file.close()
 
 
-def _remove_empty(name: str, file: LockedFile) -> None:
+def remove_empty(name: str, file: LockedFile) -> None:
     """Removes a lock file that cannot be locked, unless a machine that can lock it uses it: then a name is in it."""
     with contextlib.suppress(OSError):
         if not os.fstat(file.fileno()).st_size and file.is_at(name):
@@ -220,70 +220,26 @@ def _note_of(file: int | str) -> tuple[str | None, int | None]:
     return digest, int(size) if size.isdecimal() else None
 
 
-class Kept(NamedTuple):
-    """A finished copy that this package made."""
-
-    used: int
-    size: int
-    path: str
-
-
-@contextlib.contextmanager
-def make_room(folder: str, size: int, max_bytes: float, *, deep: bool) -> Iterator[tuple[bool, list[Kept]]]:
-    """Removes the least recently used copies until a new one of `size` bytes fits; meanwhile nobody else can add one.
-
-    With `deep`, copies in subfolders count as well.
-
-    Yields:
-        Whether there is room, or at least the remaining copies fit by themselves; and what was removed.
-    """
-    name = os.path.join(folder, ROOM)  # noqa: PTH118
-    with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
-        if lock(file.fileno(), wait=True) is None:
-            _remove_empty(name, file)
-        kept = sorted(_kept(folder, deep))
-        total = sum(copy.size for copy in kept)
-        removed = []
-        for copy in kept:
-            if total + size <= max_bytes:
-                break
-            if _remove_unread(copy.path):
-                total -= copy.size
-                removed.append(copy)
-        yield total <= max_bytes, removed
-
-
-def _kept(folder: str, deep: bool) -> Iterator[Kept]:
+def copies_in(folder: str, *, deep: bool) -> Iterator[tuple[int, int, str]]:
+    """Yields the finished copies that this package made: when each was last used, its size, and its path."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 if deep:
-                    yield from _kept(entry.path, deep)
+                    yield from copies_in(entry.path, deep=True)
             elif not entry.name.endswith((PART, LOCK)) and (is_own_name(entry.name) or mark_of(entry.path)):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                    yield Kept(status.st_atime_ns, status.st_size, entry.path)
-
-
-def _remove_unread(path: str) -> bool:
-    """Removes a file unless a reader has it open."""
-    try:
-        return remove_unlocked(path) != "in use"
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+                    yield status.st_atime_ns, status.st_size, entry.path
 
 
 def remove_unlocked(path: str) -> Removal:
-    """Removes a file that nobody has a lock on.
-
-    Raises:
-        OSError: if it is missing, or cannot be removed.
-    """
+    """Removes a file that nobody has a lock on; an OSError if it cannot be removed."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         opened = os.open(path, os.O_RDWR | flags)  # NFS has exclusive locks only for files that may be written
+    except FileNotFoundError:
+        return "gone"
     except PermissionError:
         opened = os.open(path, os.O_RDONLY | flags)
     with LockedFile(opened) as file:

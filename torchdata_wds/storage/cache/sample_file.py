@@ -20,22 +20,40 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from torchdata_wds.errors import CacheError
+from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.targets.base import open_unfinished, sync_file, sync_folder
 
 if TYPE_CHECKING:
     import sqlite3
-    from types import TracebackType
-    from typing import Self
 
-#: The ``application_id`` and ``user_version`` in SQLite's header, and the size of that header.
-APPLICATION, VERSION, HEADER_SIZE = int.from_bytes(b"WdsS", "big"), 1, 100
+#: The suffix of an incomplete file, and the size of SQLite's header.
+PART, HEADER_SIZE = ".part", 100
+_MAGIC = b"SQLite format 3\0"
+
+#: The ``application_id`` and ``user_version`` in SQLite's header.
+_APPLICATION, _VERSION = int.from_bytes(b"WdsS", "big"), 1
 
 #: A file with other tables is refused: views, for example, could compute forever.
-SCHEMA = (
+_SCHEMA = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER)",
     "CREATE TABLE samples (number INTEGER PRIMARY KEY, crc INTEGER, data BLOB)",
 )
 
-_MAGIC = b"SQLite format 3\0"
+_SETTINGS = (
+    "page_size = 16384",
+    f"application_id = {_APPLICATION}",
+    f"user_version = {_VERSION}",
+    # An incomplete file is never used, so that a journal and waiting for the disk would be wasted.
+    "journal_mode = OFF",
+    "synchronous = OFF",
+    "locking_mode = EXCLUSIVE",
+)
+
+#: The samples or bytes of a transaction: large ones are fast, and none is open while a sample is out.
+_BATCH_COUNT, _BATCH_BYTES = 1000, 4 << 20
+
+#: A generous bound on what SQLite stores besides the data of a row.
+_ROW_OVERHEAD = 1000
 
 
 class SampleFacts(NamedTuple):
@@ -46,35 +64,28 @@ class SampleFacts(NamedTuple):
     pickles: bool
     shares: int = 1
 
-    def rows(self) -> list[tuple[str, int]]:
-        """Returns the rows of the table of facts, including their checksum."""
-        rows = [(name, int(value)) for name, value in self._asdict().items()]
-        return [*rows, ("crc", zlib.crc32(repr(rows).encode()))]
 
-
-class SampleReader:
+class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
     """A finished file, open for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with _reading(path):
             # It never changes: no locks are needed, and a forked process inherits none.
-            self._connection = connect(path, "mode=ro&immutable=1")
+            self._connection = _connect(path, "mode=ro&immutable=1")
         try:
             with _reading(path):
                 found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name")
-                if tuple(sql for (sql,) in found) != SCHEMA:
+                if tuple(sql for (sql,) in found) != _SCHEMA:
                     raise _damaged(path, "it has other tables than those of cache_samples")
                 facts = dict(self._connection.execute("SELECT name, value FROM facts"))
-            samples, shares = (
-                value if isinstance(value := facts.get(name), int) else 0 for name in ("samples", "shares")
-            )
-            self.facts = SampleFacts(samples, facts.get("ended") == 1, facts.get("pickles") == 1, shares)
-            if dict(self.facts.rows()) != facts:
+            rows = [(name, facts.get(name)) for name in SampleFacts._fields]
+            if facts.get("crc") != _checksum(rows):
                 raise _damaged(path, "it does not say how many samples it has")
         except BaseException:
             self.close()
             raise
+        self.facts = SampleFacts(facts["samples"], bool(facts["ended"]), bool(facts["pickles"]), facts["shares"])
 
     def rows(self, limit: int | None = None) -> Iterator[bytes]:
         """Yields at most `limit` samples in the order they were written; a CacheError if one is missing or damaged."""
@@ -94,12 +105,7 @@ class SampleReader:
         """Closes the file."""
         self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -118,33 +124,151 @@ def open_samples(path: Path) -> SampleReader | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unusable(path, error.strerror or str(error)) from error
+        raise _unusable(path, error.strerror or str(error)) from error
     if not stat.S_ISREG(status.st_mode):
-        raise unusable(path, "it is a folder or a device; add the name of a file")
+        raise _unusable(path, "it is a folder or a device; add the name of a file")
     try:
-        return _open(path, status.st_size)
+        head = _head_of(path)
+        if not is_ours(head):
+            raise _unusable(path, "it is not a file that cache_samples wrote, and is left as it is")
+        version = int.from_bytes(head[60:64], "big")
+        if version != _VERSION:
+            raise _unusable(path, f"it is of version {version}, expected {_VERSION}: delete it, and it is made again")
+        expected = int.from_bytes(head[16:18], "big") * int.from_bytes(head[28:32], "big")
+        if status.st_size < expected:
+            raise _damaged(path, f"it is cut off: expected {expected:,} bytes, found {status.st_size:,}")
+        return SampleReader(path)
     except CacheError:
         if not path.exists():
             return None  # deleted in the meantime
         raise
 
 
-def _open(path: Path, size: int) -> SampleReader:
-    head = _head_of(path)
-    if not is_ours(head):
-        raise unusable(path, "it is not a file that cache_samples wrote, and is left as it is")
-    version = int.from_bytes(head[60:64], "big")
-    if version != VERSION:
-        raise unusable(path, f"it is of version {version}, expected {VERSION}: delete it, and it is made again")
-    expected = int.from_bytes(head[16:18], "big") * int.from_bytes(head[28:32], "big")
-    if size < expected:
-        raise _damaged(path, f"it is cut off: expected {expected:,} bytes, found {size:,}")
-    return SampleReader(path)
-
-
 def is_ours(head: bytes) -> bool:
     """Returns whether these are the first bytes of a sample cache."""
-    return head.startswith(_MAGIC) and head[68:72] == APPLICATION.to_bytes(4, "big")
+    return head.startswith(_MAGIC) and head[68:72] == _APPLICATION.to_bytes(4, "big")
+
+
+class SampleWriter:
+    """A file that one process writes: `finish` completes it, `abort` removes it.
+
+    Attributes:
+        path: The file's final name.
+        max_bytes: The largest size of a sample.
+    """
+
+    def __init__(self, path: Path, file: LockedFile) -> None:
+        self.path = path
+        self._part = _part_of(path)
+        self._file = file
+        self._count = 0
+        self._rows: list[tuple[int, int, bytes]] = []
+        self._size = 0
+        self._connection: sqlite3.Connection | None = None
+        try:
+            with _writing(path):
+                self._connection = _connect(self._part, "vfs=unix-none")
+                for statement in (*(f"PRAGMA {setting}" for setting in _SETTINGS), *_SCHEMA):
+                    self._connection.execute(statement)
+        except BaseException:
+            self.abort()
+            raise
+        self.max_bytes = self._connection.getlimit(_sqlite3().SQLITE_LIMIT_LENGTH) - _ROW_OVERHEAD
+
+    def append(self, data: bytes) -> None:
+        """Adds a sample; a CacheError if it cannot be written, as on a full disk."""
+        self._rows.append((self._count, zlib.crc32(data), data))
+        self._count += 1
+        self._size += len(data)
+        if len(self._rows) >= _BATCH_COUNT or self._size >= _BATCH_BYTES:
+            with _writing(self.path):
+                self._flush()
+
+    def finish(self, *, ended: bool, pickles: bool, shares: int = 1) -> bool:
+        """Completes the file and gives it its name; a CacheError if it cannot be written.
+
+        Args:
+            ended: Whether the source had no more.
+            pickles: Whether a sample holds pickles.
+            shares: How many files share the samples of the source.
+
+        Returns:
+            Whether that succeeded: False if the name is taken by now, or the part was deleted.
+        """
+        assert self._connection is not None
+        facts = SampleFacts(self._count, ended, pickles, shares)._asdict()
+        rows = [(name, int(value)) for name, value in facts.items()]
+        try:
+            with _writing(self.path):
+                self._flush()
+                self._connection.executemany("INSERT INTO facts VALUES (?, ?)", [*rows, ("crc", _checksum(rows))])
+                self._connection.close()
+                sync_file(self._file.fileno())
+                is_free = not os.path.lexists(self.path) and self._file.is_at(str(self._part))
+                if is_free:
+                    self._part.replace(self.path)
+                    with contextlib.suppress(OSError):  # the file is complete all the same
+                        sync_folder(self.path.parent)
+        finally:
+            self.abort()
+        return is_free
+
+    def abort(self) -> None:
+        """Removes the file, unless it is finished."""
+        if self._connection is not None:
+            # No transaction is open: this writes nothing, not even in a forked child, which has closed its file.
+            self._connection.close()
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                if self._file.is_at(str(self._part)):
+                    self._part.unlink()
+            self._file.close()
+
+    def _flush(self) -> None:
+        assert self._connection is not None
+        rows, self._rows, self._size = self._rows, [], 0
+        self._connection.execute("BEGIN")
+        self._connection.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
+        self._connection.execute("COMMIT")
+
+
+def begin_samples(path: Path) -> SampleWriter | None:
+    """Begins a file with an absolute final name, and makes its folder; replaces the part of a dead process.
+
+    Returns:
+        None if a living process, or another iteration in this one, is writing it.
+
+    Raises:
+        CacheError: if it cannot be written there.
+    """
+    part = _part_of(path)
+
+    def check(file: int) -> None:
+        head = os.pread(file, HEADER_SIZE, 0) if stat.S_ISREG(os.fstat(file).st_mode) else b"?"
+        # After a power failure the first bytes may be zeros.
+        if head.strip(b"\0") and not is_ours(head):
+            raise _unusable(part, "it is not what cache_samples would leave there, and is left as it is")
+
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open_unfinished(part, check)
+    return None if file is None else SampleWriter(path, LockedFile(file))
+
+
+def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]:
+    """Opens a finished file, or begins it; returns neither if it is being written."""
+    reader = open_samples(path)
+    writer = begin_samples(path) if reader is None else None
+    if writer is None:
+        return reader, None
+    with contextlib.ExitStack() as stack:
+        stack.callback(writer.abort)
+        # Another process may have finished it before this one got the lock.
+        reader = open_samples(path)
+        if reader is None:
+            stack.pop_all()
+            return None, writer
+    return reader, None
 
 
 def _head_of(path: Path) -> bytes:
@@ -152,10 +276,18 @@ def _head_of(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(HEADER_SIZE)
     except OSError as error:
-        raise unusable(path, error.strerror or str(error)) from error
+        raise _unusable(path, error.strerror or str(error)) from error
 
 
-def sqlite3_module() -> Any:
+def _checksum(rows: list[tuple[str, Any]]) -> int:
+    return zlib.crc32(repr(rows).encode())
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + PART)
+
+
+def _sqlite3() -> Any:
     """Imports SQLite, which not every Python has."""
     try:
         import sqlite3
@@ -164,10 +296,10 @@ def sqlite3_module() -> Any:
     return sqlite3
 
 
-def connect(path: Path, options: str) -> sqlite3.Connection:
+def _connect(path: Path, options: str) -> sqlite3.Connection:
     """Opens a file with options in the form of SQLite's URIs."""
     # An iteration may continue in another thread; transactions begin and end explicitly.
-    connection: sqlite3.Connection = sqlite3_module().connect(
+    connection: sqlite3.Connection = _sqlite3().connect(
         f"file://{quote(os.fsencode(path.absolute()))}?{options}",
         uri=True,
         isolation_level=None,
@@ -180,12 +312,25 @@ def connect(path: Path, options: str) -> sqlite3.Connection:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3_module().Error as error:
+    except _sqlite3().Error as error:
         raise _damaged(path, str(error)) from error
 
 
-def unusable(path: Path, reason: str) -> CacheError:
-    """Returns the error for a file of another kind, or one that cannot be read."""
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except CacheError:
+        raise
+    except (OSError, _sqlite3().Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CacheError(
+            f"the sample cache {path} cannot be written: {reason}. Free some space there, or choose a file in a folder "
+            "with write permission"
+        ) from error
+
+
+def _unusable(path: Path, reason: str) -> CacheError:
     return CacheError(f"the sample cache {path} cannot be used: {reason}. Otherwise, choose another file")
 
 

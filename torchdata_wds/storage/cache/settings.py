@@ -1,26 +1,41 @@
-"""The settings of a shard cache, which its downloads and readers share."""
+"""The settings of a shard cache, and what its downloads and readers share: reports, limits, and one way to wait."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from torchdata_wds.environment import reports_caching
 from torchdata_wds.errors import CacheError
-from torchdata_wds.handlers import warn_rarely
-from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, mark_of
+from torchdata_wds.handlers import warn_once, warn_rarely
+from torchdata_wds.storage.cache.locked_files import (
+    ROOM,
+    CopyLock,
+    copies_in,
+    is_of_other_size,
+    mark_of,
+    remove_empty,
+    remove_unlocked,
+)
 from torchdata_wds.storage.cache.names import digest_of, unsigned
 from torchdata_wds.storage.cache.origins import origin_of
-from torchdata_wds.storage.locks import LockedFile
+from torchdata_wds.storage.locks import LockedFile, lock
 from torchdata_wds.storage.places import StorageOptions
 from torchdata_wds.storage.urls import mask_url
 
 #: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
 Check = Callable[[str, str], None]
 logger = logging.getLogger(__name__)
-_without_locks: set[str] = set()
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
+
+#: After this many seconds without progress, a process may be suspended: others read the source.
+_LONGEST_WAIT = 300.0
 
 
 @dataclass(frozen=True)
@@ -49,12 +64,6 @@ class CacheSettings:
         """Returns the mark of a copy of a shard: a digest of where it comes from."""
         return digest_of(unsigned(origin_of(url, self.storage_options)))
 
-    def too_large(self, size: int) -> str | None:
-        """Returns why a shard of `size` bytes cannot be kept; None if it can."""
-        if self.max_bytes is None or size <= self.max_bytes:
-            return None
-        return f"it is larger than max_bytes={self.max_bytes:,}"
-
     def warn(self, url: str, reason: str) -> None:
         """Warns, but not too often, that a shard is read from its source."""
         shard = mask_url(url)
@@ -62,14 +71,36 @@ class CacheSettings:
         warn_rarely("not cached", CacheError(message, shard=shard))
 
     def warn_of_no_locks(self) -> None:
-        """Warns, once per process, that several processes may download the same shard."""
-        if self.folder not in _without_locks:
-            _without_locks.add(self.folder)
-            logger.warning(
-                "the file system of the cache folder %s has no locks (flock): copies are kept, but processes that want "
-                "a shard at the same time each download it, and max_bytes may be passed by that",
-                self.folder,
-            )
+        """Warns, once, that several processes may download the same shard."""
+        warn_once(
+            f"no locks in {self.folder}",
+            f"the file system of the cache folder {self.folder} has no locks (flock): copies are kept, but processes "
+            "that want a shard at the same time each download it, and max_bytes may be passed by that",
+        )
+
+    def report(self, message: str, *values: object) -> None:
+        """Logs an event; if reports are on and logging is not configured, prints it on standard error instead.
+
+        ``verbose=True`` and ``WDS_VERBOSE_CACHE=1`` turn reports on. Secrets in `values` must already be masked.
+        """
+        if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+            logger.info(message, *values)
+        elif self.verbose or reports_caching():
+            record = logger.makeRecord(logger.name, logging.INFO, "", 0, "cache: " + message, values, None)
+            logging.StreamHandler(sys.stderr).handle(record)
+
+    @contextlib.contextmanager
+    def progress_bar(self, url: str) -> Iterator[Callable[[int], Any]]:
+        """Shows progress on a terminal if reports are on and tqdm is installed; yields a function of the new bytes."""
+        with contextlib.ExitStack() as stack:
+            advance: Callable[[int], Any] = int
+            if self.verbose or reports_caching():
+                with contextlib.suppress(ImportError):
+                    from tqdm import tqdm  # type: ignore[import-untyped]
+
+                    bar = tqdm(desc=mask_url(url)[-40:], unit="B", unit_scale=True, leave=False, disable=None)
+                    advance = stack.enter_context(bar).update
+            yield advance
 
     def is_cut(self, file: LockedFile) -> bool:
         """Returns whether an open copy no longer has the length with which this package made it."""
@@ -91,10 +122,7 @@ class CacheSettings:
 
     def check_mark(self, url: str, path: str, file: int | str) -> None:
         """Raises a CacheError if a copy, whose name several shards may have, belongs to another one."""
-        if self.is_named_by_digest:
-            return
-        mark = mark_of(file)
-        if mark is not None and mark != self.mark_for(url):
+        if not self.is_named_by_digest and mark_of(file) not in (None, self.mark_for(url)):
             shard = mask_url(url)
             raise CacheError(
                 f"shard {shard} has the same name in the cache folder as another URL, or as itself at another place "
@@ -102,3 +130,52 @@ class CacheSettings:
                 "one that tells them apart; if it is the same shard by a new URL, remove the copy",
                 shard=shard,
             )
+
+    @contextlib.contextmanager
+    def room_for(self, size: int) -> Iterator[None]:
+        """Removes the least recently used copies until a new one fits; meanwhile nobody else can add one.
+
+        Copies that are being read stay, so that one shard may exceed the limit; an OSError if they exceed it already.
+        """
+        if self.max_bytes is None:
+            yield
+            return
+        name = os.path.join(self.folder, ROOM)  # noqa: PTH118 - strs
+        with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
+            if lock(file.fileno(), wait=True) is None:
+                remove_empty(name, file)
+            kept = sorted(copies_in(self.folder, deep=not self.is_named_by_digest))
+            total = sum(length for _, length, _ in kept)
+            for _, length, path in kept:
+                if total + size <= self.max_bytes:
+                    break
+                with contextlib.suppress(OSError):
+                    if remove_unlocked(path) != "in use":
+                        total -= length
+                        self.report("evicted %s: %s bytes", path, f"{length:,}")
+            if total > self.max_bytes:
+                raise OSError(f"max_bytes={self.max_bytes:,} is less than the size of the shards that are being read")
+            yield
+
+
+class StalledError(OSError):
+    """Another process has a shard's lock, and makes no progress."""
+
+
+class Waiting:
+    """Waits for another process, as long as that makes progress."""
+
+    def __init__(self) -> None:
+        self._pause = _SHORTEST_PAUSE
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def go_on(self, seen: object = None) -> None:
+        """Sleeps briefly, longer each time; a StalledError if `seen` of the other has not changed for minutes."""
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since > _LONGEST_WAIT:
+            raise StalledError(f"the process that downloads it has not gone on for {_LONGEST_WAIT:.0f} seconds")
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)

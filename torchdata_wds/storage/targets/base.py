@@ -13,17 +13,24 @@ import multiprocessing.util
 import os
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from torchdata_wds.errors import Advice, ShardOpenError
+from torchdata_wds.storage.locks import lock
 from torchdata_wds.storage.urls import mask_url
 
 # The targets of this process that are neither committed nor aborted.
 _unfinished: weakref.WeakSet[Target] = weakref.WeakSet()
+_runs_at_end: dict[Callable[[], None], int] = {}
 
-#: The process in which `_abort_all` is registered to run at the end.
-_registered_in = 0
+
+def run_at_end(function: Callable[[], None]) -> None:
+    """Registers a function, once per process, to run when this process ends: in multiprocessing's workers as well."""
+    if _runs_at_end.get(function) != os.getpid():
+        _runs_at_end[function] = os.getpid()
+        multiprocessing.util.Finalize(None, function, exitpriority=10)
 
 
 class Unique:
@@ -53,12 +60,8 @@ class Target(Unique, ABC):
         self._owner = os.getpid()
         self._position = 0
         self._is_open = True
-        global _registered_in
         _unfinished.add(self)
-        if _registered_in != self._owner:
-            _registered_in = self._owner
-            # Unlike atexit, this runs at the end of multiprocessing's workers as well.
-            multiprocessing.util.Finalize(None, _abort_all, exitpriority=10)
+        run_at_end(_abort_all)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
         """Writes all of the data.
@@ -69,7 +72,12 @@ class Target(Unique, ABC):
         self._check_usable()
         try:
             view = memoryview(data)
-            self._write(view if view.format == "B" and view.ndim == 1 and view.contiguous else memoryview(bytes(view)))
+            if view.format != "B" or view.ndim != 1 or not view.contiguous:
+                view = memoryview(bytes(view))
+            while view:
+                count = self._write(view)
+                self._position += count
+                view = view[count:]
         except BaseException:
             self.abort()
             raise
@@ -83,12 +91,8 @@ class Target(Unique, ABC):
         self._check_usable()
         try:
             self._commit()
-        except BaseException:
+        finally:
             self.abort()
-            raise
-        self._is_open = False
-        _unfinished.discard(self)
-        self._release(owned=True)
 
     def abort(self) -> None:
         """Drops the shard, which never appears under its final name; quiet, at any time, idempotent."""
@@ -101,8 +105,8 @@ class Target(Unique, ABC):
         self.abort()
 
     @abstractmethod
-    def _write(self, view: memoryview) -> None:
-        """Writes all of it and counts it in `_position`."""
+    def _write(self, view: memoryview) -> int:
+        """Writes at least the beginning of what it is given, and returns how many bytes."""
 
     @abstractmethod
     def _commit(self) -> None:
@@ -133,9 +137,10 @@ class FileTarget(Target):
     def _advice(self) -> str:
         """Says what to do if the file cannot be written."""
 
-    def _ensure_created(self) -> None:
+    def _ensure_created(self) -> int:
         if self._file < 0:
             self._file = self._create()
+        return self._file
 
     def _close_file(self) -> None:
         if self._file >= 0:
@@ -143,13 +148,10 @@ class FileTarget(Target):
                 os.close(self._file)
             self._file = -1
 
-    def _write(self, view: memoryview) -> None:
-        self._ensure_created()
+    def _write(self, view: memoryview) -> int:
+        file = self._ensure_created()
         try:
-            while view:
-                count = os.write(self._file, view)
-                self._position += count
-                view = view[count:]
+            return os.write(file, view)
         except OSError as error:
             raise ShardOpenError(
                 f"shard {self._shard} cannot be written at byte {self._position:,}: {error.strerror or error}; "
@@ -176,6 +178,40 @@ def _abort_all() -> None:
 
 # In a forked child, abort only closes. It must do so at once: a command's input ends when its last copy is closed.
 os.register_at_fork(after_in_child=_abort_all)
+
+#: How often a file that another process has just renamed is opened again.
+_OPENINGS = 100
+
+
+def open_unfinished(path: Path, check: Callable[[int], None] = lambda _: None) -> int | None:
+    """Opens a file that is to be filled and then renamed: locked, empty, and made if it is missing.
+
+    Returns:
+        None if a living writer, in this process or another one, fills it.
+
+    Raises:
+        OSError: if it cannot be opened, or is a link: that would have us empty another file.
+        Exception: what `check` raises for what a dead writer has left, before that is emptied.
+    """
+    for _ in range(_OPENINGS):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, file)
+            if lock(file) is False:
+                return None
+            status = os.fstat(file)
+            with contextlib.suppress(FileNotFoundError):
+                # Its last writer may have renamed it before it was locked here, or died in the middle of that: the same
+                # file then is the finished one as well, which must not be emptied.
+                if os.path.samestat(status, path.lstat()):
+                    if status.st_nlink == 1:
+                        check(file)
+                        os.ftruncate(file, 0)
+                        stack.pop_all()
+                        return file
+                    path.unlink()
+    raise OSError(f"other processes keep renaming {path}")
+
 
 # What file systems without anything to sync answer, such as those of a FIFO or in memory.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}

@@ -27,13 +27,9 @@ class CommandTarget(Target):
         super().__init__(url)
         self._command = command
 
-    def _write(self, view: memoryview) -> None:
-        file = self._command.pipe.fileno()
+    def _write(self, view: memoryview) -> int:
         try:
-            while view:
-                count = os.write(file, view)
-                self._position += count
-                view = view[count:]
+            return os.write(self._command.pipe.fileno(), view)
         except BrokenPipeError as error:
             ended = self._command.ends_within(GRACE_SECONDS)
             if not ended:

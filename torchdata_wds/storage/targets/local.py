@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
-from torchdata_wds.storage.locks import lock, unlock
+from torchdata_wds.storage.locks import unlock
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.targets.base import (
     REPLACE_OR_RENAME,
     FileTarget,
     Target,
     cannot_write,
+    open_unfinished,
     sync_file,
     sync_folder,
 )
@@ -31,9 +32,6 @@ from torchdata_wds.storage.urls import local_path, mask_url
 
 #: What the name of a shard ends with while it is not whole.
 PARTIAL = ".partial"
-
-#: How often a file that another process has just renamed is looked for again.
-_OPENINGS = 100
 
 
 class LocalTarget(FileTarget):
@@ -50,53 +48,21 @@ class LocalTarget(FileTarget):
 
     def _create(self) -> int:
         try:
-            for _ in range(_OPENINGS):
-                # A link that somebody has put there would have us empty another file.
-                file = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-                if self._take(file):
-                    return file
-        except BlockingIOError as error:
+            file = open_unfinished(self._partial)
+        except OSError as error:
+            raise cannot_write(self._shard, f"{self._partial}: {error.strerror or error}") from error
+        if file is None:
             raise cannot_write(
                 self._shard,
                 f"another writer, in this process or a living one, has it open as {self._partial}. Give each its own "
                 "shards: another pattern, or one with {rank} and {worker} in it",
-            ) from error
-        except OSError as error:
-            raise cannot_write(self._shard, f"{self._partial}: {error.strerror or error}") from error
-        raise cannot_write(self._shard, f"other processes keep renaming {self._partial}")
-
-    def _take(self, file: int) -> bool:
-        """Locks and empties the file, or closes it if it is not the one to write to."""
-        taken = False
-        try:
-            if lock(file) is False:
-                raise BlockingIOError(errno.EWOULDBLOCK, "locked")
-            taken = self._is_in_place(file)
-            if taken:
-                os.ftruncate(file, 0)
-        finally:
-            if not taken:
-                os.close(file)
-        return taken
-
-    def _is_in_place(self, file: int) -> bool:
-        """Whether the name still means this file: its last writer may have renamed it before it was locked here."""
-        status = os.fstat(file)
-        try:
-            if not os.path.samestat(status, self._partial.lstat()):
-                return False
-        except FileNotFoundError:
-            return False
-        if status.st_nlink > 1:
-            # Its writer died while it renamed it: the same file is the finished shard, which must not be emptied.
-            self._partial.unlink()
-            return False
-        return True
+            )
+        return file
 
     def _commit(self) -> None:
-        self._ensure_created()
+        file = self._ensure_created()
         try:
-            sync_file(self._file)
+            sync_file(file)
             if self._overwrite:
                 self._partial.replace(self._path)
             else:
@@ -148,7 +114,7 @@ def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
         path = Path(text) if os.path.isabs(text) else Path.cwd() / text  # noqa: PTH117 - a str
     except OSError as error:
         raise cannot_write(shard, f"the working directory is gone: {error.strerror}") from error
-    if reason := _obstacle_in_folder(path, shard) or _obstacle_at(path, shard):
+    if reason := _obstacle(path, shard):
         raise cannot_write(shard, reason)
     if not overwrite and os.path.lexists(path):
         raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
@@ -174,8 +140,8 @@ def list_local(url: str) -> list[str]:
         raise ShardOpenError(f"cannot list {url}: {error.strerror or error}", shard=mask_url(url)) from error
 
 
-def _obstacle_in_folder(path: Path, shard: str) -> str:
-    """Says why no file of this name can be made in its folder; "" if it can."""
+def _obstacle(path: Path, shard: str) -> str:
+    """Says why no file can be made there, or replace what is there; "" if it can."""
     folder, shown = path.parent, mask_url(path.parent)
     status = _status(folder, shard)
     if status is None:
@@ -187,11 +153,6 @@ def _obstacle_in_folder(path: Path, shard: str) -> str:
     longest, size = os.pathconf(folder, "PC_NAME_MAX"), len(os.fsencode(path.name + PARTIAL))
     if size > longest:
         return f"its name with {PARTIAL} has {size} bytes, and the file system takes {longest}; give it a shorter one"
-    return ""
-
-
-def _obstacle_at(path: Path, shard: str) -> str:
-    """Says why what is there cannot be replaced; "" if it can, or there is nothing."""
     status = _status(path, shard)
     if status is not None and stat.S_ISDIR(status.st_mode):
         return "it is a folder; add the name of a file"
@@ -216,15 +177,15 @@ class StandardOutput(Target):
         super().__init__(url)
         self._stream = stream
 
-    def _write(self, view: memoryview) -> None:
+    def _write(self, view: memoryview) -> int:
+        count = 0
         with self._failures():
-            while view:
-                # An unbuffered stream (python -u) may write only a part.
-                count = self._stream.write(view) or 0
-                self._position += count
-                view = view[count:]
+            # An unbuffered stream (python -u) may write only a part.
+            while count < len(view):
+                count += self._stream.write(view[count:]) or 0
             # A process that is forked later would write the contents of the buffer once more.
             self._stream.flush()
+        return count
 
     def _commit(self) -> None:
         with self._failures():

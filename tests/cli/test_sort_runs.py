@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kits.processes import open_files
-from torchdata_wds.cli.sort import runs as sorting
+from torchdata_wds.cli import sort as sorting
 from torchdata_wds.errors import ShardOpenError
 
 Sample = dict[str, Any]

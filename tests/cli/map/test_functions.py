@@ -7,7 +7,7 @@ import pytest
 
 from tests.kits.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import read_samples
-from torchdata_wds.cli.map.functions import load_sample_function, over_samples
+from torchdata_wds.cli.map import over_samples
 from torchdata_wds.errors import SampleError, ShardFormatError
 
 
@@ -55,9 +55,3 @@ def test_over_samples_writes_nothing_when_the_shard_is_damaged(tmp_path: Path) -
     with pytest.raises(ShardFormatError, match="is cut off"):
         over_samples(lambda sample: sample, source, str(tmp_path / "out.tar"))
     assert not (tmp_path / "out.tar").exists()
-
-
-def test_load_sample_function_says_when_there_is_none() -> None:
-    """As for functions of shards."""
-    with pytest.raises(ImportError, match="no function 'no_such'"):
-        load_sample_function("json:no_such")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdata_wds.cli.map.functions import load_function
+from torchdata_wds.cli.map import load_function
 from torchdata_wds.cli.map.shard_tasks import ShardFunction, error_text, existing_targets, run_task, staged_tasks
 from torchdata_wds.storage import open_target
 

@@ -1,70 +1,72 @@
-"""``map``: runs a Python function over shards, shard by shard."""
+"""``map``: runs a Python function over shards, shard by shard, in this process, in others or on a Dask cluster."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import functools
+import importlib
 import os
+import pickle
 import re
 import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from torchdata_wds.cli.command import Command, UsageError, whole_number
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from torchdata_wds.cli.command import Command, UsageError, flag, option, whole_number
 from torchdata_wds.cli.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.jobs import run_in_processes
-from torchdata_wds.cli.map.dask_tasks import run_on_dask
-from torchdata_wds.cli.map.functions import load_function, load_sample_function
-from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
-from torchdata_wds.storage.urls import STDIN
-
-_EXAMPLE = """
-wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
-wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
-"""
+from torchdata_wds.cli.map.shard_tasks import (
+    Results,
+    ShardFunction,
+    ShardTask,
+    error_text,
+    is_plain_path,
+    run_task,
+    work_on_shards,
+)
+from torchdata_wds.codecs.options import import_optional
+from torchdata_wds.errors import SampleError
+from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
+from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.urls import STDIN, local_path
+from torchdata_wds.writers.tar_writer import TarWriter
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
+# They are installed where the work is done, and too large to be sent there.
+_NEVER_SENT = {__name__.partition(".")[0], "__main__"}
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    parser.add_argument(
-        "function",
-        type=function_name,
-        metavar="MODULE:FUNCTION",
-        help="a function of two names: of the shard to read, and of the file to write; its module is looked for in the "
-        "current folder first",
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = (
+        "a function of two names: of the shard to read, and of the file to write; its module is looked for in the "
+        "current folder first"
     )
+    option(parser, "function", "MODULE:FUNCTION", text, _function_name)
     add_shards_argument(parser, required=True)
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        metavar="OUT",
-        help="a folder, for outputs of the same names, or a name with {name} (the input's, without .tar and the like) "
-        "or {shard:06d} (its number); outputs that exist are skipped",
+    text = (
+        "a folder, for outputs of the same names, or a name with {name} (the input's, without .tar and the like) "
+        "or {shard:06d} (its number); outputs that exist are skipped"
     )
-    parser.add_argument("--force", action="store_true", help="replace outputs that exist")
-    parser.add_argument(
-        "--per-sample",
-        action="store_true",
-        help="the function is given one sample, a dict of bytes by field with __key__; it returns a sample, None, or "
-        "several",
+    option(parser, "-o --output", "OUT", text, required=True)
+    flag(parser, "--force", "replace outputs that exist")
+    text = (
+        "the function is given one sample, a dict of bytes by field with __key__; it returns a sample, None, or several"
     )
-    parser.add_argument(
-        "--workers",
-        type=whole_number,
-        default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        metavar="N",
-        help="worker processes; 0 works in this one (default: one for each core, %(default)s)",
-    )
-    parser.add_argument(
-        "--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, or 'local' for a cluster made for it"
-    )
+    flag(parser, "--per-sample", text)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    text = "worker processes; 0 works in this one (default: one for each core, %(default)s)"
+    option(parser, "--workers", "N", text, whole_number, default=cores)
+    option(parser, "--dask", "ADDRESS", "a Dask scheduler that does the work, or 'local' for a cluster made for it")
 
 
-def function_name(text: str) -> str:
-    """Checks the name of a function."""
+def _function_name(text: str) -> str:
     if _NAME.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(
             f"expected module:function, such as augment:main for the function main of augment.py, not {text!r}"
@@ -72,9 +74,9 @@ def function_name(text: str) -> str:
     return text
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Runs the function over the shards, and returns 1 if it failed for one."""
-    load = functools.partial(load_sample_function if arguments.per_sample else load_function, arguments.function)
+    load = functools.partial(load_function, arguments.function, per_sample=arguments.per_sample)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)  # also for processes that are started
     try:
@@ -86,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         def work(tasks: list[ShardTask]) -> Results:
             workers = min(arguments.workers, len(tasks))
             if arguments.dask is not None and tasks:
-                yield from run_on_dask(load(), tasks, arguments.dask, num_workers=max(workers, 1), folder=folder)
+                yield from _run_on_dask(load(), tasks, arguments.dask, num_workers=max(workers, 1), folder=folder)
             elif workers:
                 yield from run_in_processes(functools.partial(run_task, load), tasks, workers)
             else:
@@ -98,4 +100,144 @@ def run(arguments: argparse.Namespace) -> int:
             sys.path.remove(folder)
 
 
-COMMAND = Command("run a Python function over shards, shard by shard", add_arguments, run, _EXAMPLE)
+COMMAND = Command(
+    "run a Python function over shards, shard by shard",
+    _add_arguments,
+    _run,
+    """
+    wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
+    wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
+    """,
+)
+
+
+# -------------------------------------------------------------------------------------------- functions of the user's
+
+
+def load_function(name: str, *, per_sample: bool = False) -> ShardFunction:
+    """Imports a function named ``module:function``, of a shard or a sample, as one of a shard.
+
+    Raises:
+        ImportError: if there is none, or its module fails.
+
+    Example:
+        >>> load_function("shutil:copyfile").__name__
+        'copyfile'
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            message = f"there is no module {error.name!r} in the current folder or where Python looks for modules"
+        else:
+            message = f"the module {module_name!r} fails when it is imported:\n{error_text(error)}"
+        raise ImportError(message, name=module_name) from error
+    try:
+        found = functools.reduce(getattr, path.split("."), found)
+    except AttributeError as error:
+        raise ImportError(f"the module {module_name!r} has no function {path!r}", name=module_name) from error
+    if not callable(found):
+        raise ImportError(f"{name} cannot be called: it is {found!r:.60}", name=module_name)  # noqa: TRY004
+    return functools.partial(over_samples, found) if per_sample else found
+
+
+def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target: str) -> None:
+    """Writes a shard of what a function makes of each sample of another, in their order.
+
+    The function returns a sample, None to leave it out, or any number of samples; values that are not bytes are encoded
+    by their field.
+    """
+    samples = KeyGrouperIterDataPipe(ShardLoaderIterDataPipe(IterableWrapper([source], deepcopy=False)))
+    with TarWriter(target) as writer, closing(iter(samples)) as given:  # type: ignore[type-var]
+        for sample in given:
+            key = sample["__key__"]  # the function may change its sample
+            made = function(sample)
+            if made is None:
+                continue
+            if isinstance(made, Mapping):
+                made = (made,)
+            elif not isinstance(made, Iterable) or isinstance(made, (str, bytes)):
+                shard = mask_url(source)
+                raise SampleError(
+                    f"the function has returned {made!r:.60} for sample {key!r} of shard {shard}: it must return a "
+                    "sample (a dict), None to leave it out, or a list of samples",
+                    shard=shard,
+                    key=key,
+                )
+            for one in made:
+                writer.write(one)
+
+
+# ------------------------------------------------------------------------------------------------------------ on Dask
+
+
+def _run_on_dask(
+    function: ShardFunction, tasks: Sequence[ShardTask], address: str, *, num_workers: int, folder: str
+) -> Generator[tuple[ShardTask, str], None, None]:
+    """Runs a function over shards on a Dask cluster.
+
+    Local shards must be reachable under the same path everywhere. The function is sent by value with those modules of
+    a folder that it needs, so that the workers do not need that folder; everything else must be installed there.
+
+    The address is the scheduler's, such as ``tcp://host:8786``, or ``local`` for a cluster of `num_workers` processes
+    on this machine. Tasks come with "" or what failed, as they are ready.
+    """
+    distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
+    data = _by_value(function, Path(folder))
+    with _connected(distributed, address, num_workers) as client:
+        futures = {}
+        for task in tasks:
+            source = os.path.abspath(local_path(task.source)) if is_plain_path(task.source) else task.source  # noqa: PTH100 - a str
+            futures[client.submit(_run_sent, data, task._replace(source=source), pure=False)] = task
+        try:
+            for future in distributed.as_completed(futures):
+                try:
+                    problem: str = future.result()
+                except Exception as error:  # noqa: BLE001 - the cluster's own: a worker that is killed repeatedly, say
+                    problem = error_text(error)
+                yield futures[future], problem
+        finally:
+            client.cancel([future for future in futures if not future.done()])
+
+
+def _run_sent(data: bytes, task: ShardTask) -> str:
+    """Runs in a worker of the cluster."""
+    return run_task(functools.partial(pickle.loads, data), task)
+
+
+@contextlib.contextmanager
+def _connected(distributed: Any, address: str, num_workers: int) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        if address == "local":
+            cluster = distributed.LocalCluster(
+                n_workers=num_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            )
+            address = stack.enter_context(cluster).scheduler_address
+        try:
+            # a client that cannot be made complains later, in words of its own
+            if not address:
+                raise ValueError("it is empty")
+            distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])
+            client = distributed.Client(address)
+        except (OSError, ValueError) as error:
+            raise ConnectionError(f"no Dask scheduler answers at {address!r}: {error}") from error
+        yield stack.enter_context(client)
+
+
+def _by_value(function: ShardFunction, folder: Path) -> bytes:
+    """Pickles a function so that the modules of a folder are not needed where it is unpickled."""
+    cloudpickle = import_optional("cloudpickle", extra="dask", fields="functions on a Dask cluster")
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if "." in name or name in _NEVER_SENT:
+                continue
+            places = list(getattr(module, "__path__", [])) or [getattr(module, "__file__", None)]
+            if isinstance(places[0], str) and Path(places[0]).parent == folder:
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        try:
+            data: bytes = cloudpickle.dumps(function)
+        except Exception as error:
+            raise RuntimeError(f"the function cannot be sent to the cluster: {error_text(error)}") from error
+    return data

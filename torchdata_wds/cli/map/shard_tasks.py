@@ -71,11 +71,17 @@ def work_on_shards(
     return 1 if failed else 0
 
 
+def is_plain_path(url: str) -> bool:
+    """Returns whether a URL names a local file that no rewriting rule puts elsewhere."""
+    place = resolve(url)
+    return place.is_local and not place.is_moved
+
+
 def existing_targets(targets: Iterable[str]) -> set[str]:
     """Returns which of some paths and URLs exist, listing each folder once."""
     folders: dict[str, list[tuple[str, str]]] = {}
     for target in targets:
-        folder, slash, name = (local_path(target) if _is_local(target) else target).rpartition("/")
+        folder, slash, name = (local_path(target) if is_plain_path(target) else target).rpartition("/")
         folders.setdefault(folder + slash, []).append((name, target))
     existing: set[str] = set()
     for folder, found in folders.items():
@@ -88,31 +94,19 @@ def existing_targets(targets: Iterable[str]) -> set[str]:
 def staged_tasks(pairs: Iterable[tuple[str, str]], *, overwrite: bool = False) -> Iterator[list[ShardTask]]:
     """Makes tasks of inputs and outputs, with temporary folders beside the outputs until the context is left."""
     tasks = []
-    folders: dict[str, str] = {}
+    folders: dict[Path, str] = {}
     with ExitStack() as stack:
         for source, target in pairs:
-            if not _is_local(target):
+            if not is_plain_path(target):
                 tasks.append(ShardTask(source, target, None, overwrite))
                 continue
             path = Path(local_path(target)).absolute()
-            folder = str(path.parent)
-            if folder not in folders:
+            if path.parent not in folders:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                made = tempfile.TemporaryDirectory(prefix=".wds-map-", dir=folder, ignore_cleanup_errors=True)
-                folders[folder] = stack.enter_context(made)
-            tasks.append(ShardTask(source, str(path), folders[folder], overwrite))
+                made = tempfile.TemporaryDirectory(prefix=".wds-map-", dir=path.parent, ignore_cleanup_errors=True)
+                folders[path.parent] = stack.enter_context(made)
+            tasks.append(ShardTask(source, str(path), folders[path.parent], overwrite))
         yield tasks
-
-
-def _is_local(url: str) -> bool:
-    """Whether a URL names a local file that no rewriting rule puts elsewhere."""
-    place = resolve(url)
-    return place.is_local and not place.is_moved
-
-
-def absolute(task: ShardTask) -> ShardTask:
-    """Returns a task that can be done from any working directory."""
-    return task._replace(source=os.path.abspath(local_path(task.source))) if _is_local(task.source) else task  # noqa: PTH100 - a str
 
 
 def run_task(
@@ -122,16 +116,6 @@ def run_task(
 
     `load` returns the function, which is called with the input and the name of a file to write. The base name of that
     file is that of the output; files beside it whose names begin with it and a dot, such as an index, go with it.
-
-    Example:
-        >>> import shutil
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "x.tar").write_bytes(b"some")
-        >>> with staged_tasks([(str(folder / "x.tar"), str(folder / "out/x.tar"))]) as tasks:
-        ...     run_task(lambda: shutil.copyfile, tasks[0])
-        ''
-        >>> [path.name for path in (folder / "out").iterdir()]
-        ['x.tar']
     """
     try:
         if task.staging is None:
@@ -142,7 +126,7 @@ def run_task(
         with tempfile.TemporaryDirectory(dir=task.staging, ignore_cleanup_errors=True) as folder:
             made = Path(folder, Path(task.target).name)
             load()(task.source, str(made))
-            return _published(made, task)
+            return _publish(made, task)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - anything may be raised, asyncio's CancelledError too
@@ -161,18 +145,18 @@ def _obstacle(task: ShardTask) -> str:
     return f"{task.target!r} has come into existence meanwhile, by another program; it is left as it is"
 
 
-def _published(made: Path, task: ShardTask) -> str:
+def _publish(made: Path, task: ShardTask) -> str:
     """Gives what was made its name, the output last: where it is, all is. Returns "" or why that failed."""
+    written = sorted(made.parent.iterdir())
     if made.is_symlink() or not made.is_file():
-        others = sorted(path.name for path in made.parent.iterdir())
-        found = f"it wrote {', '.join(map(repr, others[:3]))} instead" if others else "it wrote nothing there"
-        return f"{_NOTHING}: {found}"
+        names = ", ".join(repr(path.name) for path in written[:3])
+        return f"{_NOTHING}: it wrote " + (f"{names} instead" if names else "nothing there")
     if obstacle := _obstacle(task):
         return obstacle
     target = Path(task.target)
     Path(index_url(task.target)).unlink(missing_ok=True)  # that of an older output would lead nowhere
-    companions = [path for path in made.parent.iterdir() if path.name.startswith(made.name + ".") and path.is_file()]
-    for path in (*sorted(companions), made):
+    companions = [path for path in written if path.name.startswith(made.name + ".") and path.is_file()]
+    for path in (*companions, made):
         with path.open("rb") as file:
             sync_file(file.fileno())
         path.replace(target.with_name(path.name))

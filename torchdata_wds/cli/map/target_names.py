@@ -21,12 +21,7 @@ PLACES = "{name} for the input's name without its suffix, and {shard} or {shard:
 
 
 def is_target_pattern(output: str) -> bool:
-    """Returns whether an output stands for one file a shard: a folder, or a name with something in braces.
-
-    Example:
-        >>> [is_target_pattern(name) for name in ("out/", "x-{name}.tar", "x-{key}.tar", "x.tar", "pipe:tar t{}")]
-        [True, True, True, False, False]
-    """
+    """Returns whether an output stands for one file a shard: a folder, or a name with something in braces."""
     if output in (STDIN, "") or scheme_of(output) == "pipe":
         return False
     return _is_folder(output) or BRACES.search(output) is not None
@@ -42,8 +37,6 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
     Example:
         >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/{name}-{shard:02d}.tar")
         ['out/x-00.tar', 'out/y-01.tar']
-        >>> name_targets(["a/x.tar", "s3://bucket/y.tar.gz"], "out/")
-        ['out/x.tar', 'out/y.tar.gz']
     """
     if pattern == STDIN or scheme_of(pattern) == "pipe" or not pattern:
         shown = mask_url(pattern)
@@ -51,10 +44,27 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
     other = BRACES.search(_PLACE.sub("", pattern))
     if other is not None and not _is_existing_folder(pattern):
         raise ShardListError(f"output {mask_url(pattern)!r} has an unknown place {other[0]}: there are {PLACES}")
-    targets = [_PLACE.sub(lambda place: _fill(place, number, url), pattern) for number, url in enumerate(urls)]  # noqa: B023 - called at once
-    if _is_folder(pattern):
-        targets = [target.rstrip("/") + "/" + _base_name(url) for target, url in zip(targets, urls, strict=True)]
-    _check_apart(urls, targets, in_place)
+    is_folder = _is_folder(pattern)
+    inputs = {_identity(url): url for url in urls}
+    makers: dict[str, str] = {}
+    targets = []
+    for number, url in enumerate(urls):
+        target = _PLACE.sub(lambda place: _fill(place, number, url), pattern)  # noqa: B023 - called at once
+        if is_folder:
+            target = f"{target.rstrip('/')}/{_base_name(url)}"
+        targets.append(target)
+        place = _identity(target)
+        if place in inputs and not (in_place and inputs[place] == url):
+            raise ShardListError(
+                f"output {mask_url(target)} of input {mask_url(url)} would replace the input "
+                f"{mask_url(inputs[place])}; name another folder"
+            )
+        if place in makers:
+            raise ShardListError(
+                f"inputs {mask_url(makers[place])} and {mask_url(url)} would both become {mask_url(target)}; "
+                f"an output's name takes {PLACES}"
+            )
+        makers[place] = url
     return targets
 
 
@@ -80,25 +90,7 @@ def _fill(place: re.Match[str], number: int, url: str) -> str:
         return format(number, (place[1] or "") + "d")
     name = _base_name(url)
     suffix = max((end for end in SHARD_SUFFIXES if name.lower().endswith(end)), key=len, default="")
-    return name.removesuffix(name[len(name) - len(suffix) :]) or name
-
-
-def _check_apart(urls: Sequence[str], targets: Sequence[str], in_place: bool) -> None:
-    inputs = {_identity(url): url for url in urls}
-    makers: dict[str, str] = {}
-    for url, target in zip(urls, targets, strict=True):
-        place = _identity(target)
-        if place in inputs and not (in_place and inputs[place] == url):
-            raise ShardListError(
-                f"output {mask_url(target)} of input {mask_url(url)} would replace the input "
-                f"{mask_url(inputs[place])}; name another folder"
-            )
-        if place in makers:
-            raise ShardListError(
-                f"inputs {mask_url(makers[place])} and {mask_url(url)} would both become {mask_url(target)}; "
-                f"an output's name takes {PLACES}"
-            )
-        makers[place] = url
+    return name[: len(name) - len(suffix)] or name
 
 
 def _identity(url: str) -> str:

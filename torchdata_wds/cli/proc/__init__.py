@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torchdata_wds.cli.command import Command, UsageError, positive_number
+from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_all_inputs
 from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.cli.map.target_names import is_target_pattern
@@ -19,13 +19,6 @@ from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_left_out, tell_lost
 from torchdata_wds.errors import SampleError
-
-_EXAMPLE = """
-wds proc -c 'tr a-z A-Z < sample.txt > sample.upper; rm sample.json' train-000000.tar -o upper.tar
-wds proc -p 4 -c 'for i in 1 2; do mkdir $i; cp sample.jpg sample.cls $i; done; rm sample.*' train-000000.tar -o two.tar
-wds proc -c 'cp sample.txt sample-0.txt; mv sample.txt sample-1.txt; rm sample.*' 'train-*.tar' -o 'halves-{name}.tar'
-wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds ls -
-"""
 
 _OUTPUTS = (
     "a path, a URL that can be written, or '-' (the default); or one output for each shard: a folder, or a name with "
@@ -43,49 +36,40 @@ it ends.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, errors=False)
     add_output_arguments(parser, _OUTPUTS)
     group = parser.add_argument_group("command", textwrap.fill(_WHAT_HAPPENS.strip(), 78))
     which = group.add_mutually_exclusive_group(required=True)
-    which.add_argument("-c", "--command", dest="shell_command", default="", metavar="COMMAND", help="what is run")
-    which.add_argument("-s", "--script", metavar="FILE", help="a file with what is run")
-    group.add_argument(
-        "-p", "--parallel", type=positive_number, default=1, metavar="N", help="how many at a time (default: 1)"
+    option(which, "-c --command", "COMMAND", "what is run", dest="shell_command", default="")
+    option(which, "-s --script", "FILE", "a file with what is run")
+    add_parallel(group, "how many at a time (default: 1)")
+    flag(group, "--unordered", "write samples as they are ready, not in their order")
+    text = (
+        "where a command fails: stop and write nothing, leave the sample out and exit with 1, or take what is there; "
+        "damaged shards and samples are skipped too by the last two (default: abort)"
     )
-    group.add_argument("--unordered", action="store_true", help="write samples as they are ready, not in their order")
-    group.add_argument(
-        "--errors",
-        choices=("abort", "skip", "ignore"),
-        default="abort",
-        help="where a command fails: stop and write nothing, leave the sample out and exit with 1, or take what is "
-        "there; damaged shards and samples are skipped too by the last two (default: abort)",
-    )
-    group.add_argument("--timeout", type=seconds, metavar="S", help="a command that takes longer is killed, and failed")
-    group.add_argument("--log-field", metavar="FIELD", help="keep what the command writes in this field (its last MiB)")
-    group.add_argument("--tmpdir", metavar="FOLDER", help="where the folders are made (default: as TMPDIR says)")
+    choice(group, "--errors", ("abort", "skip", "ignore"), text, "abort")
+    option(group, "--timeout", "S", "a command that takes longer is killed, and failed", _seconds)
+    option(group, "--log-field", "FIELD", "keep what the command writes in this field (its last MiB)")
+    option(group, "--tmpdir", "FOLDER", "where the folders are made (default: as TMPDIR says)")
 
 
-def seconds(text: str) -> float:
-    """Parses a number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not {text!r}")
-    return value
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not {text!r}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Runs the command on every sample, and returns 1 if anything was lost."""
     by_shard = is_target_pattern(arguments.output)
     if by_shard:
         if arguments.slice is not None:
             raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")
         check_rekey(arguments.rekey)
-    made = MadeSamples(arguments)
+    made = _MadeSamples(arguments)
     if not by_shard:
         made.write(SampleReader(arguments), arguments)
         return made.tell()
@@ -102,10 +86,20 @@ def run(arguments: argparse.Namespace) -> int:
     return max(work_on_shards(list_all_inputs(arguments), arguments, work), made.tell())
 
 
-COMMAND = Command("run a command on every sample, in a folder of its own", add_arguments, run, _EXAMPLE)
+COMMAND = Command(
+    "run a command on every sample, in a folder of its own",
+    _add_arguments,
+    _run,
+    """
+wds proc -c 'tr a-z A-Z < sample.txt > sample.upper; rm sample.json' train-000000.tar -o upper.tar
+wds proc -p 4 -c 'for i in 1 2; do mkdir $i; cp sample.jpg sample.cls $i; done; rm sample.*' train-000000.tar -o two.tar
+wds proc -c 'cp sample.txt sample-0.txt; mv sample.txt sample-1.txt; rm sample.*' 'train-*.tar' -o 'halves-{name}.tar'
+wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds ls -
+    """,
+)
 
 
-class MadeSamples:
+class _MadeSamples:
     """Writes what commands have made of samples, and counts what to report at the end."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -123,10 +117,7 @@ class MadeSamples:
         except (SampleError, ValueError) as error:
             raise UsageError(message_of(error)) from error
         self._is_strict = arguments.errors == "abort"
-        self._ignored = 0
-        self._emptied = 0
-        self._unused = 0
-        self._lost = 0
+        self._ignored = self._emptied = self._unused = self._lost = 0
         self._left_out: Counter[str] = Counter()
 
     def write(self, reader: SampleReader, arguments: argparse.Namespace) -> None:

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdata_wds.cli.proc.sample_folders import failure, read_folder, write_folder
+from torchdata_wds.cli.terminal import counted
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
@@ -61,10 +62,6 @@ class SampleCommand:
     It finds each in its working directory, as `write_folder` writes it, and what is there when it ends is taken, as
     `read_folder` reads it. It runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard
     input; whatever it leaves in the background is killed, unless it has made a session of its own.
-
-    After `timeout` seconds a command is killed with all that it has started, and has failed; with `ignore_failures`,
-    what a failed command leaves is taken. `log_field` of each new sample is the last MiB of what the command wrote to
-    standard output and error. The samples' folders are made in `folder`, by default that for temporary files.
 
     Example:
         >>> command = SampleCommand("tr a-z A-Z < sample.txt > sample.up")
@@ -140,19 +137,22 @@ class SampleCommand:
 
     def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
         """Does one sample, in a thread of the pool."""
+        output, failed, unused = b"", None, None
         with _temporary_folder(self._folder) as name:
-            folder = Path(name)
             try:
-                write_folder(sample, folder)
-            except SampleError as error:
-                return CommandResult(None, error=error)
-            with closing(running.start(self._arguments, name)) as command:
-                failed = self._wait_for(command, sample)
-                output = command.output()
-            if failed is not None and not self._ignore_failures:
-                return CommandResult(None, output, failed)
-            try:
-                made, others = read_folder(folder, sample)
+                write_folder(sample, Path(name))
+                with running.command(self._arguments, name) as command:
+                    if not command.ends_within(math.inf if self._timeout is None else self._timeout):
+                        what = f"took longer than {self._timeout:g} s and was killed with all that it had started"
+                        failed = _failure(sample, what)
+                        command.shell.kill()
+                    status = command.shell.wait()
+                    output = command.output()
+                if failed is None and status not in _SUCCESS:
+                    failed = _failure(sample, f"failed with {status_text(status)}")
+                if failed is not None and not self._ignore_failures:
+                    return CommandResult(None, output, failed)
+                made, others = read_folder(Path(name), sample)
                 for new in made if self._log_field is not None else ():
                     if self._log_field in new:
                         what = f"has left a file for the field {self._log_field!r}, where its output goes"
@@ -160,26 +160,15 @@ class SampleCommand:
                     new[str(self._log_field)] = output
             except SampleError as error:
                 return CommandResult(None, output, error)
-            return CommandResult(made, output, failed, _unused(others, sample) if others else None)
-
-    def _wait_for(self, command: _Started, sample: Mapping[str, Any]) -> SampleError | None:
-        in_time = command.ends_within(math.inf if self._timeout is None else self._timeout)
-        if not in_time:
-            command.shell.kill()
-        status = command.shell.wait()
-        if not in_time:
-            return _failure(sample, f"took longer than {self._timeout:g} s and was killed with all that it had started")
-        return None if status in _SUCCESS else _failure(sample, f"failed with {status_text(status)}")
-
-
-def _unused(names: list[str], sample: Mapping[str, Any]) -> SampleError:
-    shown = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
-    files = "1 file that belongs" if len(names) == 1 else f"{len(names):,} files that belong"
-    return _failure(
-        sample,
-        f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
-        "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
-    )
+        if others:
+            files = counted(len(others), "file that belongs", "files that belong")
+            shown = ", ".join(map(repr, others[:_NAMED])) + (", ..." if len(others) > _NAMED else "")
+            unused = _failure(
+                sample,
+                f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
+                "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
+            )
+        return CommandResult(made, output, failed, unused)
 
 
 def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
@@ -210,21 +199,22 @@ class _Running:
         self._commands: set[_Started] = set()
         self._is_over = False
 
-    def start(self, arguments: list[str], folder: str) -> _Started:
-        """Starts a command in a folder."""
+    @contextmanager
+    def command(self, arguments: list[str], folder: str) -> Iterator[_Started]:
+        """Starts a command in a folder, and kills it at the end if it still runs."""
         with self._lock:
             if self._is_over:
                 raise RuntimeError("the commands were told to stop")
-            started = _Started(arguments, folder, self)
+            started = _Started(arguments, folder)
             self.guard.add(started.shell.group)
             self._commands.add(started)
-            return started
-
-    def forget(self, command: _Started) -> None:
-        """Removes an ended command."""
-        with self._lock:
-            self._commands.discard(command)
-        self.guard.remove(command.shell.group)
+        try:
+            yield started
+        finally:
+            started.shell.close()
+            with self._lock:
+                self._commands.discard(started)
+            self.guard.remove(started.shell.group)
 
     def stop(self) -> None:
         """Kills all commands, and lets no other start."""
@@ -237,7 +227,7 @@ class _Running:
 class _Started:
     """A running command, and the end of what it writes."""
 
-    def __init__(self, arguments: list[str], folder: str, running: _Running) -> None:
+    def __init__(self, arguments: list[str], folder: str) -> None:
         try:
             process = subprocess.Popen(
                 arguments,
@@ -252,7 +242,6 @@ class _Started:
             raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
         assert process.stdout is not None
         self.shell = ShellCommand(process, process.stdout, "")
-        self._running = running
         self._kept = bytearray()
         self._left_out = 0
         # A process that has escaped and holds the pipe open cannot hold us up.
@@ -303,8 +292,3 @@ class _Started:
         self._cut()
         note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
         return note + self._kept
-
-    def close(self) -> None:
-        """Kills the command if it still runs."""
-        self.shell.close()
-        self._running.forget(self)

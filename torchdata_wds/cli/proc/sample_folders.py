@@ -39,38 +39,28 @@ def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, s
 
 
 def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
-    """Writes a sample's key, and its fields but ``__url__`` and the like, into files of an empty folder.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> write_folder({"__key__": "a", "txt": b"one"}, folder)
-        >>> sorted(path.name for path in folder.iterdir())
-        ['sample.__key__', 'sample.txt']
-    """
+    """Writes a sample's key, and its fields but ``__url__`` and the like, into files of an empty folder."""
     key = sample[_KEY]
-    _write(folder, _KEY, _key_bytes(key), sample)
+    files = {_KEY: _key_bytes(key)}
     for field, value in sample.items():
         if is_written(field, key):
             check_field(field, key, lowercase=False)
-            _write(folder, field, as_bytes(value, key, field), sample)
+            files[field] = as_bytes(value, key, field)
+    for field, data in files.items():
+        name = _PREFIX + field
+        try:
+            with open(folder / name, "xb") as file:  # noqa: PTH123 - a short path
+                file.write(data)
+        except OSError as error:
+            if error.errno not in _NO_NAME:
+                what = f"cannot write a sample's file of {len(data):,} bytes: {error.strerror}"
+                raise OSError(error.errno, what, str(folder / name)) from error
+            what = f"cannot have its field {field!r} in a file: {error.strerror} ({len(os.fsencode(name)):,} bytes)"
+            raise failure(sample, f"{what}. Rename the field, or leave it out", field) from error
 
 
 def _key_bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogatepass")
-
-
-def _write(folder: Path, field: str, data: bytes, sample: Mapping[str, Any]) -> None:
-    name = _PREFIX + field
-    try:
-        with open(folder / name, "xb") as file:  # noqa: PTH123 - a short path
-            file.write(data)
-    except OSError as error:
-        if error.errno not in _NO_NAME:
-            what = f"cannot write a sample's file of {len(data):,} bytes: {error.strerror}"
-            raise OSError(error.errno, what, str(folder / name)) from error
-        what = f"cannot have its field {field!r} in a file: {error.strerror} ({len(os.fsencode(name)):,} bytes)"
-        raise failure(sample, f"{what}. Rename the field, or leave it out", field) from error
 
 
 def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -81,51 +71,34 @@ def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str,
     a line feed at its end, or else the old key followed by ``/SUBFOLDER`` and ``/NAME``. ``__url__`` is the old one.
     Files belong to no sample if they have other names or are in deeper folders, and so does a key without fields,
     except that of the folder itself.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> sample = {"__key__": "a", "txt": b"one"}
-        >>> write_folder(sample, folder)
-        >>> _ = (folder / "sample.txt").rename(folder / "sample-0.txt")
-        >>> _ = (folder / "notes").write_text("")
-        >>> read_folder(folder, sample)
-        ([{'__key__': 'a/0', 'txt': b'one'}], ['notes'])
     """
     samples: list[dict[str, Any]] = []
     others: list[str] = []
-    for place in _read_place(folder, "", sample, samples, others):
-        for deeper in _read_place(folder / place, f"{place}/", sample, samples, others):
-            others.extend(_files_below(folder / place / deeper, f"{place}/{deeper}"))
+    url = {"__url__": sample["__url__"]} if "__url__" in sample else {}
+    places = [""]
+    for place in places:  # the folder itself, which adds its subfolders
+        subfolders: list[str] = []
+        found: dict[str, dict[str, bytes]] = {}
+        for entry in _entries(folder / place, sample):
+            parts = _FILE.fullmatch(entry.name)
+            if parts is not None:
+                found.setdefault(parts[1] or "", {})[parts[2]] = _read_file(entry, parts[2], sample)
+            elif entry.is_dir(follow_symlinks=False):
+                (subfolders if place else places).append(f"{place}{entry.name}/")
+            else:
+                others.append(place + entry.name)
+        for name in sorted(found, key=_order):
+            fields = found[name]
+            key = "/".join(filter(None, (sample[_KEY], place.rstrip("/"), name)))
+            if (told := fields.pop(_KEY, None)) is not None:
+                key = _read_key(told, sample)
+            if fields:
+                samples.append({_KEY: key, **url, **fields})
+            elif place or name:
+                others.append(f"{place}sample{name and '-'}{name}.{_KEY}")
+        for deeper in subfolders:
+            others.extend(_files_below(folder, deeper))
     return samples, others
-
-
-def _read_place(
-    folder: Path, place: str, sample: Mapping[str, Any], samples: list[dict[str, Any]], others: list[str]
-) -> list[str]:
-    """Takes the samples of one folder, and returns the names of its subfolders."""
-    subfolders = []
-    found: dict[str, dict[str, bytes]] = {}
-    for entry in _entries(folder, sample):
-        parts = _FILE.fullmatch(entry.name)
-        if parts is not None:
-            found.setdefault(parts[1] or "", {})[parts[2]] = _read_file(entry, parts[2], sample)
-        elif entry.is_dir(follow_symlinks=False):
-            subfolders.append(entry.name)
-        else:
-            others.append(place + entry.name)
-    for name in sorted(found, key=_order):
-        fields = found[name]
-        told = fields.pop(_KEY, None)
-        key = "/".join(filter(None, (sample[_KEY], place.rstrip("/"), name)))
-        made: dict[str, Any] = {_KEY: key if told is None else _read_key(told, sample)}
-        if "__url__" in sample:
-            made["__url__"] = sample["__url__"]
-        if fields:
-            samples.append(made | fields)
-        elif place or name:
-            others.append(f"{place}sample{name and '-'}{name}.{_KEY}")
-    return subfolders
 
 
 def _entries(folder: Path, sample: Mapping[str, Any]) -> list[os.DirEntry[str]]:
@@ -148,20 +121,20 @@ def _order(name: str) -> tuple[bool, int, str]:
     return (bool(name) and not is_number, len(name.lstrip("0")) if is_number else 0, name.lstrip("0") or name)
 
 
-def _files_below(parent: Path, shown: str) -> Iterator[str]:
-    """Lists all files of a folder, without following links; a folder that cannot be read counts as a file."""
-    waiting = [(parent, shown)]
+def _files_below(folder: Path, place: str) -> Iterator[str]:
+    """Lists all files below a place, without following links; a folder that cannot be read counts as a file."""
+    waiting = [place]
     while waiting:
-        folder, place = waiting.pop()
+        place = waiting.pop()
         try:
-            with os.scandir(folder) as entries:
+            with os.scandir(folder / place) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append((Path(entry.path), f"{place}/{entry.name}"))
+                        waiting.append(f"{place}{entry.name}/")
                     else:
-                        yield f"{place}/{entry.name}"
+                        yield place + entry.name
         except OSError:
-            yield f"{place}/"
+            yield place
 
 
 def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -> bytes:

@@ -124,12 +124,17 @@ def process_place() -> Place:
     return Place(ranks * worker.num_workers, rank * worker.num_workers + worker.id)
 
 
-def rank_place() -> Place:
-    """Returns which of how many ranks this process belongs to."""
+def distributed_place() -> Place | None:
+    """Returns which of how many ranks of ``torch.distributed`` this process is; None before that is initialized."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Place(distributed.get_world_size(), distributed.get_rank())
-    return Place(*launched_place())
+    return None
+
+
+def rank_place() -> Place:
+    """Returns which of how many ranks this process belongs to."""
+    return distributed_place() or Place(*launched_place())
 
 
 def place_among_ranks(place: Place) -> Place:
@@ -174,15 +179,15 @@ def ranks_of_filter(sharding_filter: Any) -> list[range]:
 
 def _grid_of_groups(groups: dict[Any, tuple[int, int]]) -> Grid:
     if SHARDING_PRIORITIES.DEFAULT not in groups:
-        ranks = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
-        return Grid(*ranks, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
+        known = groups.get(SHARDING_PRIORITIES.DISTRIBUTED, (1, 0))
+        return Grid(*known, *groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0)))
     # torch's DataLoader has one number for both: worker * ranks + rank. A spawned worker does not know the ranks, so
     # they follow from the number of workers: 6 consumers in a worker that is one of 3 are 2 ranks.
     consumers, number = groups[SHARDING_PRIORITIES.DEFAULT]
-    worker, distributed = get_worker_info(), torch.distributed
-    ranks_known = 1
-    if worker is not None and consumers % worker.num_workers == 0:
-        ranks_known = consumers // worker.num_workers
-    elif worker is None and distributed.is_available() and distributed.is_initialized():
-        ranks_known = distributed.get_world_size() if consumers % distributed.get_world_size() == 0 else 1
-    return Grid(ranks_known, number % ranks_known, consumers // ranks_known, number // ranks_known)
+    worker = get_worker_info()
+    ranks = 1
+    if worker is None and consumers % (distributed_place() or Place()).consumers == 0:
+        ranks = (distributed_place() or Place()).consumers
+    elif worker is not None and consumers % worker.num_workers == 0:
+        ranks = consumers // worker.num_workers
+    return Grid(ranks, number % ranks, consumers // ranks, number // ranks)

@@ -16,21 +16,27 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset, IterDataPipe, get_worker_info
 from torch.utils.data.dataloader import _sharding_worker_init_fn
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES, ShardingFilterIterDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import Place, find_sharder, graph_of, in_stock_worker, is_joined, stock_place, upstream
+from torchdata_wds.consumers import (
+    Place,
+    distributed_place,
+    find_sharder,
+    graph_of,
+    in_stock_worker,
+    is_joined,
+    stock_place,
+    upstream,
+)
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
-from torchdata_wds.pipes.shares import reads_shards, share_of
+from torchdata_wds.pipes.shares import WORKER_NAMES, calls, reads_shards, share_of
 
 _HOOK = "torch.utils.data.datapipes._hook_iterator"
-
-#: What code calls that asks for the worker's number; WebDataset's own has the second name.
-_PLACE_NAMES = {"get_worker_info", "pytorch_worker_info"}
 
 
 class _Checked:
@@ -64,9 +70,20 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     checked = _checked
     if checked is None or checked.root() is not root:
         checked = check_division(root, for_reader=True)
-    if checked is not None and id(pipe) not in checked.pipes and not checked.is_entered:
-        checked.is_entered = True
-        _check_reader(pipe, next((outer for outer in running if id(outer) in checked.pipes), root), root)
+    if checked is None or id(pipe) in checked.pipes or checked.is_entered:
+        return
+    # A stage of the graph has made a reader of its own, which may read the same in all consumers.
+    checked.is_entered = True
+    stage = next((outer for outer in running if id(outer) in checked.pipes), root)
+    graph = graph_of(stage)
+    share = "part" if graph is None else share_of(stage, graph[id(stage)][1])[0]
+    if share == "part" or _divides_itself():
+        return
+    filters = [found for found in upstream(root) if isinstance(found, ShardingFilter)]
+    if any(above is stage for found in filters for above in upstream(found)):
+        _warn_of_late()
+    elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and find_sharder(pipe) is None:
+        _warn_of_none()
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
@@ -78,9 +95,7 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
         for_reader: Whether a reader of shards calls; those warn by themselves.
     """
     global _checked
-    if not (_warns() if workers is None else workers * _rank_count() > 1):
-        return None
-    graph = graph_of(root)
+    graph = graph_of(root) if (_warns() if workers is None else workers * _ranks() > 1) else None
     if graph is None:
         return None
     pipes: list[Any] = get_all_graph_pipes(graph)
@@ -98,21 +113,9 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
             "this graph has no .sharding_filter(): each worker or rank gives all of its items, so they come several "
             "times. Put one after .shuffle(), before the stages that do the work",
         )
-    elif any(_is_filter(pipe) and any(map(reads_shards, upstream(pipe))) for pipe in pipes):
+    elif any(isinstance(pipe, ShardingFilter) and any(map(reads_shards, upstream(pipe))) for pipe in pipes):
         _warn_of_late()
     return _checked
-
-
-def _check_reader(pipe: Any, stage: Any, root: Any) -> None:
-    """Warns if a reader that a stage made, outside the graph that ends in `root`, reads the same in all consumers."""
-    graph = graph_of(stage)
-    share = "part" if graph is None else share_of(stage, graph[id(stage)][1])[0]
-    if share == "part" or _divides_itself():
-        return
-    if any(_is_filter(found) and any(above is stage for above in upstream(found)) for found in upstream(root)):
-        _warn_of_late()
-    elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and find_sharder(pipe) is None:
-        _warn_of_none()
 
 
 def _warn_of_none() -> None:
@@ -177,15 +180,13 @@ def _workers() -> Place:
     return stock_place() if worker is None else Place(worker.num_workers, worker.id)
 
 
-def _rank_count() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+def _ranks() -> int:
+    return (distributed_place() or Place()).consumers
 
 
 def _warns() -> bool:
     """Returns whether there are several consumers, and this process is the one that warns."""
-    workers = _workers()
-    return not workers.number and workers.consumers * _rank_count() > 1
+    return not _workers().number and _workers().consumers * _ranks() > 1
 
 
 def _divides_itself() -> bool:
@@ -202,7 +203,7 @@ def _divides_itself() -> bool:
             return True
         if package in ("torch", "torchdata", "torchdata_wds") or frame.f_code.co_name == "<module>":
             continue  # a module may only import the name
-        if not _PLACE_NAMES.isdisjoint(frame.f_code.co_names):
+        if not WORKER_NAMES.isdisjoint(frame.f_code.co_names):
             return True
     return False
 
@@ -211,8 +212,7 @@ def _asks(function: Any) -> bool:
     if isinstance(function, functools.partial):
         # torch's own function calls for it to tell a pipe its place, and holds the user's function, if there is one.
         function = function.args[0] if function.func is _sharding_worker_init_fn else function.func
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return code is not None and not _PLACE_NAMES.isdisjoint(code.co_names)
+    return callable(function) and calls(WORKER_NAMES, inspect.unwrap(function))
 
 
 def _is_held(root: Any, holder: Any) -> bool:
@@ -228,18 +228,14 @@ def _is_held(root: Any, holder: Any) -> bool:
     return False
 
 
-def _is_filter(pipe: Any) -> bool:
-    return isinstance(pipe, ShardingFilterIterDataPipe)
-
-
 def _warn_of_untold(pipes: list[Any], root: Any) -> bool:
     """Warns if the filters of a graph do not know its consumers; returns whether that is so."""
     counts = any(short_name(pipe) == "EpochCounter" for pipe in pipes)
     # A resampler divides nothing, and finds out its place by itself. Counting epochs needs the filter.
     resamplers = [pipe for pipe in pipes if known_name(pipe) == "ShardResampler"]
     own = set() if counts else {id(pipe.source_datapipe) for pipe in resamplers}
-    filters = [pipe for pipe in pipes if _is_filter(pipe) and id(pipe) not in own]
-    workers, ranks = _workers().consumers, _rank_count()
+    filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilter) and id(pipe) not in own]
+    workers, ranks = _workers().consumers, _ranks()
     untold = {_untold(found.groups, workers, ranks) for found in filters}
     if "workers" in untold:
         if _divides_itself() and not _is_held(root, getattr(get_worker_info(), "dataset", None)):
@@ -280,7 +276,7 @@ def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str
 
 def warn_when_idle(pipe: IterDataPipe[Any]) -> None:
     """Warns, once a process and in the last consumer, that there are fewer shards than consumers; this got none."""
-    sharder = next((found for found in upstream(pipe) if _is_filter(found)), None)
+    sharder = next((found for found in upstream(pipe) if isinstance(found, ShardingFilter)), None)
     if sharder is None or sharder.instance_id < sharder.num_of_instances - 1:
         return
     count, consumers = sharder.source_datapipe._number_of_samples_yielded, sharder.num_of_instances

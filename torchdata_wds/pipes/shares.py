@@ -25,8 +25,9 @@ _KEEPERS = {"Mapper", "WdsMapper", "Cycler", "Repeater", "InMemoryCacheHolder"}
 #: Stages that look things up in their further sources, by key or in a function: each consumer needs all of those items.
 _LOOKUPS = {"IterKeyZipper", "MapKeyZipper", "StageComposer"}
 
-#: Functions that code which divides by the worker or the rank calls, WebDataset's own among them.
-_PLACE_NAMES = {"get_worker_info", "pytorch_worker_info", "get_rank", "get_world_size"}
+#: What code calls that divides by the worker's number, or also by the rank; WebDataset's own has the second name.
+WORKER_NAMES = {"get_worker_info", "pytorch_worker_info"}
+_PLACE_NAMES = {*WORKER_NAMES, "get_rank", "get_world_size"}
 
 #: What each consumer of a pipe gets: a part of its items; all of them; the same single item; or what it chooses itself.
 Share = Literal["part", "all", "constant", "own"]
@@ -50,11 +51,12 @@ def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
     warnings = [warning for *_, inner in found for warning in inner]
     shares: list[Share] = [share for _, share, _ in found]
     if "part" in shares:
-        warnings += [
-            _describe_branch(pipe, number, source)
-            for number, (source, share, _) in enumerate(found)
-            if _is_doubled(name, source, share)
-        ]
+        for number, (source, share, _) in enumerate(found):
+            # A constant may meet whatever comes. A stage of another package may need all items of its second source,
+            # but rarely reads shards for that.
+            is_doubled = share == "all" or (share == "constant" and name not in _ZIPPERS)
+            if is_doubled and (name in _ZIPPERS | _MERGERS or any(map(reads_shards, upstream(source)))):
+                warnings.append(_describe_branch(pipe, number, source))
         return "part", warnings
     if _heeds_place(pipe):
         return "own", warnings
@@ -66,7 +68,6 @@ def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
 
 
 def _share_of_source(pipe: Any) -> Share:
-    """Returns each consumer's share of a pipe that has no source."""
     if isinstance(place := vars(pipe).get("place"), Place):
         return "all" if place.consumers == 1 else "part"
     if isinstance(pipe, IterableWrapper):
@@ -81,23 +82,15 @@ def _share_of_source(pipe: Any) -> Share:
 def _heeds_place(pipe: Any) -> bool:
     """Returns whether a pipe of another package, or a function in any pipe, calls for its worker's number or rank."""
     held = [value.value if isinstance(value, Held) else value for value in vars(pipe).values()]
-    if not known_name(pipe):
-        method = getattr(type(pipe), "__iter__", None)  # a MapDataPipe has none
-        held += [] if method is None else [inspect.unwrap(method)]
-    codes = [getattr(getattr(value, "func", value), "__code__", None) for value in held]
-    return any(code is not None and not _PLACE_NAMES.isdisjoint(code.co_names) for code in codes)
+    if not known_name(pipe):  # a MapDataPipe has no __iter__
+        held.append(inspect.unwrap(getattr(type(pipe), "__iter__", lambda: None)))
+    return any(calls(_PLACE_NAMES, getattr(value, "func", value)) for value in held)
 
 
-def _is_doubled(name: str, source: Any, share: Share) -> bool:
-    """Returns whether every consumer gets all items of a source although those of another source are divided."""
-    if share not in ("all", "constant"):
-        return False
-    if name in _ZIPPERS:
-        return share == "all"  # a constant meets whatever comes
-    if name in _MERGERS:
-        return True
-    # A stage of another package may need all items of its second source, but rarely reads shards for that.
-    return any(map(reads_shards, upstream(source)))
+def calls(names: set[str], function: Any) -> bool:
+    """Returns whether a function has code in Python that uses one of the names."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not names.isdisjoint(code.co_names)
 
 
 def _describe_branch(pipe: Any, number: int, source: Any) -> str:

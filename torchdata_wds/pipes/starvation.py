@@ -40,28 +40,34 @@ _DROPPERS = {"Filter", "FlatMapper", "Mapper", "UnBatcher", "SampleUnbatcher", "
 
 
 class _Yields:
-    """What the stages that wait for an item had yielded, and taken, when this was made."""
+    """What the stages that wait for an item have yielded, and taken."""
 
     def __init__(self) -> None:
-        self._counts = {id(pipe): _count_of(pipe) for pipe in running_pipes()}
-        self._taken = {id(pipe): _taken_by(pipe) for pipe in running_pipes()}
+        self._seen: dict[int, tuple[Any, int]] = {}
+        self._renew()
 
-    def renew(self) -> None:
-        """Counts anew for the stages that have yielded something since."""
+    def _renew(self) -> None:
         for pipe in running_pipes():
-            if self._counts.get(id(pipe)) != _count_of(pipe):
-                self._counts[id(pipe)], self._taken[id(pipe)] = _count_of(pipe), _taken_by(pipe)
+            if id(pipe) not in self._seen or self._seen[id(pipe)][0] != _count_of(pipe):
+                self._seen[id(pipe)] = _count_of(pipe), _taken_by(pipe)
 
-    def starving(self, shards: int) -> Any:
-        """Returns the nearest stage that has yielded nothing since; True if all have; None if it is not known yet.
+    def check(self, shards: int, what: str) -> None:
+        """Raises if the nearest stage that has yielded nothing since has taken too much for that.
 
-        A reader is blamed only once it has taken this many shards in that time.
+        A reader may have taken this many shards in that time. `what` begins the message. What a stage holds back may
+        have come long ago: where that stage is not to blame, those that have yielded something are watched from now on.
         """
         for pipe in running_pipes():
-            if self._counts.get(id(pipe)) == _count_of(pipe):
+            count, taken = self._seen.get(id(pipe), (None, 0))
+            if count == _count_of(pipe):
                 most = _most_taken(pipe, shards)
-                return pipe if most is not None and _taken_by(pipe) - self._taken[id(pipe)] >= most else None
-        return True
+                if most is not None and _taken_by(pipe) - taken >= most:
+                    raise ShardListError(
+                        f"{what}: {short_name(pipe)} has yielded nothing for the {_taken_by(pipe):,} items it took. "
+                        f"{_advice(pipe)}"
+                    )
+                break
+        self._renew()
 
 
 def _most_taken(pipe: Any, shards: int) -> int | None:
@@ -84,9 +90,6 @@ class DrawnShards:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._begin()
-
-    def _begin(self) -> None:
         self._yields = _Yields()
         self._begin_round()
 
@@ -105,19 +108,10 @@ class DrawnShards:
             self._needed = max(self._needed, self._drawn)
         if self._unseen or self._drawn < self._needed:
             return
-        found = self._yields.starving(self._needed)
-        if found is True:
-            self._begin()
-        elif found is None:
-            # What a stage holds back may have come long ago: since then, those before it may have yielded nothing.
-            self._yields.renew()
-            self._begin_round()
-        else:
-            shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"
-            raise ShardListError(
-                f"resample_shards has drawn {shards}, {self._drawn:,} draws in all, and nothing came of them: "
-                f"{_describe(found)}"
-            )
+        shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"
+        what = f"resample_shards has drawn {shards}, {self._drawn:,} draws in all, and nothing came of them"
+        self._yields.check(self._needed, what)
+        self._begin_round()
 
 
 class CycledPasses:
@@ -150,9 +144,9 @@ class CycledShards:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._cyclers: list[Any] = []
-        self._read = 0
+        self._yields: _Yields | None = None
+        self._read = self._read_then = self._passes_then = 0
         self._next = 100
-        self._since: tuple[int, int, _Yields] | None = None  # shards read, passes begun, what had been yielded
 
     def note(self) -> None:
         """Notes that a shard has been read; raises if several passes have yielded nothing."""
@@ -160,21 +154,15 @@ class CycledShards:
         if self._read < self._next:  # looking walks the graph and the stack, so only after 100 shards, 200, 400, ...
             return
         self._next *= 2
-        if self._since is None:
+        if self._yields is None:
+            self._yields = _Yields()
             self._cyclers = [found for found in upstream(self._loader) if known_name(found) == "Cycler"]
-            self._since = (self._read, self._passes(), _Yields())
+        elif self._passes() - self._passes_then < _EMPTY_PASSES:
             return
-        read, passes, yields = self._since
-        if not self._cyclers or self._passes() - passes < _EMPTY_PASSES:
-            return
-        found = yields.starving(self._read - read)
-        if found is True:
-            self._since = (self._read, self._passes(), _Yields())
-        elif found is None:
-            yields.renew()
-            self._since = (self._read, self._passes(), yields)
         else:
-            raise ShardListError(f"nothing came of {self._read:,} shards that cycle gave: {_describe(found)}")
+            what = f"nothing came of {self._read:,} shards that cycle gave"
+            self._yields.check(self._read - self._read_then, what)
+        self._read_then, self._passes_then = self._read, self._passes()
 
     def _passes(self) -> int:
         return sum(cycler.source_datapipe._valid_iterator_id or 0 for cycler in self._cyclers)
@@ -192,10 +180,6 @@ def _taken_by(pipe: Any) -> int:
     source = getattr(pipe, "source_datapipe", getattr(pipe, "datapipe", None))
     sources = sources_of(pipe) if source is None else [source]
     return max((getattr(source, "_number_of_samples_yielded", 0) for source in sources), default=0)
-
-
-def _describe(pipe: Any) -> str:
-    return f"{short_name(pipe)} has yielded nothing for the {_taken_by(pipe):,} items it took. {_advice(pipe)}"
 
 
 def _advice(pipe: Any) -> str:

@@ -236,6 +236,7 @@ def test_split_shards_knows_ranks_from_torch_when_a_dataloader_numbers_consumers
     """Under torch's DataLoader consumer w*world+r belongs to rank r."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     pipe = IterableWrapper(["a.tar"]).split_shards({"a.tar": 2})
     apply_sharding(pipe, 6, 0)
     with pytest.raises(ShardListError, match="for 3 ranks of 2 workers: rank 0"):

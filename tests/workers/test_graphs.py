@@ -9,6 +9,7 @@ import pytest
 from tests.kits.ranks import ranks_of
 from tests.kits.workers_kit import SIZES, items_of, run_script, uneven_pipe
 from torchdata_wds import handlers
+from torchdata_wds.consumers import Place
 from torchdata_wds.workers import graphs as division
 from torchdata_wds.workers.service import WorkersReadingService
 
@@ -109,7 +110,7 @@ def test_ranks_are_asked_for_when_there_is_no_process_group() -> None:
 
 def test_ranks_are_warned_when_all_of_them_read_everything(monkeypatch: Any, caplog: Any) -> None:
     """Several ranks and no division among them is logged, with the cure."""
-    monkeypatch.setattr(division, "current_ranks", lambda: (4, 1))
+    monkeypatch.setattr(division, "distributed_place", lambda: Place(4, 1))
     monkeypatch.setattr(handlers, "_said", set())
     with DataLoader2(uneven_pipe(), reading_service=WorkersReadingService(0)) as loader:
         assert sorted(loader) == items_of(SIZES)

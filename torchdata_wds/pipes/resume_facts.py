@@ -232,8 +232,8 @@ class Wanted(NamedTuple):
 class Facts:
     """What is known of one stream."""
 
-    def __init__(self) -> None:
-        self.passes: list[PassBegun] = []  # where passes began, in this epoch; at least the one that it began in
+    def __init__(self, passes: Iterable[PassBegun] = ()) -> None:
+        self.passes = list(passes)  # where passes began, in this epoch; at least the one that it began in
         self.shards: list[ShardBegun] = []  # in their order
         self.lengths: dict[int, int] = {}  # how many samples passes had that have ended
         self.versions: dict[tuple[int, int], StoredVersion] = {}  # of shards opened lately, by pass and ordinal

@@ -45,7 +45,7 @@ def share_of(pipe: Any, sources: DataPipeGraph) -> tuple[Share, list[str]]:
     if not sources:
         return _share_of_source(pipe), []
     name = known_name(pipe)
-    found = [(source, *share_of(source, above)) for source, above in sources.values()]
+    found: list[Any] = [(source, *share_of(source, above)) for source, above in sources.values()]
     if name in _LOOKUPS:
         del found[1:]
     warnings = [warning for *_, inner in found for warning in inner]

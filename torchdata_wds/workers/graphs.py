@@ -1,8 +1,9 @@
-"""How a graph is divided: among the ranks of torch.distributed, and into the parts that workers run."""
+"""How a graph is divided among ranks and into the parts that workers run, where these run, and the graph's length."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -11,9 +12,18 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
-from torchdata_wds.consumers import Place
+from torchdata_wds.consumers import Place, distributed_place, upstream
 from torchdata_wds.handlers import warn_once
-from torchdata_wds.workers.resume.planner import is_torchdata
+from torchdata_wds.pipes.division import check_division
+from torchdata_wds.pipes.seeds import mix
+from torchdata_wds.workers.local import LocalIterDataPipe
+from torchdata_wds.workers.processes.pool import WorkerPool
+from torchdata_wds.workers.resume.checkpoints import Streams
+from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
+from torchdata_wds.workers.resume.stream import SeedGraph, Seeds
+from torchdata_wds.workers.worker_functions import WorkerFunctions
+
+logger = logging.getLogger(__name__)
 
 
 def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
@@ -27,13 +37,13 @@ def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
         RuntimeError: if the process group is not initialized.
     """
     is_divided = ranks_of(datapipe) is not None
+    place = distributed_place()
     if not distributed:
-        world, _ = current_ranks()
-        if world > 1 and not is_divided:
+        if place is not None and place.consumers > 1 and not is_divided:
             warn_once(
                 "ranks",
-                f"each of the {world} ranks of torch.distributed reads everything: give WorkersReadingService "
-                "distributed=True to divide the work among them",
+                f"each of the {place.consumers} ranks of torch.distributed reads everything: give "
+                "WorkersReadingService distributed=True to divide the work among them",
             )
         return None
     if is_divided:
@@ -41,22 +51,14 @@ def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
             "the work is divided among the ranks already, by a DistributedReadingService: drop that one to lose no "
             "items, or drop distributed=True to have all ranks end with the shortest"
         )
-    if not (dist.is_available() and dist.is_initialized()):
+    if place is None:
         raise RuntimeError(
             "distributed=True needs the ranks to know one another: call torch.distributed.init_process_group() "
             "before the first epoch, or drop distributed=True to run alone"
         )
-    apply_sharding(datapipe, *current_ranks(), SHARDING_PRIORITIES.DISTRIBUTED)
-    if "gloo" not in dist.get_backend_config():
-        return dist.new_group(backend="gloo")  # seeds are shared from the CPU's memory
-    return None
-
-
-def current_ranks() -> tuple[int, int]:
-    """Returns the number of ranks, and this process's own."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(), dist.get_rank()
-    return 1, 0
+    apply_sharding(datapipe, *place, SHARDING_PRIORITIES.DISTRIBUTED)
+    # Seeds are shared from the CPU's memory.
+    return None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
 
 
 def ranks_of(datapipe: DataPipe) -> Place | None:
@@ -68,9 +70,6 @@ def ranks_of(datapipe: DataPipe) -> Place | None:
     return None
 
 
-logger = logging.getLogger(__name__)
-
-
 def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
     """Returns the last pipe of each part of a graph that may run in several copies.
 
@@ -78,11 +77,11 @@ def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
     ``join_workers``, ``fullsync``, ``pin_memory``), whatever stands directly before those. Pipes that only join such a
     stream later, as labels zipped to it, stay in the main process too.
     """
-    graph = traverse_dps(datapipe)
-    if _is_replicable(datapipe, graph[id(datapipe)][1]):
-        return [datapipe]
+    sources = traverse_dps(datapipe)[id(datapipe)][1]
     branches: dict[int, DataPipe] = {}
-    _collect(datapipe, graph[id(datapipe)][1], branches)
+    if _is_replicable(datapipe, sources):
+        return [datapipe]
+    _collect(datapipe, sources, branches)
     return list(branches.values())
 
 
@@ -90,29 +89,130 @@ def _collect(datapipe: DataPipe, sources: DataPipeGraph, branches: dict[int, Dat
     for source, further in sources.values():
         if not _is_replicable(source, further):
             _collect(source, further, branches)
-        elif not _may_run_in_workers(datapipe):
+        elif not _is_replicable(datapipe, {}):
             branches.setdefault(id(source), source)
 
 
 def _is_replicable(datapipe: DataPipe, sources: DataPipeGraph) -> bool:
-    return _may_run_in_workers(datapipe) and all(_is_replicable(*entry) for entry in sources.values())
+    """Returns whether a pipe, and all of its sources, may run in workers."""
+    may = not hasattr(datapipe, "is_replicable") or bool(datapipe.is_replicable())
+    return may and all(_is_replicable(*entry) for entry in sources.values())
 
 
-def _may_run_in_workers(datapipe: DataPipe) -> bool:
-    return not hasattr(datapipe, "is_replicable") or bool(datapipe.is_replicable())
-
-
-def runs_once(datapipe: IterDataPipe[Any], num_workers: int) -> bool:
-    """Returns whether a graph cannot run in several workers; warns if it was to run in some.
+def runs_once(datapipe: IterDataPipe[Any]) -> bool:
+    """Returns whether a graph cannot run in several workers, and warns then.
 
     What stands before ``sharding_round_robin_dispatch`` must not be repeated. torchdata's own service runs it in one
     more process, which deals the items out to the workers.
     """
-    pipes = get_all_graph_pipes(traverse_dps(datapipe))
-    found = any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in pipes)
-    if found and num_workers:
+    found = any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in upstream(datapipe))
+    if found:
         logger.warning(
             "what stands before sharding_round_robin_dispatch must run only once, so the whole graph runs in the main "
             "process, without workers. Where each worker can read a part of its own, write .sharding_filter() instead"
         )
     return found
+
+
+def promised_length(datapipe: IterDataPipe[Any]) -> int | None:
+    """Returns the length that ``.set_length(n)`` gives a graph, before workers run it; None without one."""
+    if not any(is_torchdata(pipe, "LengthSetter") for pipe in upstream(datapipe)):
+        return None
+    try:
+        return len(datapipe)
+    except TypeError:  # a stage after it has none
+        return None
+
+
+def warn_of_more(count: int, promised: int | None, num_workers: int) -> None:
+    """Warns, once per process, if an epoch gave more items than its length promised."""
+    if promised is None or count <= promised:
+        return
+    cure = (
+        f"each of the {num_workers} workers makes a last, shorter batch of its own, so n is the sum over all of them. "
+        "Or batch and set the length after .join_workers(), or count with .wds_epoch(n), whose length is exact"
+        if num_workers > 1
+        else "give .set_length(n) the number of items that come"
+    )
+    warn_once(
+        "length",
+        f"an epoch gave {count:,} items, but its length is set to {promised:,} by .set_length(n), and what stops there "
+        f"loses the rest: {cure}",
+    )
+
+
+class RunningGraph:
+    """A graph whose branches run in worker processes, or all of it as one stream in this process.
+
+    `seed_graph` seeds the pipes of a graph, and `replace` puts one pipe in the place of another.
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        functions: WorkerFunctions,
+        seed_graph: SeedGraph,
+        replace: Callable[..., Any],
+    ) -> None:
+        self.end: Any = datapipe  # the last pipe in the main process
+        self.branches: list[Any] = find_branches(datapipe)
+        self.runs: list[Any] = []  # a `WorkerPool` each, or one `LocalIterDataPipe`: what stands for them
+        self.workers = 0
+        self._functions = functions
+        self._seed_graph = seed_graph
+        self._replace = replace
+
+    def move_to_workers(self, num_workers: int, **options: Any) -> None:
+        """Runs each branch in worker processes of its own; `options` are those of `WorkerPool`."""
+        self.workers = num_workers
+        for branch in self.branches:
+            check_division(branch, workers=num_workers)
+            options |= {"num_workers": num_workers, "functions": self._functions}
+            self._run(WorkerPool(branch, ranks_of(branch) or Place(), self._seed_graph, **options), branch)
+
+    def keep_here(self) -> None:
+        """Runs all of the graph as one stream in this process, except a fullsync at its end."""
+        for number, branch in enumerate(self.branches):
+            apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+            self.branches[number] = self._functions.initialized(branch, 1, 0)
+            self._put(self.branches[number], branch)
+        last = self.end
+        while is_torchdata(last, "FullSync"):
+            last = last.datapipe
+        self._run(LocalIterDataPipe(last, self._seed_here, reset=self._reset_here), last)
+
+    def part(self, number: int = 0) -> Any:
+        """Returns the last pipe of what each stream of a run runs."""
+        return self.branches[number] if self.workers else self.runs[number].source_datapipe
+
+    def _run(self, run: Any, part: Any) -> None:
+        self._put(run, part)
+        self.runs.append(run)
+        run.streams = Streams(max(self.workers, 1), continues=bool(find_chain(part).epochs))
+
+    def _put(self, pipe: Any, replaced: Any) -> None:
+        if replaced is self.end:
+            self.end = pipe
+        elif pipe is not replaced:
+            self._replace(traverse_dps(self.end), replaced, pipe)
+
+    def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
+        self._seed_graph(datapipe, seeds, place + 1)
+        for number, branch in enumerate(self.branches):
+            self._seed_graph(branch, seeds_of(number, seeds), place)
+
+    def _reset_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> DataPipe:
+        for number, branch in enumerate(self.branches):
+            found = self._functions.reset_for(branch, 1, place, seeds_of(number, seeds))
+            if branch is datapipe:
+                datapipe = self.runs[0].source_datapipe = found
+            elif found is not branch:
+                self._replace(traverse_dps(datapipe), branch, found)
+            self.branches[number] = found
+        return datapipe
+
+
+def seeds_of(number: int, seeds: Seeds) -> Seeds:
+    """Returns the seeds of a branch; the first has the epoch's own, since one branch is the normal case."""
+    shared, local = seeds
+    return (mix(shared, number), mix(local, number)) if number else seeds

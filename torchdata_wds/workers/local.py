@@ -11,7 +11,7 @@ from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.notes import note_source_failure
-from torchdata_wds.workers.resume.states import Streams
+from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.stream import SeedGraph, Seeds, Stream
 
 

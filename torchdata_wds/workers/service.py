@@ -13,32 +13,18 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe, traverse_dps
-from torch.utils.data.graph_settings import apply_sharding
+from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds.checks import check_flags, checked_context, checked_int, checked_timeout
-from torchdata_wds.consumers import Place
-from torchdata_wds.pipes.division import check_division
+from torchdata_wds.consumers import Place, distributed_place
 from torchdata_wds.pipes.seeds import mix
-from torchdata_wds.workers.graphs import current_ranks, find_branches, ranks_of, runs_once, shard_by_rank
+from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
-from torchdata_wds.workers.lengths import promised_length, warn_of_more
-from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.pauses import Pausable
-from torchdata_wds.workers.processes.pool import PooledIterDataPipe, WorkerPool
-from torchdata_wds.workers.resume.checkpoints import Checkpoint, Run, has_epoch, pack_runs, unpack_streams
-from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
-from torchdata_wds.workers.resume.signatures import (
-    Signature,
-    check_signature,
-    describe_shards,
-    graph_signature,
-    without_lists,
-)
-from torchdata_wds.workers.resume.states import Streams
+from torchdata_wds.workers.resume import signatures
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, unpack_streams
 from torchdata_wds.workers.resume.stream import Seeds
-from torchdata_wds.workers.skip_reports import EpochSkips
+from torchdata_wds.workers.skips import EpochSkips
 from torchdata_wds.workers.worker_functions import WorkerFunctions, checked_function
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
@@ -65,10 +51,9 @@ except ImportError as error:
 
 ResetFn = Callable[[DataPipe], DataPipe]
 WorkerFn = Callable[..., DataPipe]
-_SEED_LIMIT = 2**64
 
 
-class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
+class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata has no types
     """Runs a graph in worker processes, for DataLoader2.
 
     Each worker runs a copy of the graph up to ``.join_workers()``, or all of it without one, over its part of what
@@ -146,21 +131,17 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         self.timeout = checked_timeout(timeout)
         check_flags(distributed=distributed)
         self.distributed = distributed
-        self.seed = None if seed is None else checked_int("seed", seed, 0, _SEED_LIMIT - 1)
+        self.seed = None if seed is None else checked_int("seed", seed, 0, 2**64 - 1)
         self.worker_init_fn = checked_function("worker_init_fn", worker_init_fn)
         self.worker_reset_fn = checked_function("worker_reset_fn", worker_reset_fn)
         self._functions = WorkerFunctions(worker_init_fn, worker_reset_fn, WorkerInfo, _generator)
         self._skips = EpochSkips()
-        self._workers = self.num_workers  # that the graph allows
         self._epoch = 0
-        self._in_epoch = False
+        self._in_epoch = self._is_paused = False
         self._promised: int | None = None
-        self._end: Any = None  # the adapted graph's last pipe
-        self._branches: list[Any] = []
-        self._fronts: list[Any] = []  # what stands for each branch in the main process
-        self._runs: list[Run] = []
-        self._signature: Signature = {}
-        self._shards: Signature | None = None  # as listed in this epoch
+        self._graph: Any = None  # a RunningGraph
+        self._signature: signatures.Signature = {}
+        self._shards: signatures.Signature | None = None  # as listed in this epoch
         self._generator = b""  # as the epoch found it
         self._stream_seeds: Seeds | None = None
         self._restored: Checkpoint | None = None
@@ -176,31 +157,34 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
     def initialize(self, datapipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
         """Divides the graph among ranks and workers; DataLoader2 calls it once, at its first epoch."""
         self._signature = self._describe(datapipe)
-        self._promised = promised_length(datapipe)
-        self._group = shard_by_rank(datapipe, self.distributed)
+        self._promised = graphs.promised_length(datapipe)
+        self._group = graphs.shard_by_rank(datapipe, self.distributed)
         with interrupts_held():  # a graph that is divided in part could not be divided again
-            self._end = datapipe
-            self._branches = find_branches(datapipe)
-            self._workers = 0 if runs_once(datapipe, self.num_workers) else self.num_workers
-            if self._workers == 0:
-                self._keep_here()
+            graph = self._graph = graphs.RunningGraph(datapipe, self._functions, _seed_graph, replace_dp)
+            if self.num_workers and not graphs.runs_once(datapipe):
+                graph.move_to_workers(
+                    num_workers=self.num_workers,
+                    prefetch_factor=self.prefetch_factor,
+                    multiprocessing_context=self.multiprocessing_context,
+                    timeout=self.timeout,
+                )
             else:
-                for branch in self._branches:
-                    check_division(branch, workers=self._workers)
-                    self._move_to_workers(branch)
-            for number, run in enumerate(self._runs):
-                run.streams = Streams(max(self._workers, 1), continues=bool(find_chain(self._graph(number)).epochs))
-        self._skips.watch(self._runs, self._end if self._workers else None)
-        end: IterDataPipe[Any] = self._end
+                graph.keep_here()
+        self._skips.watch(graph.runs, graph.end if graph.workers else None)
+        end: IterDataPipe[Any] = graph.end
         return end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
         """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start.
 
         Raises:
-            RuntimeError: if the epoch before was paused by ``limit(n)``: the new one would give no items.
+            RuntimeError: if the epoch before was paused by ``limit(n)``: DataLoader2 would end the new one at once.
         """
-        self.check_not_paused()
+        if self._is_paused:
+            raise RuntimeError(
+                "the loader is paused, because the limit(n) of its last iterator was reached: call resume() of that "
+                "iterator before another epoch begins"
+            )
         restored = self._restored
         if restored is not None:
             self._epoch = restored.epoch - restored.in_epoch
@@ -208,23 +192,24 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
             if restored.in_epoch:
                 seed_generator.__setstate__(pickle.loads(restored.generator).__getstate__())
         self._generator = pickle.dumps(seed_generator)
-        shared, local = self._draw(seed_generator)
+        seeds = self._draw(seed_generator)
         self._epoch += 1
         was_left_early, self._in_epoch = self._in_epoch, True
         self._shards = None
         self._skips.begin()
-        self._stream_seeds = self._stream_seeds or (shared, local)
-        self._end._number_of_samples_yielded = 0
+        self._stream_seeds = self._stream_seeds or seeds
+        graph = self._graph
+        graph.end._number_of_samples_yielded = 0
         # A number that no worker has: random stages after .join_workers() have an order of their own.
-        _seed_graph(self._end, (shared, local), max(self._workers, 1))
-        for number, (run, front) in enumerate(zip(self._runs, self._fronts, strict=True)):
-            if self._epoch > 1 and restored is None and has_epoch(self._end, front):
+        _seed_graph(graph.end, seeds, max(graph.workers, 1))
+        for number, run in enumerate(graph.runs):
+            if self._epoch > 1 and restored is None and has_epoch(graph.end, run):
                 continue  # wds_epoch in the main process takes what the workers go on making
             streams = run.streams.next_epoch() if was_left_early else run.streams
             if restored is not None and restored.streams is not None:
-                streams = unpack_streams(self._graph(), restored.streams, self._stream_seeds, self._epoch)
+                streams = unpack_streams(graph.part(), restored.streams, self._stream_seeds, self._epoch)
             streams.epoch = self._epoch - 1
-            run.begin(_seeds_of(number, (shared, local)), streams)
+            run.begin(graphs.seeds_of(number, seeds), streams)
         self._restored = None  # only now: Ctrl-C may come before
         return iter_reset_fn
 
@@ -234,24 +219,44 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         Raises:
             RuntimeError: if it is not the end of the epoch, but of an iterator that Ctrl-C ended earlier.
         """
-        if self._in_epoch and isinstance(sys.exc_info()[1], StopIteration):
-            if any(run.was_interrupted for run in self._runs):
-                raise RuntimeError(
-                    "this iterator was ended by Ctrl-C in the middle of the epoch: begin another epoch by iterating "
-                    "over the loader again"
-                )
-            for run in self._runs:
-                run.wait_for_facts()
-            self._in_epoch = False
-            warn_of_more(self._end._number_of_samples_yielded, self._promised, self.num_workers)
-            self._skips.end(self._epoch)
-            for run in self._runs:
-                run.streams = run.streams.next_epoch()
+        if not (self._in_epoch and isinstance(sys.exc_info()[1], StopIteration)):
+            return
+        if any(run.was_interrupted for run in self._graph.runs):
+            raise RuntimeError(
+                "this iterator was ended by Ctrl-C in the middle of the epoch: begin another epoch by iterating "
+                "over the loader again"
+            )
+        for run in self._graph.runs:
+            run.wait_for_facts()
+        self._in_epoch = False
+        graphs.warn_of_more(self._graph.end._number_of_samples_yielded, self._promised, self.num_workers)
+        self._skips.end(self._epoch)
+        for run in self._graph.runs:
+            run.streams = run.streams.next_epoch()
+
+    # DataLoader2 looks for these at limit(n) and resume() of its iterator. It counts the items itself, and workers are
+    # never far ahead; only threads of the main process, such as those of ``prefetch``, are stopped.
+    def _pause(self, pause_fn: Any = None) -> None:  # noqa: ARG002  (as torchdata calls it)
+        self._is_paused = True
+        for pipe in self._pipes_with("pause"):
+            pipe.pause()
+
+    def _resume(self, resume_fn: Any = None) -> None:  # noqa: ARG002
+        self._is_paused = False
+        for pipe in reversed(self._pipes_with("resume")):
+            pipe.resume()
+
+    def _limit(self, num_batches: int | None, limit_fn: Any = None) -> None:
+        pass
+
+    def _pipes_with(self, method: str) -> list[Any]:
+        pipes = get_all_graph_pipes(traverse_dps(self._graph.end))
+        return [pipe for pipe in pipes if callable(getattr(type(pipe), method, None))]
 
     def finalize(self) -> None:
         """Ends the workers; DataLoader2 calls it at its shutdown."""
         self._skips.stop()
-        for run in self._runs:
+        for run in self._graph.runs if self._graph else ():
             run.close()
         group, self._group = self._group, None
         if group is not None:
@@ -289,17 +294,17 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         Raises:
             RuntimeError: if a stage of the main process may hold items in the middle of an epoch.
         """
-        if self._end is None:
+        if self._graph is None:
             return b""
         if self._shards is None:
-            self._shards = without_lists(describe_shards(*self._branches))
+            self._shards = signatures.without_lists(signatures.describe_shards(*self._graph.branches))
         return Checkpoint(
             {**self._signature, **self._shards},
             self._epoch,
             self._in_epoch,
             self._generator,
             self._stream_seeds,
-            pack_runs(self._end, self._runs, self._fronts, self._graph(), in_epoch=self._in_epoch),
+            pack_runs(self._graph.end, self._graph.runs, self._graph.part(), in_epoch=self._in_epoch),
         ).dump()
 
     def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
@@ -311,79 +316,25 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         """
         if serialized_state:
             restored = Checkpoint.load(serialized_state)
-            now = {**self._describe(datapipe), **describe_shards(*find_branches(datapipe))}
-            check_signature(restored.signature, now)
+            now = {**self._describe(datapipe), **signatures.describe_shards(*graphs.find_branches(datapipe))}
+            signatures.check_signature(restored.signature, now)
             self._restored = restored
         return self.initialize(datapipe)
 
-    def _describe(self, datapipe: IterDataPipe[Any]) -> Signature:
-        world, rank = current_ranks()
+    def _describe(self, datapipe: IterDataPipe[Any]) -> signatures.Signature:
+        ranks, rank = distributed_place() or Place()
         return {
             "num_workers": self.num_workers,
-            "ranks": world,
+            "ranks": ranks,
             "rank": rank,
             "distributed": self.distributed,
             "seed": self.seed,
-            "stages": graph_signature(datapipe),
+            "stages": signatures.graph_signature(datapipe),
         }
 
-    def _graph(self, number: int = 0) -> Any:
-        """Returns the last pipe of what each stream of a run runs."""
-        return self._branches[number] if self._workers else self._fronts[number].source_datapipe
-
-    def _keep_here(self) -> None:
-        """Runs all of the graph as one stream in this process, except a fullsync at its end."""
-        for number, branch in enumerate(self._branches):
-            apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
-            self._branches[number] = self._functions.initialized(branch, 1, 0)
-            self._put(self._branches[number], branch)
-        last = self._end
-        while is_torchdata(last, "FullSync"):
-            last = last.datapipe
-        front = LocalIterDataPipe(last, self._seed_here, reset=self._reset_here)
-        self._put(front, last)
-        self._fronts.append(front)
-        self._runs.append(front)
-
-    def _seed_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> None:
-        _seed_graph(datapipe, seeds, place + 1)
-        for number, branch in enumerate(self._branches):
-            _seed_graph(branch, _seeds_of(number, seeds), place)
-
-    def _reset_here(self, datapipe: DataPipe, seeds: Seeds, place: int) -> DataPipe:
-        for number, branch in enumerate(self._branches):
-            found = self._functions.reset_for(branch, 1, place, _seeds_of(number, seeds))
-            if branch is datapipe:
-                datapipe = self._fronts[0].source_datapipe = found
-            elif found is not branch:
-                replace_dp(traverse_dps(datapipe), branch, found)
-            self._branches[number] = found
-        return datapipe
-
-    def _put(self, front: DataPipe, branch: DataPipe) -> None:
-        if branch is self._end:
-            self._end = front
-        elif front is not branch:
-            replace_dp(traverse_dps(self._end), branch, front)
-
-    def _move_to_workers(self, branch: DataPipe) -> None:
-        pool = WorkerPool(
-            branch,
-            _seed_graph,
-            num_workers=self.num_workers,
-            prefetch_factor=self.prefetch_factor,
-            multiprocessing_context=self.multiprocessing_context,
-            timeout=self.timeout,
-            functions=self._functions,
-        )
-        front = PooledIterDataPipe(pool, ranks_of(branch) or Place())
-        self._put(front, branch)
-        self._fronts.append(front)
-        self._runs.append(pool)
-
-    def _draw(self, seed_generator: Any) -> tuple[int, int]:
+    def _draw(self, seed_generator: Any) -> Seeds:
         """Returns the epoch's two seeds: one shared by all ranks, and this rank's own."""
-        rank = current_ranks()[1]
+        rank = (distributed_place() or Place()).number
         if self.seed is not None:
             return mix(self.seed, self._epoch), mix(self.seed, self._epoch, "rank", rank)
         shared, local = seed_generator.generate_shared_seed(), seed_generator.generate_seed()
@@ -396,13 +347,7 @@ class WorkersReadingService(Pausable, CheckpointableReadingServiceInterface):  #
         return shared, local
 
 
-def _seeds_of(number: int, seeds: Seeds) -> Seeds:
-    """Returns the seeds of a branch; the first has the epoch's own, since one branch is the normal case."""
-    shared, local = seeds
-    return (mix(shared, number), mix(local, number)) if number else seeds
-
-
-def _seed_graph(datapipe: DataPipe, seeds: tuple[int, int], place: int) -> None:
+def _seed_graph(datapipe: DataPipe, seeds: Seeds, place: int) -> None:
     """Seeds the pipes upstream of a native sharding filter alike in all places, and the others apart."""
     set_graph_random_seed(datapipe, _generator(*seeds, place))
 

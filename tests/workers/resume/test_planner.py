@@ -23,11 +23,10 @@ from torchdata_wds import image_decoder, index_shard, wds_collate
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.resume import states
+from torchdata_wds.workers.resume import checkpoints
 from torchdata_wds.workers.resume import stream as streams
-from torchdata_wds.workers.resume.checkpoints import pack_streams, unpack_streams
+from torchdata_wds.workers.resume.checkpoints import Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
-from torchdata_wds.workers.resume.states import Streams
 from torchdata_wds.workers.resume.stream import Seeds
 
 assert torchdata_wds.ShardLister
@@ -320,7 +319,7 @@ def test_stream_is_exact_when_it_begins_anywhere(
     first: int, most_bytes: int, shards: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random chains of stages, cut at random: what is left of the epoch, and the next one."""
-    monkeypatch.setattr(states, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(checkpoints, "_MOST_BYTES", most_bytes)
     monkeypatch.setattr(streams, "_SEEDED_ITEMS", 8)
     for seed in range(first, first + (5 if first == 0 else 60)):
         given = shards[seed % 3]

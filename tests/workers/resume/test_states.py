@@ -16,10 +16,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds  # registers the functional forms
 from tests.kits.workers_kit import run_script
 from torchdata_wds.pipes.resume_facts import EpochEnded, Facts, PassBegun, PassEnded, ShardBegun, SkipNotice, Wanted
-from torchdata_wds.workers.resume import states
-from torchdata_wds.workers.resume.checkpoints import Checkpoint
+from torchdata_wds.workers.resume import checkpoints
+from torchdata_wds.workers.resume.checkpoints import Checkpoint, Streams, Turns, pack_facts, unpack_facts
 from torchdata_wds.workers.resume.signatures import check_signature, describe_shards, graph_signature
-from torchdata_wds.workers.resume.states import Streams, Turns, pack_facts, unpack_facts
 from torchdata_wds.workers.resume.stream import OwnGenerators, seed_generators
 
 assert torchdata_wds.ShardLister
@@ -104,7 +103,7 @@ def test_packed_facts_keep_what_was_open_when_shards_are_interleaved() -> None:
 
 def test_packed_facts_keep_the_place_when_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last beginning before the item is kept, and is known to be the last; the first pass and shard are too."""
-    monkeypatch.setattr(states, "_MOST_BYTES", 0)
+    monkeypatch.setattr(checkpoints, "_MOST_BYTES", 0)
     draw = random.Random(2)
     lengths = [[draw.randrange(0, 4) for _ in range(200)] for _ in range(9)]
     facts = facts_of(lengths)
@@ -122,7 +121,7 @@ def test_packed_facts_keep_the_place_when_they_are_thinned(monkeypatch: pytest.M
 
 def test_packed_facts_claim_nothing_that_was_left_out_when_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every earlier sample, a beginning is found that is before it, and said to be the last only if it is."""
-    monkeypatch.setattr(states, "_MOST_BYTES", 0)
+    monkeypatch.setattr(checkpoints, "_MOST_BYTES", 0)
     facts = facts_of([[2] * 60])
     found = unpack_facts(pack_facts(facts, 100, 1, 1))
     exact = 0
@@ -138,7 +137,7 @@ def test_packed_facts_claim_nothing_that_was_left_out_when_thinned(monkeypatch: 
 
 def test_packed_facts_take_batches_as_so_many_samples_when_they_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place among the shards is reckoned in samples."""
-    monkeypatch.setattr(states, "_MOST_BYTES", 0)
+    monkeypatch.setattr(checkpoints, "_MOST_BYTES", 0)
     found = unpack_facts(pack_facts(facts_of([[1] * 400]), 20, 10, 4))
     assert found.shard_of(0, 200) == (ShardBegun(0, 200, 200, 1400), True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import Any, Final
 from torchdata_wds.pipes.resume_facts import Facts
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.messages import Message, Receiver
-from torchdata_wds.workers.processes.shared_memory import CAN_SHARE, Limits
+from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 
 #: Stands for the end of a worker's stream.
@@ -29,10 +30,7 @@ _PATIENCE = GRACE + CHECK_INTERVAL + 1
 
 
 class WorkerLink:
-    """A worker process and the connection to it.
-
-    `number` is the worker's, of `workers`; it may be `ahead` messages ahead of what was taken.
-    """
+    """One worker process, number `number` of `workers`; it may be `ahead` messages ahead of what was taken."""
 
     def __init__(
         self, context: Any, graph: WorkerGraph, board: NoticeBoard, number: int, workers: int, ahead: int
@@ -53,16 +51,17 @@ class WorkerLink:
         self._process: BaseProcess = context.Process(
             target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
         )
-        _start_helpers(context)
-        self._is_new = context.get_start_method() != "fork"
+        method = context.get_start_method()
+        self._is_new = method != "fork"
+        if method == "forkserver":  # the server starts while Ctrl-C is not blocked yet
+            multiprocessing.forkserver.ensure_running()
         try:
             with interrupts_held():
                 self._process.start()
-        except BrokenPipeError as error:  # it ended before it had read what it is to run
+        except BaseException as error:
             self._connection.close()
-            raise RuntimeError(self._death_notice()) from error
-        except BaseException:
-            self._connection.close()
+            if isinstance(error, BrokenPipeError):  # the process ended before it had read what it is to run
+                raise self._explained(error) from error
             raise
         finally:
             theirs.close()  # a connection ends only when nobody has its other end any more
@@ -85,9 +84,8 @@ class WorkerLink:
         try:
             # What comes of an earlier order is in the way: the worker may wait for it to be taken in.
             while self._connection.poll():
-                self._message = self._receiver.receive(0)
-                self._note(self._message)
-                self._drop_message()
+                self._receive(0)
+            self._drop_message()
             if not is_known:
                 facts.passes.clear()  # of the epoch that was left
             self._receiver.is_settled = False
@@ -115,22 +113,14 @@ class WorkerLink:
         """Whether the worker has taken up an earlier order, and not yet the last one."""
         return 0 < self._board.answered(self._number) < self._turn
 
-    def kill(self) -> None:
-        """Ends the worker at once, and releases all resources."""
-        self._process.kill()
-        self._process.join()
-        self.close()
-
     def wait_for_facts(self, timeout: float | None) -> None:
         """Waits until the graph has reported where the epoch began."""
         while not self.facts.passes:
-            self._drop_message()
-            self._message = self._receive(timeout)
-            if self._message.turn != self._turn:
+            if self._receive(timeout).turn != self._turn:
                 self.facts.passes.clear()  # of the epoch before
 
     def take(self, turn: int, timeout: float | None) -> Any:
-        """Returns the next item of an order, or ``END``; waits `timeout` seconds, or for ever with None.
+        """Returns the next item of an order, or `END`; waits `timeout` seconds, or for ever with None.
 
         Raises:
             RuntimeError: if the worker has died, or sends nothing in time.
@@ -139,15 +129,26 @@ class WorkerLink:
         while self._message is None or self._message.turn != turn or self._message.is_empty:
             if self._message is not None and self._message.turn == turn and self._message.is_last:
                 return END
-            self._drop_message()
-            self._message = self._receive(timeout)
+            self._receive(timeout)
         return self._message.take()
 
-    def _note(self, message: Message | None) -> None:
-        """Notes what the graph reported with a message, whether its items are wanted or not."""
-        if message is not None and message.facts and (self._keeps_facts or message.turn == self._turn):
+    def _receive(self, timeout: float | None) -> Message:
+        """Waits for the next message, in place of the last one, and notes what the graph reported with it."""
+        self._drop_message()
+        try:
+            message = self._receiver.receive(timeout)
+        except (OSError, EOFError) as error:
+            raise self._explained(error) from error
+        if message is None:
+            raise RuntimeError(
+                f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "
+                "source is slow or stuck. A larger timeout waits longer, timeout=0 for ever"
+            )
+        if message.facts and (self._keeps_facts or message.turn == self._turn):
             self.facts.add(message.facts)
+        self._message = message
         self._receiver.is_settled = True
+        return message
 
     def _drop_message(self) -> None:
         message, self._message = self._message, None
@@ -156,11 +157,8 @@ class WorkerLink:
 
     def hang_up(self) -> None:
         """Ends the connection: the worker ends when it next uses it, and a thread waiting for it here wakes up."""
-        if not CAN_SHARE:
-            self._connection.close()
-        else:
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as channel, suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as channel, suppress(OSError):
+            channel.shutdown(socket.SHUT_RDWR)
         self._credits.release()
 
     def join(self) -> None:
@@ -170,55 +168,38 @@ class WorkerLink:
             self._process.kill()
             self._process.join()
 
+    def kill(self) -> None:
+        """Ends the worker at once, and releases all resources."""
+        self._process.kill()
+        self._process.join()
+        self.close()
+
     def close(self) -> None:
         """Releases what the system holds for the connection and the ended process."""
         self._message = None
         self._connection.close()
         self._process.close()
 
-    def _receive(self, timeout: float | None) -> Message:
-        try:
-            message = self._receiver.receive(timeout)
-        except (OSError, EOFError) as error:
-            raise self._explained(error) from error
-        self._note(message)
-        if message is None:
-            raise RuntimeError(
-                f"worker {self._number} of {self._workers} did not send its next item within timeout={timeout} s: its "
-                "source is slow or stuck. A larger timeout waits longer, timeout=0 for ever"
-            )
-        return message
-
     def _explained(self, error: Exception) -> Exception:
+        """Returns the error that says how the worker ended, or that this process has too many files open."""
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             return error
-        return RuntimeError(self._death_notice())
-
-    def _death_notice(self) -> str:
         process = self._process
         process.join(timeout=1)  # its exit code may take a moment
         code = process.exitcode
-        if code is None or code >= 0:
-            how = f"ended by itself with exit code {code}"
-        else:
-            how = f"was killed by {signal.Signals(-code).name}"
-            how += " (the system does so when memory runs out)" if -code == signal.SIGKILL else ""
         if self._is_new and not self._board.answered(self._number) and code == 1:
-            return (
+            return RuntimeError(
                 f"worker {self._number} of {self._workers} ended before it could begin: its traceback stands above. "
                 "Most often it cannot import what the graph holds: functions and classes that are defined under if "
                 "__name__ == '__main__' belong into a module, and the loop that starts workers belongs under it; or "
                 "start them with multiprocessing_context='fork'"
             )
-        return (
+        if code is None or code >= 0:
+            how = f"ended by itself with exit code {code}"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}"
+            how += " (the system does so when memory runs out)" if -code == signal.SIGKILL else ""
+        return RuntimeError(
             f"worker {self._number} of {self._workers} (pid {process.pid}) {how}; the epoch cannot be completed. "
             "num_workers=0 runs the same stages in the main process, where a crash shows its place"
         )
-
-
-def _start_helpers(context: Any) -> None:
-    """Starts the fork server, if workers need one, while Ctrl-C is not blocked yet."""
-    if context.get_start_method() == "forkserver":
-        from multiprocessing.forkserver import ensure_running
-
-        ensure_running()

@@ -17,39 +17,27 @@ from torchdata_wds.consumers import Place
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.pickling import check_main_functions
+from torchdata_wds.pipes.resume_facts import Facts, PassBegun
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.pipes.starvation import most_empty_passes
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.link import END, WorkerLink
 from torchdata_wds.workers.processes.worker import GRACE, Failure, NoticeBoard, Order, WorkerGraph
-from torchdata_wds.workers.resume.states import Streams, begun_facts
+from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds
 from torchdata_wds.workers.worker_functions import WorkerFunctions
 
 
-class PooledIterDataPipe(WdsPipe[Any]):
-    """Stands in the main process for the stages that a pool runs, for the rank `place`."""
+class WorkerPool(WdsPipe[Any]):
+    """Stands in the main process for the stages that its workers run, and makes their items, epoch after epoch.
 
-    def __init__(self, pool: WorkerPool, place: Place) -> None:
-        self.place = place
-        self._pool = pool
-
-    def __iter__(self) -> Iterator[Any]:
-        # Not a generator: the pool's turn is taken now, not at the first item.
-        return self._pool.items()
-
-
-class WorkerPool:
-    """Worker processes that make items, epoch after epoch; the arguments are those of `WorkersReadingService`.
-
-    Attributes:
-        streams: Where the workers' streams are.
-        was_interrupted: Whether Ctrl-C ended this epoch while it waited for an item.
+    `place` is that of the rank; other arguments are those of `WorkersReadingService`.
     """
 
     def __init__(
         self,
         datapipe: DataPipe,
+        place: Place,
         seed_graph: SeedGraph,
         *,
         num_workers: int,
@@ -58,11 +46,14 @@ class WorkerPool:
         timeout: float,
         functions: WorkerFunctions,
     ) -> None:
+        self.place = place
+        self.streams = Streams(num_workers)  # where the workers' streams are
+        self.was_interrupted = False  # whether Ctrl-C ended this epoch while it waited for an item
         self._graph = WorkerGraph(seed_graph, datapipe, functions)
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
         self._context = torch.multiprocessing.get_context(multiprocessing_context)
-        self._timeout = timeout
+        self._timeout = timeout or None
         self._board = NoticeBoard(self._context, num_workers)
         self._owner = os.getpid()
         self._links: list[WorkerLink] = []
@@ -70,14 +61,13 @@ class WorkerPool:
         self._lock = threading.RLock()
         # Also when the pool is forgotten, and at the interpreter's end before Python terminates the processes.
         self._end = Finalize(self, _end, (self._board, self._links, self._lock), exitpriority=1)
-        self._seeds = (0, 0)
-        self._pass = 0
-        self._empty = 0
-        self._is_fresh = False
-        self._order_seeds: Seeds = (0, 0)
+        self._seeds = self._order_seeds = (0, 0)
         self._stream_seeds: Seeds | None = None
-        self.streams = Streams(num_workers)
-        self.was_interrupted = False
+        self._pass = self._empty = 0
+        self._is_fresh = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # for the traversal of a graph: there is nothing above, and nobody sends a pool to another process
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
         """Starts an epoch; the workers begin to make its items at once.
@@ -85,13 +75,13 @@ class WorkerPool:
         `seeds` are the seed that all workers and ranks share and this rank's own.
         """
         self._seeds = seeds
-        self._pass = 0
-        self._empty = 0
+        self._pass = self._empty = 0
         self._start(seeds, streams)
         self._is_fresh = True
 
-    def items(self) -> Iterator[Any]:
-        """Returns the epoch's items; called again in the same epoch (by ``cycle``), a new pass in a new order."""
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: the turn is taken now, not at the first item. Called again in the same epoch (by ``cycle``),
+        # it gives a new pass in a new order.
         if not self._is_fresh:
             self._pass += 1
             self._empty = 0 if self.streams.taken else self._empty + 1
@@ -101,14 +91,12 @@ class WorkerPool:
                     "the other. Check that the shards have samples, what filters leave, and what handlers skip"
                 )
             shared, local = self._seeds
-            seeds = mix(shared, "pass", self._pass), mix(local, "pass", self._pass)
-            streams = Streams(self._num_workers)
-            streams.epoch = self.streams.epoch
+            streams = Streams(self._num_workers, epoch=self.streams.epoch)
             for before, facts in zip(self.streams.facts, streams.facts, strict=True):
                 facts.skips = before.skips  # which are those of the epoch
-            self._start(seeds, streams)
+            self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)), streams)
         self._is_fresh = False
-        return self._run(self._board.turn, self.streams)
+        return self._items(self._board.turn, self.streams)
 
     def close(self) -> None:
         """Ends the workers, within seconds even where one is stuck; idempotent."""
@@ -119,7 +107,7 @@ class WorkerPool:
         self._check_owner()
         with self._lock:
             for link in self._links:
-                link.wait_for_facts(self._timeout or None)
+                link.wait_for_facts(self._timeout)
 
     def _check_owner(self) -> None:
         """Refuses to be used by a forked process, which would take items away from the pool's owner."""
@@ -145,24 +133,29 @@ class WorkerPool:
                     with interrupts_held():
                         self._links.append(self._make_link(number))
             for number in range(self._num_workers):
-                self._order(number, seeds, points[number], streams)
+                self._order(number, points[number], streams)
             if self.was_interrupted:
-                for number in self._stuck():
-                    self._order(number, seeds, self._replace(number, streams), streams)
+                # A worker must take up an order within the time that one item may take; a stuck one is replaced.
+                end = time.monotonic() + GRACE
+                while (stuck := [link.is_stuck for link in self._links]) and any(stuck) and time.monotonic() <= end:
+                    time.sleep(0.005)
+                for number in range(self._num_workers):
+                    if stuck[number]:
+                        self._order(number, self._replace(number, streams), streams)
             self.streams = streams
             self.was_interrupted = False
 
     def _make_link(self, number: int) -> WorkerLink:
         return WorkerLink(self._context, self._graph, self._board, number, self._num_workers, self._prefetch_factor)
 
-    def _order(self, number: int, seeds: Seeds, point: Point | None, streams: Streams) -> None:
-        link, order = self._links[number], Order(self._board.turn, seeds, point, streams.epoch)
+    def _order(self, number: int, point: Point | None, streams: Streams) -> None:
+        link, order = self._links[number], Order(self._board.turn, self._order_seeds, point, streams.epoch)
         try:
             link.order(order, streams.facts[number], keeps_facts=streams.continues)
         except RuntimeError:
             if not link.never_began:
                 raise
-            self._order(number, seeds, self._replace(number, streams), streams)
+            self._order(number, self._replace(number, streams), streams)
 
     def _replace(self, number: int, streams: Streams) -> Point | None:
         """Replaces a worker that is unusable after Ctrl-C; returns where the new one's stream begins."""
@@ -173,20 +166,11 @@ class WorkerPool:
         if streams.continues and point is None:
             # What the old worker had come to is lost with it: the passes of its stream begin again.
             assert self._stream_seeds is not None
-            streams.facts[number] = begun_facts()
-            return Point(0, self._stream_seeds, begun_facts(), False)
+            streams.facts[number] = Facts([PassBegun(0, 0)])
+            return Point(0, self._stream_seeds, Facts([PassBegun(0, 0)]), False)
         return point
 
-    def _stuck(self) -> list[int]:
-        """Returns the workers that do not take up an order within the time that one item may take."""
-        end = time.monotonic() + GRACE
-        while stuck := [number for number, link in enumerate(self._links) if link.is_stuck]:
-            if time.monotonic() > end:
-                return stuck
-            time.sleep(0.005)
-        return []
-
-    def _run(self, turn: int, streams: Streams) -> Iterator[Any]:
+    def _items(self, turn: int, streams: Streams) -> Iterator[Any]:
         turns = deque(streams.turns.order)
         try:
             while turns:
@@ -211,13 +195,13 @@ class WorkerPool:
     def _take(self, number: int, turn: int) -> Any:
         link = self._links[number]
         try:
-            return link.take(turn, self._timeout or None)
+            return link.take(turn, self._timeout)
         except RuntimeError:
             if turn != self._board.turn:  # closed in the meantime
                 return END
             if not link.never_began:
                 raise
-        self._order(number, self._order_seeds, self._replace(number, self.streams), self.streams)
+        self._order(number, self._replace(number, self.streams), self.streams)
         return self._take(number, turn)
 
 

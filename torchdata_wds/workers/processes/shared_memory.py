@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 import tempfile
 import threading
 import weakref
@@ -60,9 +59,6 @@ def _end_in_child() -> None:
 
 
 os.register_at_fork(before=_begin, after_in_parent=_end, after_in_child=_end_in_child)
-
-#: Whether this system can hand a file's descriptor to another process over a connection.
-CAN_SHARE = hasattr(socket, "send_fds") and hasattr(socket, "AF_UNIX")
 
 # Bytes before the data of a segment: the first of them says whether it is in use, the rest aligns the data.
 _HEADER = 64
@@ -139,7 +135,7 @@ class SegmentPool:
     """The segments of a worker."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most = limits.most if CAN_SHARE else 0
+        self._most = limits.most
         self._kept = limits.kept
         self._segments: list[Segment] = []
         # A batch may be stacked in one thread (prefetch) while another one is sent by a second.

@@ -1,66 +1,195 @@
-"""The state of a loader in the middle of an epoch, and the way back to it."""
+"""Where the streams of a loader are in the middle of an epoch, packed into the few bytes of a state, and the way back.
+
+Whose turn it is, and how many items each worker has given, follow from how many were taken in all: with 3 workers,
+after 7 items, worker 0 has given 3 and the others 2, and it is worker 1's turn.
+"""
 
 from __future__ import annotations
 
 import logging
 import pickle
+import struct
 import zlib
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.graph import DataPipe, traverse_dps
 
+from torchdata_wds.consumers import upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.resume_facts import Facts, PassBegun, ShardBegun
+from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.workers.resume.planner import find_chain, has_functions, is_one_to_one, is_torchdata
 from torchdata_wds.workers.resume.signatures import Signature
-from torchdata_wds.workers.resume.states import Streams, Turns, pack_facts, unpack_facts
-from torchdata_wds.workers.resume.stream import Seeds
+from torchdata_wds.workers.resume.stream import Point, Seeds
 
 logger = logging.getLogger(__name__)
 
-_EPOCH_BEHIND = (
-    "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts the "
-    "items of all workers as well"
-)
+#: How many bytes the facts about all workers may take in a state, before they are compressed.
+_MOST_BYTES = 6000
+
+#: Of how many shards a state keeps the versions that their stores have told, over all workers if they are not more.
+_MOST_VERSIONS = 64
+_SHARD = struct.Struct("<IQQI")
+_PLACE = struct.Struct("<QQ")
 
 
-class Run(Protocol):
-    """What runs a part of a graph: a pool of workers, or the main process."""
+class Turns:
+    """The turns of workers that are asked one after another until each has ended.
 
-    streams: Streams
-    was_interrupted: bool
+    Stages after them may be ahead of what is delivered, so the question is always how things stood some items ago.
+    `counts` says how many items each worker had given before, `order` which workers have not ended, next one first.
 
-    def begin(self, seeds: Seeds, streams: Streams) -> None:
-        """Starts an epoch."""
+    Example:
+        >>> turns = Turns([0, 0], [0, 1])
+        >>> turns.note_end(taken=3, worker=1)
+        >>> turns.at(2), turns.at(5)
+        (([1, 1], [0, 1]), ([4, 1], [0]))
+    """
 
-    def wait_for_facts(self) -> None:
-        """Waits until it is known where the epoch began."""
+    def __init__(self, counts: Sequence[int], order: Sequence[int]) -> None:
+        self.counts = list(counts)
+        self.order = list(order)
+        self._ends: list[tuple[int, int]] = []
 
-    def close(self) -> None:
-        """Ends what runs."""
+    def note_end(self, taken: int, worker: int) -> None:
+        """Notes that a worker had no item when it was asked, after `taken` items in all."""
+        self._ends.append((taken, worker))
+
+    def at(self, taken: int) -> tuple[list[int], list[int]]:
+        """Returns how many items each worker had given when `taken` were taken in all, and whose turns came then."""
+        counts, order, done = list(self.counts), deque(self.order), 0
+        ends = [(ended, worker) for ended, worker in self._ends if ended <= taken]
+        for ended, worker in [*ends, (taken, None)]:
+            rounds, rest = divmod(ended - done, len(order) or 1)
+            for place, other in enumerate(order):
+                counts[other] += rounds + (place < rest)
+            order.rotate(-rest)
+            done = ended
+            if worker is not None:
+                order.remove(worker)
+        return counts, list(order)
+
+
+class Streams:
+    """The streams of a set of workers in one epoch, as the main process knows them.
+
+    `restart` makes them begin where `turns` and `facts` say: the seeds of the epoch that the streams began with, and
+    whether the items before are skipped without making them.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        turns: Turns | None = None,
+        facts: list[Facts] | None = None,
+        continues: bool = False,
+        epoch: int = 0,
+        restart: tuple[Seeds, bool] | None = None,
+    ) -> None:
+        self.turns = turns or Turns([0] * workers, range(workers))  # whose turn it is, and what each had given before
+        self.facts = [Facts([PassBegun(0, 0)]) for _ in range(workers)] if facts is None else list(facts)
+        self.taken = 0  # how many items have been taken of all since this epoch began here
+        self.continues = continues  # whether streams go on from epoch to epoch, by ``wds_epoch``
+        self.epoch = epoch  # its number, from 0
+        self._restart = restart
+
+    def points(self) -> list[Point | None]:
+        """Returns where each worker's stream begins."""
+        if self._restart is None:
+            return [None] * len(self.facts)
+        seeds, skips = self._restart
+        return [Point(count, seeds, facts, skips) for count, facts in zip(self.turns.counts, self.facts, strict=True)]
+
+    def next_epoch(self) -> Streams:
+        """Returns where the streams are when the next epoch begins.
+
+        Where a continuing stream stands after an early break, only its worker knows, and reports.
+        """
+        if not self.continues:
+            return Streams(len(self.facts))
+        for facts in self.facts:
+            ended, facts.ended = facts.ended, None
+            facts.passes = [] if ended is None else [PassBegun(ended.passing, -ended.taken)]
+            facts.passes_cut = False
+            facts.skips = []
+        return Streams(len(self.facts), facts=self.facts, continues=True)
+
+
+def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
+    """Packs facts about one worker's stream, leaving out beginnings of shards and passes that are hardly needed.
+
+    The stream will go on with `item` of the epoch; `ratio` samples make an item.
+    """
+    width = max((len(shard.places) for shard in facts.shards), default=0)
+    room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
+    place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
+    passes = _thinned(facts.passes[: place + 2], place, max(2, room // 4))
+    known = {begun.passing for begun in passes}
+    begun = facts.passes[max(0, place - 1)]
+    shards = [shard for shard in facts.shards if shard.passing in known]
+    place = bisect_right(shards, (begun.passing, (item - begun.item) * ratio), key=lambda shard: shard[:2])
+    kept = _thinned(shards[: place + 2], place, room)
+    # The stream may go on with any of the last ones before the place.
+    resumable = [(shard.passing, shard.ordinal) for shard in shards[:place][-max(1, _MOST_VERSIONS // workers) :]]
+    return (
+        [tuple(begun) for begun in passes],
+        b"".join(_SHARD.pack(*shard[:4]) for shard in kept),
+        {number: length for number, length in facts.lengths.items() if number in known},
+        sorted(facts.skipping),
+        facts.shards_cut or len(shards) > place + 2,
+        facts.passes_cut or passes[-1] != facts.passes[-1],
+        [b"".join(_PLACE.pack(*place) for place in shard.places) for shard in kept] if width else [],
+        {key: tuple(facts.versions[key]) for key in resumable if key in facts.versions},
+    )
+
+
+def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
+    """Keeps the first item, those right before a place and all after it, and ever fewer of those farther away.
+
+    With room for 16, the last 12 before the place stay, and of the earlier ones those 14, 18, 26 and 42 before it:
+    resuming then starts a little too early at worst, and passes over a few shards.
+    """
+    place = max(0, here - max(1, most * 3 // 4))
+    kept = list(items[place:])
+    gap = 2
+    while place > 0 and len(kept) < most:
+        place = max(0, place - gap)
+        kept.insert(0, items[place])
+        gap *= 2
+    return kept if place == 0 else [items[0], *kept]
+
+
+def unpack_facts(packed: Sequence[Any]) -> Facts:
+    """Undoes `pack_facts`."""
+    passes, shards, lengths, skipping, shards_cut, passes_cut, places, *more = packed
+    facts = Facts(PassBegun(*begun) for begun in passes)
+    facts.shards = [ShardBegun(*shard) for shard in _SHARD.iter_unpack(shards)]
+    if places:
+        found = [tuple(_PLACE.iter_unpack(packed)) for packed in places]
+        facts.shards = [shard._replace(places=rows) for shard, rows in zip(facts.shards, found, strict=True)]
+    facts.lengths = dict(lengths)
+    facts.skipping = set(skipping)
+    facts.versions = {key: StoredVersion(*version) for key, version in dict(*more).items()}
+    facts.shards_cut, facts.passes_cut = shards_cut, passes_cut
+    return facts
 
 
 class Checkpoint(NamedTuple):
-    """The state of a reading service.
+    """The state of a reading service."""
 
-    Attributes:
-        signature: What it belongs to.
-        epoch: How many epochs had begun.
-        in_epoch: Whether it is in the middle of one, the last that began.
-        generator: The seed generator as that epoch found it.
-        stream_seeds: The seeds of the epoch that the streams began with; None if none has begun.
-        streams: Where the streams are; None where they begin anew with the next epoch.
-    """
-
-    signature: Signature
-    epoch: int
-    in_epoch: bool
-    generator: bytes
-    stream_seeds: Seeds | None
-    streams: Any
+    signature: Signature  # what it belongs to
+    epoch: int  # how many epochs had begun
+    in_epoch: bool  # whether it is in the middle of one, the last that began
+    generator: bytes  # the seed generator as that epoch found it
+    stream_seeds: Seeds | None  # those of the epoch that the streams began with; None if none has begun
+    streams: Any  # where they are; None where they begin anew with the next epoch
 
     def dump(self) -> bytes:
         """Returns the state as bytes."""
@@ -75,30 +204,28 @@ class Checkpoint(NamedTuple):
             raise ValueError(f"this is no state of WorkersReadingService: {type(error).__name__}: {error}") from error
 
 
-def pack_runs(end: DataPipe, runs: Sequence[Run], fronts: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
+def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
     """Packs where the streams of a reading service are; None if they begin anew with the next epoch.
 
-    `end` is the last pipe of the main process, `fronts` stand there for the `runs`; `graph` is the last pipe of each
-    stream of the first run.
-
-    Raises:
-        RuntimeError: if that cannot be known.
+    `end` is the last pipe of the main process, where `runs` stand for what runs the parts of the graph; `graph` is the
+    last pipe of each stream of the first one. A RuntimeError if that cannot be known.
     """
-    if not in_epoch and not any(run.streams.continues for run in runs):
-        if any(has_epoch(end, front) for front in fronts):
-            raise RuntimeError(_EPOCH_BEHIND)
-        return None
-    if len(runs) > 1:
+    continues = any(run.streams.continues for run in runs)
+    if (in_epoch or continues) and len(runs) > 1:
         raise RuntimeError(
             f"a state cannot be taken of {len(runs)} sets of workers that are joined in the main process: join their "
             "streams in the workers, with one .join_workers() behind all"
         )
-    (run,), (front,) = runs, fronts
-    if has_epoch(end, front):
-        raise RuntimeError(_EPOCH_BEHIND)
-    taken = taken_by(end, front) if in_epoch else 0
-    run.wait_for_facts()
-    return pack_streams(graph, run.streams, taken)
+    if any(has_epoch(end, run) for run in runs):
+        raise RuntimeError(
+            "a state cannot be taken where .wds_epoch() stands behind .join_workers(): put it before, where it counts "
+            "the items of all workers as well"
+        )
+    if not in_epoch and not continues:
+        return None
+    taken = taken_by(end, runs[0]) if in_epoch else 0
+    runs[0].wait_for_facts()
+    return pack_streams(graph, runs[0].streams, taken)
 
 
 def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:
@@ -117,11 +244,8 @@ def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any
         )
     counts, order = streams.turns.at(taken)
     before, behind = chain.ratios
-    facts = [
-        pack_facts(facts, count * behind, before, len(counts))
-        for facts, count in zip(streams.facts, counts, strict=True)
-    ]
-    return counts, order, facts
+    told = zip(streams.facts, counts, strict=True)
+    return counts, order, [pack_facts(facts, count * behind, before, len(counts)) for facts, count in told]
 
 
 def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, epoch: int) -> Streams:
@@ -129,12 +253,10 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
     counts, order, facts = packed
     chain = find_chain(branch)
     facts = [unpack_facts(one) for one in facts]
-    streams = Streams(len(counts), turns=Turns(counts, order), facts=facts, continues=bool(chain.epochs))
     skipping = sorted(set().union(*(one.skipping for one in facts)))
     obstacle = chain.obstacle
     if obstacle is None and skipping:
         obstacle = f"{' and '.join(skipping)} left out items"
-    streams.restart(stream_seeds, obstacle is None)
     if chain.private:
         logger.warning(
             "functions of %s have random generators of their own, whose states are not kept: what they give may differ "
@@ -146,7 +268,13 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
         logger.info("%s: the items before it are skipped", place)
     elif any(counts):
         logger.warning("%s: the items before it are made once more and dropped, because %s", place, obstacle)
-    return streams
+    return Streams(
+        len(counts),
+        turns=Turns(counts, order),
+        facts=facts,
+        continues=bool(chain.epochs),
+        restart=(stream_seeds, obstacle is None),
+    )
 
 
 def taken_by(end: DataPipe, front: DataPipe) -> int:
@@ -158,36 +286,26 @@ def taken_by(end: DataPipe, front: DataPipe) -> int:
     taken: int = end._number_of_samples_yielded
     ((pipe, sources),) = traverse_dps(end).values()
     while pipe is not front:
+        known = is_one_to_one(pipe) or is_torchdata(pipe, "FullSync")
         if type(pipe) is Batcher:
             taken *= pipe.batch_size
-        elif (
-            len(sources) == 1
-            and not vars(pipe).get("skipped")
-            and (is_one_to_one(pipe) or is_torchdata(pipe, "FullSync"))
-        ):
-            if has_functions(pipe):
-                warn_once(
-                    f"main {short_name(pipe)}",
-                    f"a function of {short_name(pipe)} runs in the main process: what it draws at random is not kept "
-                    "in states of the loader. Let it run in the workers, before .join_workers()",
-                )
-        else:
+        elif len(sources) != 1 or vars(pipe).get("skipped") or not known:
             raise RuntimeError(
                 f"a state in the middle of an epoch cannot be taken: {short_name(pipe)}, which runs in the main "
                 "process, may hold items that it has not delivered, or drop some. Let it run in the workers (before "
                 ".join_workers()), or take the state between epochs"
             )
+        elif has_functions(pipe):
+            warn_once(
+                f"main {short_name(pipe)}",
+                f"a function of {short_name(pipe)} runs in the main process: what it draws at random is not kept "
+                "in states of the loader. Let it run in the workers, before .join_workers()",
+            )
         ((pipe, sources),) = sources.values()
     return taken
 
 
-def has_epoch(pipe: DataPipe, front: DataPipe) -> bool:
+def has_epoch(end: Any, front: Any) -> bool:
     """Returns whether a ``wds_epoch`` stands after the workers, in the main process."""
-    ((found, sources),) = traverse_dps(pipe).values()
-    while found is not front and sources:
-        if getattr(type(found), "cuts_epochs", False):
-            return True
-        if len(sources) > 1:
-            return any(has_epoch(source, front) for source, _ in sources.values())
-        ((found, sources),) = sources.values()
-    return False
+    above = set(map(id, upstream(front)))
+    return any(getattr(type(pipe), "cuts_epochs", False) and id(pipe) not in above for pipe in upstream(end))

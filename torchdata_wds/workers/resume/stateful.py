@@ -25,7 +25,7 @@ from torchdata_wds.checks import checked_int
 from torchdata_wds.consumers import Place, rank_place
 from torchdata_wds.pipes.seeds import above_filters, mix
 from torchdata_wds.workers.local import LocalIterDataPipe
-from torchdata_wds.workers.resume.checkpoints import pack_streams, unpack_streams
+from torchdata_wds.workers.resume.checkpoints import Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
 from torchdata_wds.workers.resume.signatures import (
     Signature,
@@ -34,9 +34,8 @@ from torchdata_wds.workers.resume.signatures import (
     graph_signature,
     without_lists,
 )
-from torchdata_wds.workers.resume.states import Streams
 from torchdata_wds.workers.resume.stream import Seeds
-from torchdata_wds.workers.skip_reports import log_skips
+from torchdata_wds.workers.skips import log_skips
 
 #: Places in the memory: the number that was set, how often one was set, the last epoch, and recent iterations.
 _SET, _TIMES, _LAST, _RECENT = range(4)

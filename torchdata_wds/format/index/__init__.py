@@ -27,6 +27,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
+from torchdata_wds.checks import is_count
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.storage import mask_url, open_shard, open_target
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of, url_text
@@ -71,9 +72,6 @@ class ShardIndex(Sequence[IndexedSample]):
     Args:
         header: About the shard as a whole.
         rows: A line of JSON for each sample, as `pack_row` makes it, or as it stands in the file.
-
-    Attributes:
-        header: As given.
 
     Example:
         >>> row = pack_row("a", 0, 1024, [("a.txt", 512, 3)])
@@ -129,11 +127,7 @@ class ShardIndex(Sequence[IndexedSample]):
     def save(
         self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        """Writes the index, in place of one that is there.
-
-        Args:
-            url: Where to; beside a shard its name is `index_url` of the shard.
-            storage_options: As in `open_target`.
+        """Writes the index, in place of one that is there; beside a shard its URL is `index_url` of the shard.
 
         Raises:
             ShardOpenError: if that cannot be written.
@@ -150,11 +144,7 @@ class ShardIndex(Sequence[IndexedSample]):
     def load(
         cls, url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> ShardIndex:
-        """Reads an index.
-
-        Args:
-            url: The index, not the shard.
-            storage_options: As in `open_shard`.
+        """Reads an index by its own URL.
 
         Raises:
             ShardOpenError: if it cannot be opened.
@@ -163,7 +153,7 @@ class ShardIndex(Sequence[IndexedSample]):
         with open_shard(url, storage_options=storage_options) as stream:
             head, *rows = stream.read().split(b"\n")
         shown = mask_url(url)
-        header = _parse_header(head, shown)
+        header = parse_index_header(head, shown)
         if not rows or rows.pop():
             raise ShardFormatError(f"index {shown} is cut off: its last line has no end", shard=shown, kind="index")
         return cls(header, rows)
@@ -226,12 +216,12 @@ def _parse_row(row: str | bytes) -> IndexedSample:
             raise ValueError("it names no member")
         return sample
     except (ValueError, TypeError, RecursionError) as error:
-        raise ShardFormatError(
-            f"an index has a damaged line, {row[:80]!r}: {error}. Make it again", kind="index"
-        ) from error
+        what = f"an index has a damaged line, {row[:80]!r}: {error}. Make it again"
+        raise ShardFormatError(what, kind="index") from error
 
 
-def _parse_header(line: bytes, shown: str) -> IndexHeader:
+def parse_index_header(line: bytes, shown: str) -> IndexHeader:
+    """Parses the first line of an index; `shown` is its name in messages."""
     try:
         head = json.loads(line)
         if head["format"] != _FORMAT:
@@ -239,15 +229,12 @@ def _parse_header(line: bytes, shown: str) -> IndexHeader:
         if head["version"] != _VERSION:
             raise ValueError(f"its version is {head['version']!r}, and {_VERSION} is the one that is known here")
         header = IndexHeader(**{name: head[name] for name in IndexHeader._fields})
-        for name, count in zip(("samples", "tar_bytes", "bytes"), (*header[2:4], header.bytes or 0), strict=True):
-            if type(count) is not int or count < 0:
+        for name, count in (("samples", header.samples), ("tar_bytes", header.tar_bytes), ("bytes", header.bytes or 0)):
+            if not is_count(count, 0):
                 raise ValueError(f"its {name} is {count!r}, not a whole number from 0")
         if not isinstance(header.sha256, str | None):
             raise TypeError(f"its sha256 is {header.sha256!r}, not text")
         return header
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ShardFormatError(
-            f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one",
-            shard=shown,
-            kind="index",
-        ) from error
+        what = f"{shown} is no index of a shard: {type(error).__name__}: {error}. index_shard makes one"
+        raise ShardFormatError(what, shard=shown, kind="index") from error

@@ -29,10 +29,15 @@ def dali_index(index: ShardIndex) -> str:
         cls 512 1 a.cls jpg 1536 3 a.jpg
     """
     header = _header(index)
+
+    def unfit(why: str) -> ShardFormatError:
+        what = f"DALI cannot read shard {header.shard} by an index: it {why}"
+        return ShardFormatError(what, shard=header.shard, kind="unsupported")
+
     if header.compressed:
-        raise _unfit(header.shard, "is compressed")
+        raise unfit("is compressed")
     if not len(index):
-        raise _unfit(header.shard, "has no sample")
+        raise unfit("has no sample")
     split = key_splitter("last_dot" if header.keys == "last_dot" else "first_dot")
     lines = []
     for sample in index:
@@ -40,9 +45,9 @@ def dali_index(index: ShardIndex) -> str:
         for name, offset, size in sample.members:
             parts = split(name)
             if parts is None or offset is None:
-                raise _unfit(header.shard, f"has a sparse member {name}")
+                raise unfit(f"has a sparse member {name}")
             if len(name.split()) != 1 or name != name.strip():
-                raise _unfit(header.shard, f"has blanks in the name {name!r}")
+                raise unfit(f"has blanks in the name {name!r}")
             words.append(f"{parts[1]} {offset} {size} {name}")
         lines.append(" ".join(words))
     return "\n".join((f"v1.2 {len(index)}", *lines, ""))
@@ -52,10 +57,6 @@ def _header(index: object) -> IndexHeader:
     if not isinstance(index, ShardIndex):
         raise TypeError(f"this takes the ShardIndex of index_shard() or ShardIndex.load(), not {index!r}")
     return index.header
-
-
-def _unfit(shard: str, why: str) -> ShardFormatError:
-    return ShardFormatError(f"DALI cannot read shard {shard} by an index: it {why}", shard=shard, kind="unsupported")
 
 
 def wids_index(
@@ -78,7 +79,6 @@ def wids_index(
     Example:
         >>> from torchdata_wds.format.index import IndexHeader
         >>> empty = ShardIndex(IndexHeader("x.tar", "first_dot", 0, 10240), [])
-        >>> import json
         >>> json.loads(wids_index({"x.tar": empty}))["shardlist"]
         [{'url': 'x.tar', 'nsamples': 0, 'filesize': 10240}]
     """
@@ -89,19 +89,12 @@ def wids_index(
 def wids_list(
     headers: Iterable[tuple[str, IndexHeader]], *, name: str = "", md5sums: Mapping[str, str] | None = None
 ) -> str:
-    """Makes the shard list of `wids_index` from URLs and the headers of indexes.
-
-    Example:
-        >>> text = wids_list([("x.tar", IndexHeader("x.tar", "first_dot", 7, 10240))])
-        >>> json.loads(text)["shardlist"]
-        [{'url': 'x.tar', 'nsamples': 7, 'filesize': 10240}]
-    """
+    """Makes the shard list of `wids_index` from URLs and the headers of indexes."""
     shards = []
     for url, header in headers:
         if header.compressed:
-            raise ShardFormatError(
-                f"wids cannot read shard {header.shard}: it is compressed", shard=header.shard, kind="unsupported"
-            )
+            what = f"wids cannot read shard {header.shard}: it is compressed"
+            raise ShardFormatError(what, shard=header.shard, kind="unsupported")
         shard: dict[str, str | int] = {"url": url, "nsamples": header.samples, "filesize": header.tar_bytes}
         if md5sums and url in md5sums:
             shard["md5sum"] = md5sums[url]

@@ -13,9 +13,10 @@ from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
-from torchdata_wds.format.tar.entries import TarEntries, TarEntry
+from torchdata_wds.format.tar.entries import TarEntries
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
+from torchdata_wds.format.tar.special import hard_link_error
 from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import is_local, local_path, url_text
 
@@ -40,10 +41,10 @@ def index_shard(
     to: str | os.PathLike[str] | Literal[False] | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ShardIndex:
-    """Makes the index of a shard that exists.
+    """Makes the index of a shard that exists, from its headers.
 
-    Only headers are looked at: a local file that is not compressed is sought through, other shards are read past. The
-    samples are those that ``load_wds_shards`` and ``group_by_key`` give.
+    A local file that is not compressed is sought through, other shards are read past. The samples are those that
+    ``load_wds_shards`` and ``group_by_key`` give.
 
     Args:
         url: The shard, as `open_shard` takes it.
@@ -95,7 +96,8 @@ def _scan(entries: TarEntries, url: str, visit: int, skipped: Counter[str]) -> I
             if entry is None:
                 yield Mark.END
                 continue
-            content = entries.offset
+            offset: int | None = entries.offset
+            size = entry.size
             if not is_file(entry.kind):
                 entries.skip(entry)
                 skips.add(entry, entry.name)
@@ -103,33 +105,21 @@ def _scan(entries: TarEntries, url: str, visit: int, skipped: Counter[str]) -> I
             skips.has_files = True
             try:
                 entries.skip(entry)
-                extent = _extent_of(entry, content, entries, extents)
+                if entry.sparse_size is not None:
+                    offset, size = None, entry.sparse_size
+                elif entry.kind == HARD_LINK:
+                    target = extents.get(posixpath.normpath(entry.link))
+                    if target is None:
+                        raise hard_link_error(entry, entries.shard, "has no such member before it. Write it")
+                    offset, size = target.offset, target.size
             except Exception:
                 yield PassedMember(entry.name)  # where it begins another sample, the one before it is whole
                 raise
+            extent = _Extent(entry.name, entry.offset, entries.offset, offset, size)
             extents[posixpath.normpath(entry.name)] = extent
             # grouping never looks into the content of a member
             yield ShardMember(url, entry.name, cast("bytes", extent), visit)
     yield Mark.END
-
-
-def _extent_of(entry: TarEntry, content: int, entries: TarEntries, extents: Mapping[str, _Extent]) -> _Extent:
-    extent = _Extent(entry.name, entry.offset, entries.offset, content, entry.size)
-    if entry.sparse_size is not None:
-        return extent._replace(offset=None, size=entry.sparse_size)
-    if entry.kind != HARD_LINK:
-        return extent
-    target = extents.get(posixpath.normpath(entry.link))
-    if target is None:
-        raise ShardFormatError(
-            f"member {entry.name} at byte {entry.offset:,} of shard {entries.shard} is a hard link to {entry.link}, "
-            "and the shard has no such member before it. Write the shard with tar --hard-dereference.",
-            shard=entries.shard,
-            member=entry.name,
-            kind="hard-link",
-            offset=entry.offset,
-        )
-    return extent._replace(offset=target.offset, size=target.size)
 
 
 def read_sizes(
@@ -140,13 +130,10 @@ def read_sizes(
     concatenated: bool = False,
     skipped: Counter[str] | None = None,
 ) -> Generator[Unit, None, None]:
-    """Reads the members of a shard in the way that shows their sizes fastest.
+    """Reads the members of a shard, whose `data` is bytes or their number, for `group_members`; and marks.
 
     A local file of large members is sought through, from header to header; elsewhere all is read anyway, and in large
     pieces.
-
-    Yields:
-        Members whose `data` is bytes or an int, the size, for `group_members`; and marks.
 
     Example:
         >>> import tarfile

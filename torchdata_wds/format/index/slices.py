@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 from operator import ne
 from pathlib import Path
 from typing import NamedTuple
@@ -66,16 +66,8 @@ def slice_members(
 
     A sample is a run of consecutive members with one key, as in grouping and in an index. Members that were chosen
     away count as well, so that a slice has the same samples whatever `select` is; members without a key do not.
-    Behind kept samples stands `Mark.END`, as soon as they are complete. The rest of the shard is not asked for, unless
-    the slice is a `TailSlice`.
-
-    Args:
-        units: Members of one shard, from the beginning of a sample on, and what lies between them.
-        split: From name to (key, field), or None.
-        part: Which samples to keep.
-        first: Which sample the units begin with.
-        least: How many samples the shard is known to have had at least.
-        shard: The shard's URL as messages may show it.
+    Behind kept samples stands `Mark.END`, as soon as they are complete. The rest of the shard is not read, unless the
+    slice is a `TailSlice`. `units` are of one shard, from sample `first` on, which had `least` samples or more before.
 
     Example:
         >>> from torchdata_wds.format.tar.members import ShardMember
@@ -180,30 +172,23 @@ class _Slicer:
         return number >= start and (stop is None or number < stop) and (number - start) % step == 0
 
 
-def _pick(run: MemberRun, keys: Iterable[str], numbers: list[int], rows: list[int] | range) -> Iterator[Unit]:
+def _pick(run: MemberRun, keys: Sequence[str], numbers: list[int], rows: list[int] | range) -> Iterator[Unit]:
     """Cuts a run down to some of its rows; between two samples of one key it is parted, or they would become one."""
     if isinstance(rows, range):
-        if len(rows) == len(run.names):
-            yield run
-        elif rows:
-            yield run.rows(rows.start, rows.stop)
+        if rows:
+            yield run if len(rows) == len(run.names) else run.rows(rows.start, rows.stop)
         return
-    keys = list(keys)
-    begin = 0
-    for place in range(1, len(rows) + 1):
-        if place < len(rows):
-            row, before = rows[place], rows[place - 1]
-            if keys[row] != keys[before] or numbers[row] == numbers[before]:
-                continue
-        chosen = rows[begin:place]
-        yield run._replace(
-            names=[run.names[row] for row in chosen],
-            starts=[run.starts[row] for row in chosen],
-            ends=[run.ends[row] for row in chosen],
-        )
-        if place < len(rows):
+    steps = enumerate(pairwise(rows), start=1)
+    parted = [place for place, (one, two) in steps if keys[one] == keys[two] and numbers[one] != numbers[two]]
+    for begin, end in pairwise((0, *parted, len(rows))):
+        if begin:
             yield Mark.END
-        begin = place
+        if chosen := rows[begin:end]:
+            yield run._replace(
+                names=[run.names[row] for row in chosen],
+                starts=[run.starts[row] for row in chosen],
+                ends=[run.ends[row] for row in chosen],
+            )
 
 
 def find_index(url: str, keys: KeyRule, storage_options: StorageOptions) -> ShardIndex | None:

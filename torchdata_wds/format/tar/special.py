@@ -118,15 +118,18 @@ class HardLinks:
         if self.recent is not None and (data := self.recent.find(entry.link)) is not None:
             return data
         if self.reopen is None:
-            raise self._error(
+            raise hard_link_error(
                 entry,
+                self.shard,
                 f"cannot be opened a second time to look it up: of such streams only the last {RECENT_BYTES >> 20} MiB "
                 "of members are kept. Read it from a file, for example by .cache_shards(), or write it",
             )
         try:
             return self._read_target(entry, self.reopen)
         except ShardOpenError as error:
-            raise self._error(entry, f"cannot be opened a second time to look it up: {error}. Write") from error
+            raise hard_link_error(
+                entry, self.shard, f"cannot be opened a second time to look it up: {error}. Write"
+            ) from error
 
     def _read_target(self, entry: TarEntry, reopen: Reopen) -> bytes:
         if self._offsets is None:
@@ -142,7 +145,7 @@ class HardLinks:
             self._offsets = offsets
         offset = self._offsets.get(posixpath.normpath(entry.link))
         if offset is None:
-            raise self._error(entry, "has no such member before it. Write it")
+            raise hard_link_error(entry, self.shard, "has no such member before it. Write it")
         data = self._kept.get(offset)
         if data is None:
             data = self._read_at(offset, entry, reopen)
@@ -163,7 +166,7 @@ class HardLinks:
         entries = TarEntries(self._second, self.shard, offset=offset, max_member_bytes=self._max_member_bytes)
         target = next(iter(entries))
         if target is None:
-            raise self._error(entry, "is not the same when it is read again. Write it")
+            raise hard_link_error(entry, self.shard, "is not the same when it is read again. Write it")
         data = read_payload(entries, target)
         self._position = entries.offset
         if not is_decompressed(self._second):  # type: ignore[arg-type]
@@ -171,23 +174,26 @@ class HardLinks:
             return data
         self._passed += way
         if self._passed > _PASSES * entry.offset + KEPT_BYTES:
-            raise self._error(
+            raise hard_link_error(
                 entry,
+                self.shard,
                 f"is compressed and had to be decompressed {_PASSES} times for its links, which point back and forth. "
                 "Decompress it, or write it",
             )
         return data
 
-    def _error(self, entry: TarEntry, why: str) -> ShardFormatError:
-        return ShardFormatError(
-            f"member {entry.name} at byte {entry.offset:,} of shard {self.shard} is a hard link to {entry.link}, "
-            f"and the shard {why} with 'tar --hard-dereference', or, with a program that has no such option, from a "
-            "copy of the folder that 'cp -r' has made.",
-            shard=self.shard,
-            member=entry.name,
-            kind="hard-link",
-            offset=entry.offset,
-        )
+
+def hard_link_error(entry: TarEntry, shard: str, why: str) -> ShardFormatError:
+    """Makes the error for a link whose bytes are not found; `why` goes on after "the shard" and up to "with tar"."""
+    return ShardFormatError(
+        f"member {entry.name} at byte {entry.offset:,} of shard {shard} is a hard link to {entry.link}, and the shard "
+        f"{why} with 'tar --hard-dereference', or, with a program that has no such option, from a copy of the folder "
+        "that 'cp -r' has made.",
+        shard=shard,
+        member=entry.name,
+        kind="hard-link",
+        offset=entry.offset,
+    )
 
 
 class RecentMembers:

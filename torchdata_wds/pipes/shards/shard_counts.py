@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
-from torchdata_wds.format.index import IndexHeader, _parse_header, index_url, shard_name
+from torchdata_wds.format.index import IndexHeader, index_url, parse_index_header, shard_name
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
@@ -184,7 +184,7 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
                 line += piece
                 if len(piece) < _PIECE:
                     break
-        return _parse_header(line.partition(b"\n")[0], mask_url(place))
+        return parse_index_header(line.partition(b"\n")[0], mask_url(place))
     except ShardFormatError as error:
         raise ShardListError(f"the index beside shard {shown} cannot be used: {error}", shard=shown) from error
     except (ShardOpenError, ValueError) as error:

@@ -24,7 +24,7 @@ from torch.utils.data.graph import traverse_dps
 
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index import INDEX_SUFFIX, _parse_header
+from torchdata_wds.format.index import INDEX_SUFFIX, parse_index_header
 from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
 from torchdata_wds.pipes.resume_facts import said_by
@@ -99,7 +99,7 @@ def _content_of(number: int, shard: Any) -> ShardContent | None:
 def _said_by_index(path: str) -> tuple[int | None, str]:
     try:
         with Path(path).open("rb") as file:
-            header = _parse_header(file.readline(1 << 16), path)
+            header = parse_index_header(file.readline(1 << 16), path)
     except (OSError, ValueError, ShardFormatError):
         return None, ""
     return header.samples, (header.sha256 or "")[:16]

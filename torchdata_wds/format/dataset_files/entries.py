@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torchdata_wds import storage
+from torchdata_wds.checks import is_count, is_number
 from torchdata_wds.format.dataset_files.trust import SpecPlace, short
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
 
@@ -69,6 +70,10 @@ class SpecGroup:
     weight: float | None = None  # how often a sample is taken from them, relative to other groups
 
 
+#: Entries that are listed together: the place of the list, its weight, and they themselves.
+Part = tuple[SpecPlace, float | None, list[SpecEntry]]
+
+
 def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
     """Checks a specification with a ``dataset:`` list: one group, or with weights a group per entry.
 
@@ -82,19 +87,24 @@ def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGro
     place.check_keys(content, ("dataset",))
     here = place.at("dataset")
     items = _filled_list(content["dataset"], here)
-    entries = [_entry(item, here.at(number), number) for number, item in enumerate(items)]
-    weights = [_entry_weight(item, here.at(number)) for number, item in enumerate(items)]
-    if all(weight is None for weight in weights):
-        return [SpecGroup(tuple(entries))]
+    parts = [_entry(item, here.at(number), number) for number, item in enumerate(items)]
     keys = {key for item in items for key in ("weight", "probability") if key in item}
     if len(keys) > 1:
         raise here.error("some entries have a weight, others a probability; both mean the same: write one of them")
-    if None in weights:
-        raise here.at(weights.index(None)).error(f"has no {keys.pop()}, other entries have one; all or none must")
-    return [SpecGroup((entry,), weight) for entry, weight in zip(entries, weights, strict=True)]
+    return groups_by_weight(parts, "".join(keys), "entries")
 
 
-def _entry(item: Any, place: SpecPlace, number: int) -> SpecEntry:
+def groups_by_weight(parts: list[Part], key: str, others: str) -> list[SpecGroup]:
+    """Makes one group of all entries, or one of each part where parts have weights, as all of them must then."""
+    if all(weight is None for _, weight, _ in parts):
+        return [SpecGroup(tuple(entry for _, _, entries in parts for entry in entries))]
+    for place, weight, _ in parts:
+        if weight is None:
+            raise place.error(f"has no {key}, other {others} have one; all or none must")
+    return [SpecGroup(tuple(entries), weight) for _, weight, entries in parts]
+
+
+def _entry(item: Any, place: SpecPlace, number: int) -> Part:
     if not isinstance(item, Mapping):
         raise place.error(f"expected a mapping with shards and other keys, found {short(item)}")
     free = {key: value for key, value in item.items() if key not in ENTRY_KEYS}
@@ -109,7 +119,8 @@ def _entry(item: Any, place: SpecPlace, number: int) -> SpecEntry:
         raise place.at("missing").error(f"must be one of {', '.join(get_args(Missing))}, found {short(missing)}")
     if "missing" in item and "extensions" not in item:
         raise place.at("missing").error("is about the fields of extensions, and this entry names none")
-    return SpecEntry(place, name, patterns, fields=fields, missing=missing, keys=free)
+    entry = SpecEntry(place, name, patterns, fields=fields, missing=missing, keys=free)
+    return place, _entry_weight(item, place), [entry]
 
 
 def _entry_weight(item: Mapping[str, Any], place: SpecPlace) -> float | None:
@@ -190,10 +201,11 @@ def _filled_list(value: Any, place: SpecPlace) -> list[Any]:
 
 
 def _text(value: Any, place: SpecPlace) -> str:
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
         raise place.error(f"expected text, found {short(value)}")
-    return text
+    return value
 
 
 def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
@@ -202,29 +214,28 @@ def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
     if key not in item:
         raise place.error(f"has no {key}; expected a text or a list of texts")
     value = item[key]
-    texts = value if isinstance(value, (list, tuple)) else [value]
-    if not texts:
-        raise here.error("is an empty list")
-    found = [_text(text, here) for text in texts]
-    if not all(found):
-        raise here.error("holds an empty text")
+    found = [_text(text, here) for text in (value if isinstance(value, (list, tuple)) else [value])]
+    if not all(found) or not found:
+        raise here.error("holds an empty text" if found else "is an empty list")
     return found
 
 
 def checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) -> str | int:
     """The name of a dataset."""
-    name = item.get("name", default)
-    if "name" in item and not isinstance(name, str):
+    if "name" not in item:
+        return default
+    name: str = item["name"]
+    if not isinstance(name, str):
         raise place.at("name").error(f"expected text, found {short(name)}; put it in quotes")
-    return name if isinstance(name, str) else default
+    return name
 
 
 def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float | None:
     """A number above 0, None where there is none."""
-    value = item.get(key)
     if key not in item:
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+    value = item[key]
+    if not is_number(value) or not 0 < value <= sys.float_info.max:
         problem = f"expected a number above 0, found {short(value)}; remove the entry to leave its shards out"
         raise place.at(key).error(problem)
     return float(value)
@@ -232,7 +243,7 @@ def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float
 
 def checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least: int = 0) -> int:
     """A whole number."""
-    value = item[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    value: int = item[key]
+    if not is_count(value, least):
         raise place.at(key).error(f"expected a whole number from {least}, found {short(value)}")
     return value

@@ -32,19 +32,12 @@ _CHOOSE_OR_KEEP_CASE = Advice(
 
 
 class Draft(NamedTuple):
-    """Consecutive members of one reading of a shard that share a key.
-
-    Attributes:
-        key: The key.
-        url: The shard's URL.
-        visit: Which reading of the shard.
-        parts: Field, member name, and data or why there is none.
-    """
+    """Consecutive members of one reading of a shard (its `visit`) that share a key."""
 
     key: str
     url: str
     visit: int
-    parts: list[tuple[str, str, bytes | Exception]]
+    parts: list[tuple[str, str, bytes | Exception]]  # field, member name, and data or why there is none
 
 
 def drafts_of(run: MemberRun) -> Iterator[Draft]:
@@ -136,16 +129,10 @@ def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool)
 
 
 def make_samples(run: MemberRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
-    """Makes the samples of a run of whole ones in one loop.
+    """Makes the samples of a run of whole ones in one loop, as `check_new` and `make_sample` would make them.
 
-    Args:
-        run: The members.
-        rules: How members become samples.
-        seen: Hashes of the keys before them in the shard; theirs are added.
-
-    Returns:
-        The samples, as `check_new` and `make_sample` would make them; None, and nothing changed, where a sample needs
-        the closer look that those two take.
+    `seen` are hashes of the keys before them in the shard; theirs are added. None is returned, and nothing changed,
+    where a sample needs the closer look that those two take.
     """
     fields = {field: field.lower() if rules.lowercase else field for field in set(run.fields)}
     if not RESERVED_FIELDS.isdisjoint(fields.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -52,9 +53,8 @@ def parse_field_items(spec: str) -> list[FieldItem]:
     items = [_parse(item) for item in spec.split()]
     if not items:
         raise ValueError("a list of fields is empty; write it as 'jpg;png cls'")
-    columns = [item.column for item in items]
-    for number, column in enumerate(columns):
-        if column in columns[:number]:
+    for column, count in Counter(item.column for item in items).items():
+        if count > 1:
             raise ValueError(f"{column!r} comes twice in the list of fields {spec!r}")
     return items
 

@@ -38,8 +38,12 @@ def _with_parts(
     A run stays together where all its names can be split at once.
     """
     for unit in units:
-        items: Iterable[Single] = (unit,) if not isinstance(unit, MemberRun) else unit.members()
-        if isinstance(unit, MemberRun) and (columns := split_names(unit.names, split)) is not None:
+        items: Iterable[Single]
+        if not isinstance(unit, MemberRun):
+            items = (unit,)
+        elif (columns := split_names(unit.names, split)) is None:
+            items = unit.members()
+        else:
             yield unit._replace(keys=columns[0], fields=columns[1]), None
             continue
         for item in items:
@@ -48,8 +52,8 @@ def _with_parts(
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 if not on_error(error):
                     return
-                continue
-            yield item, parts
+            else:
+                yield item, parts
 
 
 def release_whole_samples(
@@ -57,13 +61,8 @@ def release_whole_samples(
 ) -> Iterator[ShardMember]:
     """Passes members on a whole sample at a time, once the next key or the archive's end marker has been seen.
 
-    Args:
-        items: Members and marks of any number of shards; each shard ends in a mark.
-        split: From name to (key, field), or None for a member that belongs to no sample.
-        on_error: Asked where `split` raises: True leaves the member out, False ends the iterator.
-
-    Yields:
-        The members in their order, without those of samples that a broken shard has cut.
+    Each shard ends in a mark; samples that a broken shard has cut are left out. `on_error` is called where `split`
+    raises: True leaves the member out, False ends the iterator.
     """
     held: list[ShardMember] = []
     current: str | None = None
@@ -100,30 +99,12 @@ def group_members(
     skipped: Counter[str] | None = None,
     shown: Callable[[str], str] = str,
 ) -> Generator[dict[str, Any], None, None]:
-    """Groups consecutive members with one key into samples.
+    """Groups consecutive members with one key into samples: ``__key__``, ``__url__`` and the bytes of each field.
 
-    The end of a shard, or of one reading of it, always ends a sample. At `Mark.BROKEN` the open sample is dropped.
-
-    Args:
-        members: Members of any number of shards, in order, with or without marks.
-        keys: ``"first_dot"``, ``"last_dot"`` or a ``callable(name)`` that gives (key, field) or None.
-        lowercase: Whether fields are lower-cased.
-        fields: Which fields to keep: names, or one str of names separated by blanks or ``;``, with or without a
-            leading dot; lower-cased as the members' are. None keeps all.
-        on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
-        on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
-            give a second sample of that key. To find out, a 64-bit hash of each key of the current shard is kept
-            in a set.
-        on_error: Asked about each sample that is wrong: True skips it, False ends the iterator.
-        skipped: Counts members that belong to no sample, by reason.
-        shown: Turns a URL into what messages may show.
-
-    Yields:
-        Samples: ``__key__`` (str), ``__url__`` (str) and the bytes of each field.
-
-    Raises:
-        ValueError: if an option is none of those listed.
-        SampleError: through `on_error`: `DuplicateFieldError`, `ReappearingKeyError`, or a reserved field.
+    Options are those of ``group_by_key``. The end of a shard, or of one reading of it, always ends a sample; at
+    `Mark.BROKEN` the open sample is dropped. `on_error` is called for each sample that is wrong: True skips it, False
+    ends the iterator. `skipped` counts members that belong to no sample, by reason, and `shown` turns a URL into what
+    messages may show. To find keys that come back, a 64-bit hash of each key of the current shard is kept in a set.
 
     Example:
         >>> members = [ShardMember("x.tar", "a.txt", b"A"), ShardMember("x.tar", "a.cls", b"1")]
@@ -157,11 +138,11 @@ def _group(
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 if not on_error(error):
                     return
-                continue
-            if len(sample) > 2:
-                yield sample
             else:
-                skipped[WITHOUT_FIELDS] += 1
+                if len(sample) > 2:
+                    yield sample
+                else:
+                    skipped[WITHOUT_FIELDS] += 1
 
 
 def _drafts(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
+from torchdata_wds.checks import check_choice
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
 
 #: Fields that the library itself puts into samples: a member that would become one is an error.
@@ -22,14 +24,9 @@ def is_metadata(field: str) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Splits a member name at the first dot of its base name.
+    """Splits a member name, without a leading ``./``, into its key, folder included, and the field after the first dot.
 
-    Args:
-        name: The member's name; one leading ``./`` is stripped.
-
-    Returns:
-        The key with its folder, and the field without its dot; None for a name that belongs to no sample (see
-        `skip_reason`).
+    None is for a name that belongs to no sample; `skip_reason` says why.
 
     Example:
         >>> split_name("./d.v1/a.seg.png"), split_name("d.v1/README")
@@ -118,25 +115,20 @@ def key_splitter(keys: KeyRule) -> SplitName:
     if keys == "last_dot":
         return _split_last_dot
     if callable(keys):
-        return _Checked(keys)
+        return partial(_checked, keys)
     raise ValueError(f"keys must be 'first_dot', 'last_dot' or a callable name -> (key, field) or None, not {keys!r}")
 
 
-class _Checked:
-    """A user's splitting function whose answers are checked."""
-
-    def __init__(self, function: SplitName) -> None:
-        self.function = function
-
-    def __call__(self, name: str) -> tuple[str, str] | None:
-        answer = cast("object", self.function(name))
-        if answer is None:
-            return None
-        if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
-            return cast("tuple[str, str]", answer)
-        raise TypeError(
-            f"keys= returned {answer!r} for member {name!r}; it must return a tuple (key, field) of two str, or None"
-        )
+def _checked(function: SplitName, name: str) -> tuple[str, str] | None:
+    """Calls a user's splitting function, and checks its answer."""
+    answer: object = function(name)
+    if answer is None or (
+        isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer)
+    ):
+        return answer
+    raise TypeError(
+        f"keys= returned {answer!r} for member {name!r}; it must return a tuple (key, field) of two str, or None"
+    )
 
 
 class GroupingRules(NamedTuple):
@@ -157,10 +149,8 @@ def grouping_rules(
     on_reappearing: OnReappearing,
 ) -> GroupingRules:
     """Checks the options of grouping."""
-    if on_duplicate not in ("error", "first", "last"):
-        raise ValueError(f"on_duplicate must be 'error', 'first' or 'last', not {on_duplicate!r}")
-    if on_reappearing not in ("error", "warn", "allow"):
-        raise ValueError(f"on_reappearing must be 'error', 'warn' or 'allow', not {on_reappearing!r}")
+    check_choice("on_duplicate", on_duplicate, ("error", "first", "last"))
+    check_choice("on_reappearing", on_reappearing, ("error", "warn", "allow"))
     kept = None
     if fields is not None:
         if isinstance(fields, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from torchdata_wds.errors import Advice, EncodingError, MissingFieldError, SampleError
 from torchdata_wds.format.samples.names import is_metadata, skip_reason, split_name
@@ -43,11 +43,13 @@ def check_key(key: object) -> bytes:
         raise SampleError(message, field="__key__")
     # a member name that the reader would split elsewhere, skip, or that unpacking would put anywhere else
     if split_name(key + ".x") != (key, "x") or key[0] == "/" or "\0" in key or (".." in key and ".." in key.split("/")):
-        _refuse(key, _reason(key))
-    try:
-        return key.encode()
-    except UnicodeEncodeError as error:
-        _refuse(key, _LONE_SURROGATE.format(key[error.start]))
+        reason = _reason(key)
+    else:
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            reason = _LONE_SURROGATE.format(key[error.start])
+    raise SampleError(f"key {key!r} cannot be written, because it could not be read back: {reason}", key=key)
 
 
 def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
@@ -91,26 +93,17 @@ def as_bytes(value: Any, key: object, field: str) -> bytes:
     )
 
 
-def _refuse(key: str, reason: str) -> NoReturn:
-    raise SampleError(f"key {key!r} cannot be written, because it could not be read back: {reason}", key=key)
-
-
 def _reason(key: str) -> str:
     base = key.rpartition("/")[2]
-    parts = key.split("/")
-    if not key:
-        return "it is empty"
-    if key.startswith("/"):
-        return "it is an absolute path; leave the first slash out"
-    if ".." in parts:
-        return "it has a part '..', which leads out of the folder that an archive is unpacked in"
-    if "\0" in key:
-        return "it holds a NUL"
-    if not base:
-        return "it ends in a slash, so that its file has no name"
-    if "." in base:
-        cure = base.replace(".", "_")
-        return f"its last part {base!r} has a dot, and the field begins behind the first dot; write {cure!r}, say"
-    if key.startswith("./"):
-        return "a leading './' is stripped when it is read; leave it out"
-    return _CURES[skip_reason(key + ".x")]
+    cure = base.replace(".", "_")
+    dotted = f"its last part {base!r} has a dot, and the field begins behind the first dot; write {cure!r}, say"
+    reasons = (
+        (not key, "it is empty"),
+        (key.startswith("/"), "it is an absolute path; leave the first slash out"),
+        (".." in key.split("/"), "it has a part '..', which leads out of the folder that an archive is unpacked in"),
+        ("\0" in key, "it holds a NUL"),
+        (not base, "it ends in a slash, so that its file has no name"),
+        ("." in base, dotted),
+        (key.startswith("./"), "a leading './' is stripped when it is read; leave it out"),
+    )
+    return next((reason for holds, reason in reasons if holds), None) or _CURES[skip_reason(key + ".x")]

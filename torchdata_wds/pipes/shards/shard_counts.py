@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import numbers
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
+from torchdata_wds.format.dataset_files.wids import wids_counts
 from torchdata_wds.format.index import IndexHeader, index_url, parse_index_header, shard_name
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
 from torchdata_wds.storage.cache.shard_facts import ShardFacts
-from torchdata_wds.storage.urls import is_local, scheme_of
+from torchdata_wds.storage.urls import is_local
 
 _THREADS = 16
 _PIECE = 4096
 _LONGEST_HEADER = 1 << 20
-_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]")
 _KINDS = "It must be a wids shard list, or an object from URL or base name to the number of samples"
 
 
@@ -208,20 +207,6 @@ def _read_table(url: str, storage_options: StorageOptions) -> _CountTable:
         raise ShardListError(f"{source} is a JSON {type(content).__name__}, not an object. {_KINDS}")
     try:
         is_wids = "shardlist" in content or "datasets" in content
-        return _CountTable(_wids_pairs(content, url) if is_wids else content.items(), source)
+        return _CountTable(wids_counts(content, url) if is_wids else content.items(), source)
     except (KeyError, TypeError, AttributeError) as error:
         raise ShardListError(f"{source} is malformed: {type(error).__name__}: {error}. {_KINDS}") from error
-
-
-def _wids_pairs(content: dict[str, Any], url: str) -> list[tuple[str, Any]]:
-    """Returns URLs and counts of a wids shard list; relative URLs are joined to its base, or to its own folder."""
-    folder, slash, _ = (url if is_local(url) else url.partition("?")[0]).rpartition("/")
-    pairs = []
-    for part in (content, *content.get("datasets", ())):
-        base = part.get("base") or content.get("base") or folder + slash
-        for shard in part.get("shardlist", ()):
-            name = shard["url"]
-            if base and not scheme_of(name) and not _ABSOLUTE.match(name):
-                name = f"{base.rstrip('/')}/{name.removeprefix('./')}"
-            pairs.append((name, shard["nsamples"]))
-    return pairs

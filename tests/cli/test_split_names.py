@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchdata_wds.cli.split import number_of, numbered_pattern
-from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.format.shards import ShardNames
 
 
 @pytest.mark.parametrize("name", ["", "-"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kits.processes import open_files
 from torchdata_wds import EncodingError, ShardIndex, ShardInfo, ShardOpenError, ShardWriter, WebDataset
-from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.format.shards import ShardNames
 
 
 def samples(count: int, first: int = 0) -> list[dict[str, Any]]:

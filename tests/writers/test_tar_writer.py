@@ -387,12 +387,12 @@ def test_options_of_images_are_passed_on(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------- interrupted, copied
 def interrupt_at(line: int, function: Callable[[], Any]) -> bool:
-    """Calls a function and raises KeyboardInterrupt before the n-th line that runs in shard_file.py."""
+    """Calls a function and raises KeyboardInterrupt before the n-th line that runs in format/shards.py."""
     count = 0
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal count
-        if not frame.f_code.co_filename.endswith("shard_file.py"):
+        if not frame.f_code.co_filename.endswith("format/shards.py"):
             return None
         if event == "line":
             count += 1

@@ -7,7 +7,7 @@ from torchdata_wds.format.index.exports import dali_index, wids_index
 from torchdata_wds.format.index.scan import index_shard
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import split_name
-from torchdata_wds.format.shard_file import ShardInfo
+from torchdata_wds.format.shards import ShardInfo
 from torchdata_wds.format.tar import read_members
 from torchdata_wds.format.tar.members import Mark, ShardMember
 

@@ -51,7 +51,7 @@ def read_records(
         >>> list(read_records(io.BytesIO(msgpack.packb({"cls": 1}) * 2), "x.msgpack", "msgpack"))
         [{'cls': 1}, {'cls': 1}]
     """
-    package, read = _FORMATS[record_format]
+    package, read = ("cbor2", _read_cbor) if record_format == "cbor" else ("msgpack", _read_msgpack)
     place = _Place(shard, record_format)
     try:
         library = importlib.import_module(package)
@@ -65,13 +65,13 @@ def read_records(
 
 
 class _Place:
-    """Where the reader is, for messages."""
+    """Where the reader is, for messages: in record `number`, which begins at byte `offset`."""
 
     def __init__(self, shard: str, record_format: RecordFormat) -> None:
         self.shard = shard
         self.record_format = record_format
-        self.offset = 0  # where the record begins that is being read
-        self.number = 0  # which one it is
+        self.offset = 0
+        self.number = 0
 
     def move(self, size: int) -> None:
         """Goes to the next record."""
@@ -79,54 +79,41 @@ class _Place:
         self.number += 1
 
     def cut(self, size: int) -> ShardFormatError:
-        """Makes the error for a shard that ends after so many bytes of the record."""
-        return self._error(
-            f"is cut off inside record {self.number:,}, which begins at byte {self.offset:,}: the shard ends at byte "
-            f"{self.offset + size:,}.",
-            "cut",
-            DOWNLOAD_AGAIN,
-        )
+        """Makes the error for a shard that ends after `size` bytes of the record."""
+        begin, end = f"{self.offset:,}", f"{self.offset + size:,}"
+        what = f"is cut off inside record {self.number:,}, which begins at byte {begin}: the shard ends at byte {end}."
+        return self._error("cut", what, DOWNLOAD_AGAIN)
 
     def too_large(self, max_bytes: int) -> ShardFormatError:
         """Makes the error for a record of more than the limit."""
-        return self._error(
-            f"has a record {self.number:,} at byte {self.offset:,} of more than max_bytes={max_bytes:,} bytes: either "
-            "it is damaged, or the limit must be higher.",
-            "too-large",
-        )
+        what = f"has a record {self.number:,} at byte {self.offset:,} of more than max_bytes={max_bytes:,} bytes"
+        return self._error("too-large", f"{what}: either it is damaged, or the limit must be higher.")
 
     def damaged(self, cause: Exception) -> ShardFormatError:
         """Makes the error for a record that does not decode."""
         reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-        return self._error(
-            f"is damaged: record {self.number:,}, which begins at byte {self.offset:,}, is no {self.record_format} "
-            f"({reason}).",
-            "bad-record",
-            DOWNLOAD_AGAIN,
-        )
+        what = f"is damaged: record {self.number:,}, which begins at byte {self.offset:,}, is no {self.record_format}"
+        return self._error("bad-record", f"{what} ({reason}).", DOWNLOAD_AGAIN)
 
     def check_head(self, head: bytes) -> None:
         """Recognises shards of other kinds, whose bytes would pass for numbers."""
         if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
-            raise self._error("is a tar archive, which .load_wds_shards() reads.", "bad-record")
+            raise self._error("bad-record", "is a tar archive, which .load_wds_shards() reads.")
         if len(head) >= BLOCK and not any(head[:BLOCK]):
             what = f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written."
-            raise self._error(what, "bad-record")
+            raise self._error("bad-record", what)
         if kind := describe_magic(head):
             message = f"shard {self.shard} is no {self.record_format}. {kind}"
             raise ShardFormatError(message, shard=self.shard, kind="bad-record")
         text = head[:_TEXT_SIZE]
         # In MessagePack each byte below 128 is a number by itself; in CBOR it may begin a text.
-        if self.record_format == "msgpack" and len(text) == _TEXT_SIZE and text.isascii() and _is_printable(text):
-            raise self._error(f"is text, and no msgpack: it begins with {text!r}.", "bad-record")
+        is_text = len(text) == _TEXT_SIZE and all(32 <= byte < 127 or byte in b"\t\n\r" for byte in text)
+        if is_text and self.record_format == "msgpack":
+            raise self._error("bad-record", f"is text, and no msgpack: it begins with {text!r}.")
 
-    def _error(self, text: str, kind: DamageKind, advice: Advice = SKIP_DAMAGED) -> ShardFormatError:
-        message = f"shard {self.shard} {text}"
+    def _error(self, kind: DamageKind, what: str, advice: Advice = SKIP_DAMAGED) -> ShardFormatError:
+        message = f"shard {self.shard} {what}"
         return ShardFormatError(message, shard=self.shard, advice=advice, kind=kind, offset=self.offset)
-
-
-def _is_printable(text: bytes) -> bool:
-    return text.decode("ascii").translate({9: 32, 10: 32, 13: 32}).isprintable()
 
 
 class _Pieces:
@@ -183,12 +170,12 @@ class _Item:
     """
 
     def __init__(self, head: bytes, pieces: _Pieces, place: _Place, max_bytes: int) -> None:
-        self._head = memoryview(head)
+        self.left = memoryview(head)  # what was read of the stream and not of the record
+        self.taken = 0
+        self.failure: Exception | None = None
         self._pieces = pieces
         self._place = place
         self._max_bytes = max_bytes
-        self.taken = 0
-        self.failure: Exception | None = None
 
     def readable(self) -> bool:
         """Returns True."""
@@ -206,24 +193,20 @@ class _Item:
         parts: list[memoryview] = []
         missing = size
         while missing:
-            if not self._head:
+            if not self.left:
                 try:
-                    self._head = memoryview(self._pieces.next())
+                    self.left = memoryview(self._pieces.next())
                 except Exception as error:
                     self.failure = error
                     raise
-                if not self._head:
+                if not self.left:
                     self.failure = self._place.cut(self.taken + size - missing)
                     break
-            part, self._head = self._head[:missing], self._head[missing:]
+            part, self.left = self.left[:missing], self.left[missing:]
             parts.append(part)
             missing -= len(part)
         self.taken += size - missing
         return b"".join(parts)
-
-    def left(self) -> bytes:
-        """Returns what was read of the stream and not of the record."""
-        return bytes(self._head)
 
 
 def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> Iterator[Any]:
@@ -261,7 +244,7 @@ def _read_cbor(pieces: _Pieces, place: _Place, cbor2: Any, max_bytes: int) -> It
                 raise place.damaged(error) from error
             place.move(item.taken)
             yield record
-            piece = item.left()
+            piece = bytes(item.left)
         piece = piece or pieces.next()
 
 
@@ -279,10 +262,22 @@ def _read_msgpack(pieces: _Pieces, place: _Place, msgpack: Any, max_bytes: int) 
         scanner.feed(piece)
         data = b""
         position = 0
-        while (end := _record_end(scanner, place, msgpack)) is not None:
+        while True:
+            try:
+                scanner.skip()
+            except msgpack.OutOfData:
+                break
+            except Exception as error:
+                raise place.damaged(error) from error
+            length = scanner.tell() - place.offset
+            if length > max_bytes:
+                raise place.too_large(max_bytes)
             data = data or b"".join(held)
-            length = end - place.offset
-            record = _unpack(memoryview(data)[position : position + length], place, msgpack, max_bytes)
+            try:
+                content = memoryview(data)[position : position + length]
+                record = msgpack.unpackb(content, raw=False, strict_map_key=False)
+            except Exception as error:
+                raise place.damaged(error) from error
             place.move(length)
             position += length
             yield record
@@ -292,30 +287,3 @@ def _read_msgpack(pieces: _Pieces, place: _Place, msgpack: Any, max_bytes: int) 
             raise place.too_large(max_bytes)
     if size:
         raise place.cut(size)
-
-
-def _record_end(scanner: Any, place: _Place, msgpack: Any) -> int | None:
-    """Where the next record ends in the shard; None if that has not been read yet."""
-    try:
-        scanner.skip()
-    except msgpack.OutOfData:
-        return None
-    except Exception as error:
-        raise place.damaged(error) from error
-    end: int = scanner.tell()
-    return end
-
-
-def _unpack(data: memoryview, place: _Place, msgpack: Any, max_bytes: int) -> Any:
-    if len(data) > max_bytes:
-        raise place.too_large(max_bytes)
-    try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False)
-    except Exception as error:
-        raise place.damaged(error) from error
-
-
-_Read = Callable[[_Pieces, _Place, Any, int], Iterator[Any]]
-
-#: The package that decodes each format, and the reader.
-_FORMATS: dict[str, tuple[str, _Read]] = {"cbor": ("cbor2", _read_cbor), "msgpack": ("msgpack", _read_msgpack)}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchdata_wds.codecs import EncoderLike
     from torchdata_wds.codecs.images.decoding import ImageDecoder
     from torchdata_wds.format.index.slices import ShardSlice
-    from torchdata_wds.format.shard_file import ShardInfo
+    from torchdata_wds.format.shards import ShardInfo
     from torchdata_wds.format.tar.members import ShardMember
     from torchdata_wds.handlers import Handler
     from torchdata_wds.option_types import (

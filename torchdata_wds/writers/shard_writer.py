@@ -13,8 +13,7 @@ from typing import Any, BinaryIO, Self, Unpack
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import process_place, rank_place
 from torchdata_wds.format.index import index_url
-from torchdata_wds.format.shard_file import ShardFile, ShardInfo, archive_size
-from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.format.shards import ShardFile, ShardInfo, ShardNames, archive_size
 from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.option_types import StartShard
 from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_url, open_compressor

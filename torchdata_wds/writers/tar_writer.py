@@ -10,7 +10,7 @@ from typing import Any, Never, Self, TypedDict
 from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs import Encoder, EncoderLike
 from torchdata_wds.errors import SampleError
-from torchdata_wds.format.shard_file import Destination, ShardFile
+from torchdata_wds.format.shards import Destination, ShardFile
 from torchdata_wds.format.tar.packing import PackedSample, SamplePacker
 from torchdata_wds.storage import Unique
 

@@ -34,8 +34,7 @@ from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_a
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ReappearingKeyError, SampleError, UnsafeDataError, WdsError
 from torchdata_wds.format.index import index_url
-from torchdata_wds.format.shard_file import ShardInfo
-from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.format.shards import ShardInfo, ShardNames
 from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.command import CommandGuard, status_text

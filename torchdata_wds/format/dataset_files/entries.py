@@ -75,15 +75,7 @@ Part = tuple[SpecPlace, float | None, list[SpecEntry]]
 
 
 def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
-    """Checks a specification with a ``dataset:`` list: one group, or with weights a group per entry.
-
-    Example:
-        >>> from torchdata_wds.format.dataset_files.trust import Origin
-        >>> content = {"dataset": [{"shards": "a.tar", "scale": 2}, {"shards": ["b.tar", "c.tar"]}]}
-        >>> [group] = dataset_groups(content, SpecPlace(Origin("spec")))
-        >>> [(entry.name, entry.patterns, entry.keys) for entry in group.entries]
-        [(0, ('a.tar',), {'scale': 2}), (1, ('b.tar', 'c.tar'), {})]
-    """
+    """Checks a specification with a ``dataset:`` list: one group, or with weights a group per entry."""
     place.check_keys(content, ("dataset",))
     here = place.at("dataset")
     items = _filled_list(content["dataset"], here)
@@ -150,15 +142,7 @@ def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] 
 
 
 def sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
-    """Checks a specification with ``prefix``, ``buckets`` and ``datasets``: one group.
-
-    Example:
-        >>> from torchdata_wds.format.dataset_files.trust import Origin
-        >>> content = {"prefix": "s3://", "buckets": "b", "datasets": [{"shards": "x-{0..9}.tar", "choose": 5}]}
-        >>> [group] = sampled_groups(content, SpecPlace(Origin("spec")))
-        >>> [(entry.name, entry.patterns, entry.count) for entry in group.entries]
-        [('@b', ('s3://b/x-{0..9}.tar',), 5)]
-    """
+    """Checks a specification with ``prefix``, ``buckets`` and ``datasets``: one group."""
     place.check_keys(content, _SAMPLED_KEYS)
     prefix = place.at("prefix").expand(_text(content.get("prefix", ""), place.at("prefix")))
     here = place.at("datasets")

@@ -36,12 +36,7 @@ def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | No
 
 
 def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> Any:
-    """Parses a dataset file's text, JSON or (unless `json_only`) YAML; `shown` is its name in messages.
-
-    Example:
-        >>> parse_spec('{"dataset": [{"shards": "x.tar"}]}')
-        {'dataset': [{'shards': 'x.tar'}]}
-    """
+    """Parses a dataset file's text, JSON or (unless `json_only`) YAML; `shown` is its name in messages."""
     try:
         if json_only:
             return _parse_json(text, shown)

@@ -31,12 +31,6 @@ def wids_groups(content: Mapping[str, Any], place: SpecPlace, read: Read) -> lis
     """Checks a ``wids`` shard list: one group, or with weights a group per dataset.
 
     `read` reads the file of a ``source_url`` and returns its content and origin.
-
-    Example:
-        >>> content = {"wids_version": 1, "base": "s3://b/d", "shardlist": [{"url": "x.tar", "nsamples": 3}]}
-        >>> [group] = wids_groups(content, SpecPlace(Origin("spec")), None)
-        >>> [(entry.name, entry.patterns) for entry in group.entries]
-        [(0, ('s3://b/d/x.tar',))]
     """
     parts = list(_parts(content, place, read))
     if not parts:

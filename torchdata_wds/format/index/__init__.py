@@ -193,12 +193,7 @@ def shard_name(url: str) -> str:
 
 
 def pack_row(key: str, start: int, stop: int, members: Iterable[tuple[str, int | None, int | None]]) -> str:
-    """Makes the line of one sample.
-
-    Example:
-        >>> pack_row("a", 0, 1024, [("a.txt", 512, 3)])
-        '["a",0,1024,[["a.txt",512,3]]]'
-    """
+    """Makes the line of one sample."""
     return json.dumps([key, start, stop, list(members)], separators=(",", ":"))
 
 

@@ -134,13 +134,6 @@ def read_sizes(
 
     A local file of large members is sought through, from header to header; elsewhere all is read anyway, and in large
     pieces.
-
-    Example:
-        >>> import tarfile
-        >>> with tarfile.open("x.tar", "w") as tar:
-        ...     tar.addfile(tarfile.TarInfo("a.txt"))
-        >>> list(group_members(read_sizes("x.tar")))
-        [{'__key__': 'a', '__url__': 'x.tar', 'txt': b''}]
     """
     counts = Counter() if skipped is None else skipped
     seeks = _has_large_members(url)

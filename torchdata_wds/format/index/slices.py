@@ -68,13 +68,6 @@ def slice_members(
     away count as well, so that a slice has the same samples whatever `select` is; members without a key do not.
     Behind kept samples stands `Mark.END`, as soon as they are complete. The rest of the shard is not read, unless the
     slice is a `TailSlice`. `units` are of one shard, from sample `first` on, which had `least` samples or more before.
-
-    Example:
-        >>> from torchdata_wds.format.tar.members import ShardMember
-        >>> from torchdata_wds.format.samples.names import split_name
-        >>> members = [ShardMember("x.tar", name, b"") for name in ("a.txt", "a.cls", "b.txt", "c.txt")]
-        >>> [unit.name for unit in slice_members(members, split_name, ShardSlice("x.tar", 1)) if unit is not Mark.END]
-        ['b.txt', 'c.txt']
     """
     slicer = _Slicer(split, part, first)
     for unit in units:

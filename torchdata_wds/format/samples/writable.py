@@ -28,12 +28,7 @@ def is_written(field: object, key: object = None) -> bool:
 
 
 def check_key(key: object) -> bytes:
-    """Checks a sample's key.
-
-    Example:
-        >>> check_key("train.v1/0001")
-        b'train.v1/0001'
-    """
+    """Checks a sample's key."""
     if key is None:
         raise MissingFieldError(
             "the sample has no __key__: each needs one, a str that no other sample of its shard has", field="__key__"
@@ -53,12 +48,7 @@ def check_key(key: object) -> bytes:
 
 
 def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
-    """Checks the name of a field.
-
-    Example:
-        >>> check_field("seg.png", "a")
-        b'seg.png'
-    """
+    """Checks the name of a field."""
     reason = ""
     if not field:
         reason = "it is empty"

@@ -24,13 +24,7 @@ class ShardMember(NamedTuple):
 
 
 class LocatedUrl(str):
-    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path.
-
-    Example:
-        >>> url = LocatedUrl("s3://bucket/x.tar", "/cache/x.tar")
-        >>> url, url.local_path
-        ('s3://bucket/x.tar', '/cache/x.tar')
-    """
+    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path."""
 
     __slots__ = ("local_path", "url")
 

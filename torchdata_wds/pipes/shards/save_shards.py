@@ -19,8 +19,7 @@ from torchdata_wds.consumers import (
     upstream,
 )
 from torchdata_wds.errors import ReappearingKeyError
-from torchdata_wds.format.shard_file import ShardInfo
-from torchdata_wds.format.shard_names import ShardNames
+from torchdata_wds.format.shards import ShardInfo, ShardNames
 from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
 from torchdata_wds.option_types import StartShard
 from torchdata_wds.pipes.base import Held, WdsPipe, register

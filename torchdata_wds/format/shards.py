@@ -1,15 +1,17 @@
-"""One shard while it is written: packed samples to compressed bytes at their destination, or to nothing at all."""
+"""Shards that are written: the names of one after the other, and packed samples to bytes at their destination."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
@@ -20,6 +22,7 @@ from torchdata_wds.storage import (
     Target,
     Unique,
     compression_for,
+    list_targets,
     mask_url,
     open_compressor,
     open_target,
@@ -29,6 +32,10 @@ from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 logger = logging.getLogger(__name__)
 Destination = str | os.PathLike[str] | BinaryIO
+
+_PLACE = re.compile(r"%(?P<old>0?\d*)d|\{(?P<name>shard|rank|worker)(?::(?P<spec>0?\d*d?))?\}|(?P<percent>%%)")
+_OTHER_PLACE = re.compile(r"\{[^{}]*\}")
+_PLACES = "%06d or {shard:06d} for the number, and {rank} or {worker} where several processes write"
 
 # tar writes whole records of 20 blocks
 _RECORD = 20 * BLOCK
@@ -53,12 +60,7 @@ class ShardInfo:
 
 
 def archive_size(content: int) -> int:
-    """The size of a finished archive whose members take so many bytes: with its end marker, in whole records.
-
-    Example:
-        >>> archive_size(0), archive_size(9216), archive_size(9217)
-        (10240, 10240, 20480)
-    """
+    """The size of a finished archive whose members take `content` bytes: with its end marker, in whole records."""
     return content + 2 * BLOCK + -(content + 2 * BLOCK) % _RECORD
 
 
@@ -68,7 +70,6 @@ class OpenFile:
     def __init__(self, file: BinaryIO, url: str) -> None:
         self.url = url
         self._file = file
-        self._shard = mask_url(url)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
         """Writes all of it, and hands it over to the system: a process that is forked must not write it once more."""
@@ -101,22 +102,16 @@ class OpenFile:
             raise self._failure(f"failed: {error}") from error
 
     def _failure(self, what: str) -> ShardOpenError:
-        return ShardOpenError(
-            f"the file of shard {self._shard!r} {what}. A shard needs a binary file (mode='wb') with room",
-            shard=self._shard,
-        )
+        shard = mask_url(self.url)
+        message = f"the file of shard {shard!r} {what}. A shard needs a binary file (mode='wb') with room"
+        return ShardOpenError(message, shard=shard)
 
 
 class ShardFile(Unique):
-    """A shard that is being written, by one thread.
+    """A shard that is being written, by one thread, to a path, a URL or an open binary file (called `name`).
 
-    Whatever happens before `close` has returned, nothing with the shard's name is there that is not whole.
-
-    Args:
-        destination: A path, a URL that can be written, or an open binary file.
-        name: What an open file is called.
-        compress: As in `compression_for`.
-        digest: Whether the SHA-256 digest is computed, as it always is for an index.
+    Whatever happens before `close` has returned, nothing with the shard's name is there that is not whole. The SHA-256
+    digest is computed for an index, or if `digest` is true; `compress` is that of `compression_for`.
     """
 
     _is_open = False
@@ -156,7 +151,7 @@ class ShardFile(Unique):
         self._digest = hashlib.sha256() if digest or index else None
         self._stored = 0
         self._keys: set[str] = set()
-        self._pending: list[bytes] = []
+        self._pending: list[bytes] = []  # not written yet, of `_pending_size` bytes
         self._pending_size = 0
         self.size = 0  # bytes of the archive so far, before compression
         self._is_whole = True
@@ -172,12 +167,9 @@ class ShardFile(Unique):
         self._check_whole()
         key = packed.key
         if key in self._keys:
-            raise ReappearingKeyError(
-                f"key {key!r} comes twice in shard {mask_url(self.url)}: a reader would refuse the second sample. "
-                "Give it another key",
-                shard=mask_url(self.url),
-                key=key,
-            )
+            shard = mask_url(self.url)
+            what = f"key {key!r} comes twice in shard {shard}: a reader would refuse the second sample"
+            raise ReappearingKeyError(f"{what}. Give it another key", shard=shard, key=key)
         # an interrupt may come between any two of these lines
         self._is_whole = False
         if self._rows is not None:
@@ -231,11 +223,9 @@ class ShardFile(Unique):
 
     def _check_whole(self) -> None:
         if not self._is_whole:
-            raise ShardOpenError(
-                f"shard {mask_url(self.url)} is not whole, because writing it failed or was interrupted before, and "
-                "will not appear under its name. Write it again",
-                shard=mask_url(self.url),
-            )
+            shard = mask_url(self.url)
+            why = "because writing it failed or was interrupted before, and will not appear under its name"
+            raise ShardOpenError(f"shard {shard} is not whole, {why}. Write it again", shard=shard)
 
     def _flush(self) -> None:
         data = b"".join(self._pending)
@@ -283,3 +273,80 @@ def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
     if index or (overwrite and scheme not in (STDIN, "pipe")):
         return index_url(url)
     return None
+
+
+class ShardNames:
+    """A pattern of names with a place for the shard's number, and perhaps for the `rank` and the `worker`.
+
+    `writers` processes write shards of this pattern and take turns with the numbers; this one's is `turn`.
+
+    Example:
+        >>> names = ShardNames("{rank}/train-%06d.tar", rank=1)
+        >>> names.name(7)
+        '1/train-000007.tar'
+    """
+
+    def __init__(
+        self, pattern: str | os.PathLike[str], *, rank: int = 0, worker: int = 0, writers: int = 1, turn: int = 0
+    ) -> None:
+        pattern = os.fspath(pattern) if isinstance(pattern, os.PathLike) else pattern
+        if not isinstance(pattern, str):
+            raise TypeError(f"a pattern of shards is a str with {_PLACES}, not {pattern!r}")
+        self.pattern = pattern
+        self._values = {"rank": rank, "worker": worker}
+        self._writers = writers
+        self._turn = turn
+        places = sum(map(_is_number, _PLACE.finditer(pattern)))
+        shown = f"pattern {mask_url(pattern)!r}"
+        if places != 1:
+            raise ValueError(f"{shown} has {places} places for the shard's number instead of one: write {_PLACES}")
+        other = None if scheme_of(pattern) == "pipe" else _OTHER_PLACE.search(_PLACE.sub("", pattern))
+        if other is not None:
+            raise ValueError(f"{shown} has an unknown place {other[0]}: there are {_PLACES}")
+
+    def name(self, number: int) -> str:
+        """The name of the shard with a number."""
+        return _PLACE.sub(lambda match: self._fill(match, number), self.pattern)
+
+    def numbers(
+        self, start: int | Literal["next"], storage_options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Iterator[int]:
+        """Yields this writer's numbers, without end."""
+        if start != "next":
+            return itertools.count(start + self._turn, self._writers)
+        number = self.next_number(storage_options)
+        # each writer may see another highest number, but keeps to its own turn
+        return itertools.count(number + (self._turn - number) % self._writers, self._writers)
+
+    def check_listable(self) -> None:
+        """Checks that there is a folder to look for existing shards in."""
+        if scheme_of(self.pattern) == "pipe" or any(map(_is_number, _PLACE.finditer(self.pattern.rpartition("/")[0]))):
+            raise ValueError(
+                f"'next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} does not have"
+            )
+
+    def next_number(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> int:
+        """The number behind the highest that a shard of this pattern has."""
+        self.check_listable()
+        folder, slash, last = self.pattern.rpartition("/")
+        folder = _PLACE.sub(lambda match: self._fill(match, 0), folder)
+        parts: list[str] = []
+        position = 0
+        for match in _PLACE.finditer(last):
+            place = r"(\d+)" if _is_number(match) else re.escape(self._fill(match, 0))
+            parts += [re.escape(last[position : match.start()]), place]
+            position = match.end()
+        matcher = re.compile("".join(parts) + re.escape(last[position:]))
+        existing = list_targets(folder + slash or ".", storage_options=storage_options)
+        numbers = [int(found[1]) for name in existing if (found := matcher.fullmatch(name))]
+        return max(numbers, default=-1) + 1
+
+    def _fill(self, match: re.Match[str], number: int) -> str:
+        if match["percent"]:
+            return "%" if any(other["old"] is not None for other in _PLACE.finditer(self.pattern)) else "%%"
+        spec = match["old"] or match["spec"] or ""
+        return format(self._values.get(match["name"], number), spec.rstrip("d") + "d")
+
+
+def _is_number(match: re.Match[str]) -> bool:
+    return match["old"] is not None or match["name"] == "shard"

@@ -18,7 +18,7 @@ from torchdata_wds.cli.tables import unfold
 from torchdata_wds.cli.terminal import counted, guess_text, printable, say
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS
-from torchdata_wds.codecs.values.json import write_json
+from torchdata_wds.codecs.values.text import write_json
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.pipes.samples.field_specs import name_sample

@@ -23,7 +23,7 @@ from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.suffixes import split_suffix
 from torchdata_wds.codecs.table import find_codec
-from torchdata_wds.codecs.values.json import write_json
+from torchdata_wds.codecs.values.text import write_json
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.pipes.samples.field_specs import name_sample

@@ -9,12 +9,7 @@ from typing import Any
 from torchdata_wds.codecs.images.encoding import IMAGE_ENCODERS, refuse_image
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
-from torchdata_wds.codecs.values.json import decode_json, encode_json
-from torchdata_wds.codecs.values.numpy import decode_npy, decode_npz, encode_npy, encode_npz
-from torchdata_wds.codecs.values.pickle import decode_pickle, encode_pickle
-from torchdata_wds.codecs.values.records import decode_cbor, decode_msgpack, encode_cbor, encode_msgpack
-from torchdata_wds.codecs.values.tenbin import decode_tenbin, encode_tenbin
-from torchdata_wds.codecs.values.text import decode_int, decode_int_or_word, decode_text, encode_int, encode_text
+from torchdata_wds.codecs.values import numpy, records, text
 from torchdata_wds.codecs.values.torch import decode_torch, encode_torch
 
 
@@ -29,17 +24,17 @@ class Codec:
 
 
 _ROWS = (
-    Codec("text", "txt text transcript", decode_text, encode_text),
-    Codec("an integer", "cls cls2 index inx id", decode_int, encode_int),
-    Codec("an integer", "class count", decode_int_or_word, encode_int),
-    Codec("json", "json jsn", decode_json, encode_json),
-    Codec("npy", "npy", decode_npy, encode_npy),
-    Codec("npz", "npz", decode_npz, encode_npz),
+    Codec("text", "txt text transcript", text.decode_text, text.encode_text),
+    Codec("an integer", "cls cls2 index inx id", text.decode_int, text.encode_int),
+    Codec("an integer", "class count", text.decode_int_or_word, text.encode_int),
+    Codec("json", "json jsn", text.decode_json, text.encode_json),
+    Codec("npy", "npy", numpy.decode_npy, numpy.encode_npy),
+    Codec("npz", "npz", numpy.decode_npz, numpy.encode_npz),
     Codec("torch", "pth pt", decode_torch, encode_torch),
-    Codec("tenbin", "ten tenbin tb", decode_tenbin, encode_tenbin),
-    Codec("msgpack", "mp msg msgpack", decode_msgpack, encode_msgpack),
-    Codec("cbor", "cbor", decode_cbor, encode_cbor),
-    Codec("pickle", "pyd pkl pickle", decode_pickle, encode_pickle),
+    Codec("tenbin", "ten tenbin tb", numpy.decode_tenbin, numpy.encode_tenbin),
+    Codec("msgpack", "mp msg msgpack", records.decode_msgpack, records.encode_msgpack),
+    Codec("cbor", "cbor", records.decode_cbor, records.encode_cbor),
+    Codec("pickle", "pyd pkl pickle", records.decode_pickle, records.encode_pickle),
     *(Codec("an image", field, encode=IMAGE_ENCODERS.get(field, refuse_image)) for field in IMAGE_FIELDS),
 )
 

@@ -1,9 +1,10 @@
-"""NumPy fields: npy and npz, never with pickled objects in them."""
+"""NumPy fields: npy, npz, and the tenbin of WebDataset and tensorcom, never with pickled objects in them."""
 
 from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,14 @@ _READ_HEADER: dict[tuple[int, int], Any] = {
 
 # Kinds of types whose names say all about them; what else NumPy writes may read back as another type.
 _PLAIN_KINDS = "biufcmMSU"
+
+# Tenbin: each array is two chunks, header and data. A chunk is the magic, the length of its payload as int64, the
+# payload, and zero bytes that fill the payload up to a multiple of 64. A header's payload is int64 words: the type as
+# eight ASCII bytes (f4), an info string of up to eight, the rank (below 10) and the dimensions. All little-endian.
+_TENBIN_MAGIC = b"~TenBin~"
+_TENBIN_PREFIX = struct.Struct("<8sq")
+_TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+_TENBIN_MAX_RANK = 9
 
 
 def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # noqa: ARG001
@@ -105,7 +114,15 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
-            _check_name(name)
+            if not isinstance(name, str):
+                raise TypeError(f"the names of arrays must be str, found {name!r}")
+            # the archive would end the first at the NUL, and read the second as a path on Windows
+            if "\0" in name or "\\" in name:
+                raise ValueError(
+                    f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename the array"
+                )
+            if len(name.encode("utf-8", "replace")) > _MAX_NAME:
+                raise ValueError(f"the name {name[:20]!r}... is too long for an archive; rename the array")
             entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_TIME)
             entry.create_system = _ZIP_UNIX
             entry.compress_type = zipfile.ZIP_DEFLATED
@@ -117,11 +134,65 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
     return out.getvalue()
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"the names of arrays must be str, found {name!r}")
-    # the archive would end the first at the NUL, and read the second as a path on Windows
-    if "\0" in name or "\\" in name:
-        raise ValueError(f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename the array")
-    if len(name.encode("utf-8", "replace")) > _MAX_NAME:
-        raise ValueError(f"the name {name[:20]!r}... is too long for an archive; rename the array")
+def decode_tenbin(data: bytes, options: DecodeOptions) -> list[np.ndarray[Any, Any]]:  # noqa: ARG001
+    """Decodes tenbin into a list of arrays that own their memory; info strings are dropped."""
+    chunks: list[memoryview] = []
+    offset = 0
+    while offset < len(data):
+        begin = offset + _TENBIN_PREFIX.size
+        if begin > len(data):
+            raise ValueError(f"cut off in a chunk's prefix at byte {offset:,}")
+        magic, size = _TENBIN_PREFIX.unpack_from(data, offset)
+        if magic != _TENBIN_MAGIC:
+            raise ValueError(f"expected {_TENBIN_MAGIC!r} at byte {offset:,}, found {magic!r}")
+        offset = begin + math.ceil(size / 64) * 64
+        if size < 0 or offset > len(data):
+            raise ValueError(f"the chunk at byte {begin:,} has {size:,} bytes, but only {len(data) - begin:,} are left")
+        chunks.append(memoryview(data)[begin : begin + size])
+    if len(chunks) % 2:
+        raise ValueError("the last array has a header but no data")
+    return [_build_array(header, payload) for header, payload in zip(chunks[::2], chunks[1::2], strict=True)]
+
+
+def _build_array(header: memoryview, payload: memoryview) -> np.ndarray[Any, Any]:
+    if len(header) < 24 or len(header) % 8:
+        raise ValueError(f"an array's header has {len(header)} bytes")
+    _, _, rank, *shape = struct.unpack(f"<{len(header) // 8}q", header)
+    code = bytes(header[:8]).rstrip(b"\0").decode("ascii", "backslashreplace")
+    if code not in _TENBIN_DTYPES:
+        raise ValueError(f"unknown array type {code!r}")
+    if rank != len(shape) or rank > _TENBIN_MAX_RANK or min(shape, default=0) < 0:
+        raise ValueError(f"an array's header declares rank {rank} and dimensions {shape}")
+    dtype = np.dtype("<" + code)
+    expected = math.prod(shape) * dtype.itemsize
+    if len(payload) != expected:
+        raise ValueError(f"an array of {dtype.name} {tuple(shape)} takes {expected:,} bytes, found {len(payload):,}")
+    return np.frombuffer(payload, dtype=dtype).reshape(shape).copy()
+
+
+def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Encodes a list or tuple of arrays, or one array, which reads back as a list of one.
+
+    The bytes are those of ``webdataset.tenbin``, where that can do the arrays: it has no uint32, and writes arrays
+    without dimensions but cannot read them.
+    """
+    parts: list[bytes] = []
+    for number, array in enumerate(value if isinstance(value, list | tuple) else [value]):
+        if not isinstance(array, np.ndarray | np.generic) or isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                f"expected NumPy arrays, item {number} is a {type(array).__name__}; convert it with numpy.asarray(), a "
+                "tensor with .numpy(), a masked array with .filled()"
+            )
+        code = f"{array.dtype.kind}{array.dtype.itemsize}"
+        if code not in _TENBIN_DTYPES:
+            raise ValueError(
+                f"item {number} has dtype {array.dtype}, tenbin has only {' '.join(sorted(_TENBIN_DTYPES))}; convert "
+                "it with .astype(), or name the field npy or npz"
+            )
+        if array.ndim > _TENBIN_MAX_RANK:
+            most = f"tenbin has at most {_TENBIN_MAX_RANK}; reshape it"
+            raise ValueError(f"item {number} has {array.ndim} dimensions, {most}")
+        header = struct.pack(f"<8s8sq{array.ndim}q", code.encode(), b"", array.ndim, *array.shape)
+        for payload in (header, array.astype("<" + code, copy=False).tobytes()):
+            parts += [_TENBIN_PREFIX.pack(_TENBIN_MAGIC, len(payload)), payload, bytes(-len(payload) % 64)]
+    return b"".join(parts)

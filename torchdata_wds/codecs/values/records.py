@@ -1,4 +1,4 @@
-"""Record fields: msgpack and cbor."""
+"""Fields of Python values: msgpack, cbor, and pickle, which is off unless the program allows it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import decimal
 import fractions
 import io
 import ipaddress
+import pickle
 import uuid
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions, import_optional
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import UnsafeDataError
 
 # What is smaller than this does not run out of memory, unless it claims more than it has.
 _LARGE = 16 << 20
@@ -27,6 +29,9 @@ _CBOR_DEPTH = 150
 # The canonical form of a set in a set is made twice, for the order and for the bytes: 2 ** depth times at the bottom.
 _CBOR_SET_DEPTH = 12
 _CBOR_PLAIN = frozenset([type(None), bool, int, float, str, bytes, bytearray])
+
+# Fixed, so that the bytes do not depend on the Python that writes them.
+_PICKLE_PROTOCOL = 4
 
 # What is written and read back one by one, to see whether it is equal; subclasses, too.
 _CBOR_KNOWN = (
@@ -100,9 +105,9 @@ def _look_inside(value: Any, max_depth: int) -> tuple[bool, list[Any]]:
     """Finds whether there are sets in a value, and what in it, keys too, is neither a container nor plain."""
     has_sets = False
     others: list[Any] = []
-
-    def look(items: Iterable[Any], depth: int) -> None:
-        nonlocal has_sets
+    pending: list[tuple[Any, int]] = [([value], 1)]
+    while pending:
+        items, depth = pending.pop()
         for item in items:
             if type(item) in _CBOR_PLAIN:
                 continue
@@ -113,11 +118,8 @@ def _look_inside(value: Any, max_depth: int) -> tuple[bool, list[Any]]:
                 raise ValueError(f"it is nested too deeply, more than {max_depth} levels, or contains itself")
             has_sets = has_sets or isinstance(item, (set, frozenset))
             # most containers hold plain values only, and this is the fastest way to find out
-            for inner in (item, item.values()) if isinstance(item, dict) else (item,):
-                if not _CBOR_PLAIN.issuperset(map(type, inner)):
-                    look(inner, depth + 1)
-
-    look([value], 1)
+            inners = (item, item.values()) if isinstance(item, dict) else (item,)
+            pending += [(inner, depth + 1) for inner in inners if not _CBOR_PLAIN.issuperset(map(type, inner))]
     return has_sets, others
 
 
@@ -155,3 +157,24 @@ def _msgpack() -> Any:
 
 def _cbor2() -> Any:
     return import_optional("cbor2", extra="cbor", fields="cbor fields")
+
+
+def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
+    """Unpickles a field, only with ``allow_pickle=True`` and without ``WDS_SECURE=1``."""
+    if not options.allow_pickle:
+        raise UnsafeDataError(
+            "is a pickle, which can run any code while it is loaded. If you trust whoever wrote the shard, decode with "
+            "allow_pickle=True; otherwise leave the field as bytes, with only= naming the others"
+        )
+    if is_secure():
+        raise UnsafeDataError("is a pickle, and WDS_SECURE=1 refuses pickles also where allow_pickle=True")
+    return pickle.loads(data)
+
+
+def encode_pickle(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
+    """Pickles a value; readers need ``allow_pickle=True``.
+
+    Equal values may have different pickles: sets of str have another order in each process, unless PYTHONHASHSEED is
+    set, and an object that is in a value twice is written once, where two equal ones are written twice.
+    """
+    return pickle.dumps(value, _PICKLE_PROTOCOL)

@@ -151,10 +151,8 @@ def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def _show_in(storage: Any, tensor: torch.Tensor, begin: int) -> torch.Tensor:
     import torch
 
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    if not tensor.numel():
-        return empty.set_(storage, 0, tensor.shape, tensor.stride())
-    offset = tensor.storage_offset() - begin // tensor.element_size()
-    shown = empty.set_(storage, offset, tensor.shape, tensor.stride())
+    offset = tensor.storage_offset() - begin // tensor.element_size() if tensor.numel() else 0
+    shown = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    shown.set_(storage, offset, tensor.shape, tensor.stride())
     shown = shown.conj() if tensor.is_conj() else shown
     return torch._neg_view(shown) if tensor.is_neg() else shown

@@ -13,7 +13,7 @@ from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
 from torchdata_wds.codecs.matching import ExtensionDecoder, is_named, matches, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import Planner, guard
+from torchdata_wds.codecs.plans import Planner, guard, shown_call
 from torchdata_wds.codecs.suffixes import decompress, split_suffix
 from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.errors import SKIPPING, Advice, DecodingError, UnsafeDataError
@@ -91,7 +91,8 @@ class Decoder(Planner[_Plan]):
         return result
 
     def __repr__(self) -> str:
-        return self._show([getattr(decoder, "__qualname__", None) or repr(decoder) for decoder in self.decoders])
+        shown = [getattr(decoder, "__qualname__", None) or repr(decoder) for decoder in self.decoders]
+        return shown_call("Decoder", self, *shown)
 
     def _prepare(self) -> None:
         check_flags(exif_transpose=self.exif_transpose)

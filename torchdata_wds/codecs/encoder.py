@@ -9,7 +9,7 @@ from torchdata_wds.codecs.failures import StepFailedError, describe_cause, descr
 from torchdata_wds.codecs.images.pixels import IMAGE_SPECS, parse_image_spec
 from torchdata_wds.codecs.matching import matches, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import Planner, guard
+from torchdata_wds.codecs.plans import Planner, guard, shown_call
 from torchdata_wds.codecs.suffixes import compress, is_compressed, split_suffix
 from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.errors import SKIPPING, Advice, EncodingError
@@ -69,7 +69,7 @@ class Encoder(Planner[_Plan | None]):
         return result
 
     def __repr__(self) -> str:
-        return self._show([] if self.encoder is True else [_show(self.encoder)])
+        return shown_call("Encoder", self, *([] if self.encoder is True else [_show(self.encoder)]))
 
     def _prepare(self) -> None:
         self._users = _parse_users(self.encoder)

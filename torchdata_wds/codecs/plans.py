@@ -17,6 +17,7 @@ Options = TypeVar("Options")
 
 # Field names come from the shards: a data set with ever new ones must not fill the memory.
 _MAX_PLANS = 1000
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 class Planner(ABC, Generic[P]):
@@ -47,12 +48,18 @@ class Planner(ABC, Generic[P]):
         self._plans[field] = plan
         return plan
 
-    def _show(self, arguments: list[str]) -> str:
-        """Writes the call that makes an equal object, with the options that differ from their defaults."""
-        for name, option in inspect.signature(type(self)).parameters.items():
-            if option.kind is option.KEYWORD_ONLY and getattr(self, name) != option.default:
-                arguments.append(f"{name}={getattr(self, name)!r}")
-        return f"{type(self).__name__}({', '.join(arguments)})"
+
+def shown_call(name: str, owner: object, *arguments: str) -> str:
+    """Writes the call that makes an equal object, with the options that differ from their defaults."""
+    options = [f"{option}={value!r}" for option, value in changed_options(owner).items()]
+    return f"{name}({', '.join([*arguments, *options])})"
+
+
+def changed_options(owner: object) -> dict[str, Any]:
+    """Returns the keyword arguments that an object was made with, where they differ from their defaults."""
+    options = [option for option in inspect.signature(type(owner)).parameters.values() if option.kind is _KEYWORD]
+    given = [(option.name, getattr(owner, option.name), option.default) for option in options]
+    return {name: value for name, value, default in given if value != default}
 
 
 def guard(step: str, function: Callable[[T, Options], R], options: Options) -> Callable[[T], R]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
-from typing import Any, BinaryIO, Self, Unpack
+from typing import Any, BinaryIO, Unpack
 
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.consumers import process_place, rank_place
@@ -16,14 +15,14 @@ from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shards import ShardFile, ShardInfo, ShardNames, archive_size
 from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.option_types import StartShard
-from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_url, open_compressor
-from torchdata_wds.writers.tar_writer import TarOptions, check_options, sample_packer
+from torchdata_wds.storage import StorageOptions, compression_for, mask_url, open_compressor
+from torchdata_wds.writers.tar_writer import SampleWriter, TarOptions, check_options
 
 logger = logging.getLogger(__name__)
 _FILE_OPTIONS = ("compress", "index", "storage_options")
 
 
-class ShardWriter(Unique):
+class ShardWriter(SampleWriter):
     """Writes samples into numbered shards of limited size.
 
     A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
@@ -86,8 +85,6 @@ class ShardWriter(Unique):
             raise ValueError(f"max_bytes must be at least 1, not {max_bytes!r}")
         if not isinstance(pattern, ShardNames):
             pattern = ShardNames(pattern, rank=rank_place().number, worker=process_place().number)
-        self.max_count = checked_int("max_count", max_count, 1)
-        self.max_bytes = max_bytes
         if start_shard == "next":
             pattern.check_listable()
         elif isinstance(start_shard, str):
@@ -95,6 +92,8 @@ class ShardWriter(Unique):
         else:
             start_shard = checked_int("start_shard (if it is not 'next')", start_shard, 0)
         self.start_shard = start_shard
+        self.max_count = checked_int("max_count", max_count, 1)
+        self.max_bytes = max_bytes
         self.max_shards = None if max_shards is None else checked_int("max_shards", max_shards, 1)
         self.post = post
         self.opener = opener
@@ -102,24 +101,27 @@ class ShardWriter(Unique):
         packing: dict[str, Any] = dict(options)
         self._options = {name: packing.pop(name) for name in _FILE_OPTIONS if name in packing}
         self._options |= {"overwrite": overwrite, "storage_options": StorageOptions(options.get("storage_options"))}
-        self.pack = sample_packer(**packing)
+        super().__init__(**packing)
+        # what is wrong about all shards shows before the first one is opened
+        if (kind := compression_for(pattern.name(0), options.get("compress"))) is not None:
+            open_compressor(kind)
+        if options.get("index"):
+            if opener is not None:
+                raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
+            index_url(pattern.name(0))
         self._names = pattern
-        _check_destination(pattern.name(0), opener, options)
         self._numbers: Iterator[int] | None = None
         self._number = 0
         self._shard: ShardFile | None = None
         self._file: BinaryIO | None = None
-        self._lock = threading.RLock()
-        self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Adds a sample: whole, or not at all.
+        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
+
+        They are 0 where it is not written, because `max_shards` shards are full.
 
         Args:
             sample: ``__key__`` and values by field; names like ``__url__`` are not written.
-
-        Returns:
-            Its bytes in the archive, before compression; 0 if it is not written, because `max_shards` shards are full.
 
         Raises:
             SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
@@ -173,19 +175,6 @@ class ShardWriter(Unique):
         with contextlib.suppress(Exception):
             self._close_file()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("the writer is closed; open another one")
-
     def _has_room(self, shard: ShardFile, packed: PackedSample) -> bool:
         return bool(shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes)
 
@@ -201,22 +190,21 @@ class ShardWriter(Unique):
             self._numbers = self._names.numbers(self.start_shard, self._options.get("storage_options"))
             self._number = next(self._numbers)
         name = self._names.name(self._number)
-        shard = ShardFile(name, **self._options) if self.opener is None else self._open_file(name, self.opener)
+        destination: Any = name
+        if self.opener is not None:
+            destination = self.opener(name)
+            if not callable(getattr(destination, "write", None)):
+                raise TypeError(f"opener must return a binary file, not {destination!r}")
+            self._file = destination
+        try:
+            shard = ShardFile(destination, name=name, **self._options)
+        except BaseException:
+            self._close_file()
+            raise
         # only now: a shard that cannot be written must not be passed over
         self._number = next(self._numbers)
         logger.info("writing shard %s", mask_url(name))
         return shard
-
-    def _open_file(self, name: str, opener: Callable[[str], BinaryIO]) -> ShardFile:
-        file = opener(name)
-        if not callable(getattr(file, "write", None)):
-            raise TypeError(f"opener must return a binary file, not {file!r}")
-        self._file = file
-        try:
-            return ShardFile(file, name=name, **self._options)
-        except BaseException:
-            self._close_file()
-            raise
 
     def _finish(self) -> None:
         if self._shard is None:
@@ -233,13 +221,3 @@ class ShardWriter(Unique):
         file, self._file = self._file, None
         if file is not None:
             file.close()
-
-
-def _check_destination(name: str, opener: object, options: TarOptions) -> None:
-    """Finds out what is wrong about all shards before the first one is opened."""
-    if (kind := compression_for(name, options.get("compress"))) is not None:
-        open_compressor(kind)
-    if options.get("index"):
-        if opener is not None:
-            raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
-        index_url(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Never, Self, TypedDict
 
 from torchdata_wds.checks import check_flags
@@ -58,23 +58,47 @@ def check_options(options: Mapping[str, Any], *others: str) -> None:
             raise TypeError(f"unknown option {name!r}: {hint}{' ' if hint else ''}The options are {', '.join(known)}")
 
 
-def sample_packer(
-    *, encoder: EncoderLike = True, jpeg_quality: int = 95, png_compression: int = 6, **headers: Any
-) -> Callable[[Mapping[str, Any]], PackedSample]:
-    """Returns the function that turns a sample into its bytes in an archive, from options of `TarWriter`."""
-    encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
-    pack = SamplePacker(**headers).pack
+class SampleWriter(Unique):
+    """What both writers share: how a sample becomes its bytes in an archive, and how ``with`` ends."""
 
-    def prepare(sample: Mapping[str, Any]) -> PackedSample:
+    def __init__(
+        self, *, encoder: EncoderLike = True, jpeg_quality: int = 95, png_compression: int = 6, **headers: Any
+    ) -> None:
+        encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
+        self._encode = None if encoder is False else encode  # the packer takes bytes only, and says so
+        self._pack = SamplePacker(**headers).pack
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def pack(self, sample: Mapping[str, Any]) -> PackedSample:
+        """Turns a sample into its bytes in an archive."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
-        # the packer takes bytes only, and says so
-        return pack(sample if encoder is False else encode(sample))
+        return self._pack(sample if self._encode is None else self._encode(sample))
 
-    return prepare
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def close(self) -> None:
+        """Finishes what is open."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Abandons what is open."""
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the writer is closed; open another one")
 
 
-class TarWriter(Unique):
+class TarWriter(SampleWriter):
     """Writes samples into one tar archive.
 
     The same samples give the same bytes. A path (or a URL of a store) gets its new content on `close`, all at once:
@@ -107,12 +131,11 @@ class TarWriter(Unique):
         ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
 
     Example:
-        >>> import pathlib, tempfile
+        >>> import pathlib, tempfile, torchdata_wds
         >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
         >>> with TarWriter(path) as writer:
         ...     writer.write({"__key__": "a", "txt": "one", "cls": 1})
         2048
-        >>> import torchdata_wds
         >>> [sample["txt"] for sample in torchdata_wds.WebDataset(path, decoder=[])]
         ['one']
     """
@@ -137,7 +160,7 @@ class TarWriter(Unique):
     ) -> None:
         check_options(unknown, "overwrite")
         check_flags(lowercase=lowercase, index=index, overwrite=overwrite)
-        self._pack = sample_packer(
+        super().__init__(
             encoder=encoder,
             jpeg_quality=jpeg_quality,
             png_compression=png_compression,
@@ -150,26 +173,20 @@ class TarWriter(Unique):
         self._shard = ShardFile(
             file, compress=compress, overwrite=overwrite, index=index, digest=False, storage_options=storage_options
         )
-        self._lock = threading.RLock()
-        self._closed = False
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Adds a sample: whole, or not at all.
+        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
 
         Args:
             sample: ``__key__`` and values by field; names like ``__url__`` are not written.
-
-        Returns:
-            The bytes that it takes in the archive, before compression.
 
         Raises:
             SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
             ShardOpenError: if the file fails.
             ValueError: if the writer is closed.
         """
-        if self._closed:
-            raise ValueError("the writer is closed; open another one")
-        packed = self._pack(sample)
+        self._check_open()
+        packed = self.pack(sample)
         with self._lock:
             self._shard.append(packed)
         return packed.size
@@ -185,12 +202,8 @@ class TarWriter(Unique):
                 self._shard.close()
             self._closed = True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        elif not self._closed:
+    def abort(self) -> None:
+        """Abandons the archive: what was there before stays; does nothing after `close`."""
+        if not self._closed:
             self._closed = True
             self._shard.abort()

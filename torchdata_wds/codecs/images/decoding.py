@@ -18,6 +18,7 @@ from torchdata_wds.codecs.images.pixels import (
     to_values,
     turn,
 )
+from torchdata_wds.codecs.plans import shown_call
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,9 +87,7 @@ class ImageDecoder:
         return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
 
     def __repr__(self) -> str:
-        options = f", max_size={self.max_size}" if self.max_size is not None else ""
-        options += ", exif_transpose=True" if self.exif_transpose else ""
-        return f"image_decoder({self.spec!r}{options})"
+        return shown_call("image_decoder", self, repr(self.spec))
 
 
 image_decoder = ImageDecoder

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, overload
 from torchdata_wds.checks import check_flags, checked_int, is_number
 from torchdata_wds.codecs.matching import ExtensionDecoder
 from torchdata_wds.codecs.media.audio import read_samples
-from torchdata_wds.codecs.media.video import Clip, read_frames
+from torchdata_wds.codecs.media.video import read_frames
+from torchdata_wds.codecs.plans import changed_options, shown_call
 
 __all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
@@ -42,16 +43,11 @@ class _MediaDecoder(ExtensionDecoder):
     def decode(self, data: bytes) -> Any:
         raise NotImplementedError
 
-    def _options(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("extensions", "fn")}
-
     def __repr__(self) -> str:
-        defaults = vars(type(self)())  # type: ignore[call-arg]
-        given = [f"{option}={value!r}" for option, value in self._options().items() if value != defaults[option]]
-        return f"{self.name}({', '.join(given)})" if given else self.name
+        return shown_call(self.name, self) if changed_options(self) else self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(type(self), **self._options()), ()
+        return functools.partial(type(self), **changed_options(self)), ()
 
 
 class VideoDecoder(_MediaDecoder):
@@ -134,28 +130,26 @@ class VideoDecoder(_MediaDecoder):
 
     def __call__(self, *field: Any, **options: Any) -> Any:
         """Decodes a video field, or passes with None; with options instead, makes a decoder that has them."""
-        return super().__call__(*field) if field else VideoDecoder(**{**self._options(), **options})
+        return super().__call__(*field) if field else VideoDecoder(**{**changed_options(self), **options})
 
     def decode(self, data: bytes) -> Any:
         """Decodes the bytes of a video file into ``(frames, audio, info)``, whatever its field is called.
 
-        Raises:
-            ImportError: without the ``[media]`` extra.
-            ValueError: if there is no video, no frame in the clip, damage, or more than ``max_bytes``.
-            Exception: what PyAV raises for a damaged file.
+        Raises ImportError without the ``[media]`` extra; ValueError if there is no video, no frame in the clip, damage,
+        or more than ``max_bytes``; and what PyAV raises for a damaged file.
         """
         import torch
 
-        clip = Clip(self.start, self.end, self.stride, self.max_frames, self.max_bytes)
-        frames = read_frames(data, clip)
-        info = {"video_fps": frames.rate, "video_pts": torch.tensor(frames.times, dtype=torch.float64)}
+        pixels, times, rate, end = read_frames(
+            data, self.start, self.end, stride=self.stride, max_frames=self.max_frames, max_bytes=self.max_bytes
+        )
+        info = {"video_fps": rate, "video_pts": torch.tensor(times, dtype=torch.float64)}
         audio = torch.empty((0, 0), dtype=torch.float32)
-        if self.audio:
-            samples = read_samples(data, self.start, frames.end, self.max_bytes, with_video=True)
-            if samples is not None:
-                audio = torch.from_numpy(samples.values)
-                info.update(audio_fps=samples.rate, audio_start=samples.start)
-        return torch.from_numpy(frames.pixels), audio, info
+        found = read_samples(data, self.start, end, self.max_bytes, with_video=True) if self.audio else None
+        if found is not None:
+            audio = torch.from_numpy(found[0])
+            info.update(audio_fps=found[1], audio_start=found[2])
+        return torch.from_numpy(pixels), audio, info
 
 
 class AudioDecoder(_MediaDecoder):
@@ -203,25 +197,23 @@ class AudioDecoder(_MediaDecoder):
 
     def __call__(self, *field: Any, **options: Any) -> Any:
         """Decodes an audio field, or passes with None; with options instead, makes a decoder that has them."""
-        return super().__call__(*field) if field else AudioDecoder(**{**self._options(), **options})
+        return super().__call__(*field) if field else AudioDecoder(**{**changed_options(self), **options})
 
     def decode(self, data: bytes) -> Any:
         """Decodes the bytes of an audio file into ``(samples, rate)``, whatever its field is called.
 
-        Raises:
-            ImportError: without the ``[media]`` extra.
-            ValueError: if there is no audio, no sample in the span, damage, or more than ``max_bytes``.
-            Exception: what PyAV raises for a damaged file.
+        It raises as that of ``torch_video`` does.
         """
         import torch
 
-        samples = read_samples(data, self.start, self.end, self.max_bytes, with_video=False)
-        if samples is None:
+        found = read_samples(data, self.start, self.end, self.max_bytes, with_video=False)
+        if found is None:
             raise ValueError("it has no audio stream")
-        if not samples.values.shape[1]:
+        samples, rate, _ = found
+        if not samples.shape[1]:
             before = "" if self.end is None else f" and before second {self.end:g}"
             raise ValueError(f"there is no sample from second {self.start:g} on{before}")
-        return torch.from_numpy(samples.values), samples.rate
+        return torch.from_numpy(samples), rate
 
 
 #: Decodes video fields into ``(frames, audio, info)``; see `VideoDecoder`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,26 +29,20 @@ _SHORTEST_PAUSE = Fraction(1, 10)
 _MP3_TOLERANCE = 3 * 1152
 
 
-class Samples(NamedTuple):
-    """The audio of a clip: float32 (channels, n), samples per second, and the second of the first one."""
-
-    values: Values
-    rate: int
-    start: float
+# The number of a decoded frame's first sample, counted from second 0, and its values.
+_Part = tuple[int, Values]
 
 
-class _Part(NamedTuple):
-    """What one decoded frame of audio holds, and the number of its first sample, counted from second 0."""
-
-    first: int
-    values: Values
-
-
-def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool) -> Samples | None:
+def read_samples(
+    data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool
+) -> tuple[Values, int, float] | None:
     """Decodes the audio of a file from one second up to, not with, another; None where there is no audio stream.
 
     With `with_video` seconds are counted as for the frames, instead of from the first sample, and pauses are silent.
     What is not in the file at the beginning and at the end is not there.
+
+    Returns:
+        Float32 values (channels, n), the samples per second, and the second of the first one.
     """
     with open_media(data) as container:
         streams = container.streams.audio
@@ -62,13 +56,13 @@ def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *
     found: list[Values] = []
     size, place = 0, None
     with closing(_parts(data, first, with_video)) as parts:
-        for part in parts:
-            if last is not None and part.first >= last:
+        for begin, values in parts:
+            if last is not None and begin >= last:
                 break
-            values = part.values[:, max(0, first - part.first) : None if last is None else last - part.first]
+            values = values[:, max(0, first - begin) : None if last is None else last - begin]
             if not values.shape[1]:
                 continue
-            place = max(first, part.first) if place is None else place
+            place = max(first, begin) if place is None else place
             size += values.size * 4
             if size > max_bytes:
                 raise ValueError(
@@ -77,7 +71,7 @@ def read_samples(data: bytes, start: float, end: float | None, max_bytes: int, *
                 )
             found.append(values)
     values = np.concatenate(found, axis=1) if found else np.empty((channels, 0), np.float32)
-    return Samples(values, rate, (first if place is None else place) / rate)
+    return values, rate, (first if place is None else place) / rate
 
 
 def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, None]:
@@ -87,7 +81,7 @@ def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, 
         if _seek(container, stream, first, with_video):
             parts = _decode(container, stream, _zero_of(container, stream, with_video), fills=with_video)
             head = next(parts, None)
-            if head is not None and head.first <= first:
+            if head is not None and head[0] <= first:
                 yield head
                 yield from parts
                 return
@@ -96,7 +90,7 @@ def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, 
         count = 0
         for part in _decode(container, stream, origin_of(container) if with_video else None, fills=with_video):
             yield part
-            count += part.values.shape[1]
+            count += part[1].shape[1]
         _check_count(data, container, stream, count)
 
 
@@ -144,9 +138,9 @@ def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) 
                 raise ValueError(f"it is damaged after sample {place:,}")
             if fills and time - place > rate * _SHORTEST_PAUSE:
                 # takes no memory before it is known whether it is wanted, and how much of it may be
-                yield _Part(place, np.broadcast_to(np.float32(0), (shape[0], time - place)))
+                yield (place, np.broadcast_to(np.float32(0), (shape[0], time - place)))
                 place = time
-            yield _Part(place, values)
+            yield place, values
             place += values.shape[1]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from fractions import Fraction
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,52 +30,56 @@ _WHOLE_CODECS = ("h264", "hevc", "vp9")
 _MOST_PIXELS = 2**31 - 1
 
 
-class Timed(NamedTuple):
-    """PyAV's frame and the second at which it is shown.
+# PyAV's frame after the second at which it is shown, and the second of the last damaged frame since a sound keyframe,
+# which may have passed into this one.
+_Timed = tuple[float, Any, float | None]
 
-    ``damage`` is the second of the last damaged frame since a sound keyframe: it may have passed into this one.
+
+def read_frames(
+    data: bytes, start: float, end: float | None, *, stride: int, max_frames: int | None, max_bytes: int
+) -> tuple[Pixels, list[float], float | None, float | None]:
+    """Decodes the frames of a clip; having none is an error, as is damage in it.
+
+    Returns:
+        The frames (uint8, THWC), their seconds, the frames per second of the file if it says, and where the clip ends:
+        at `end`, or at the first frame that `max_frames` left out.
     """
-
-    time: float
-    frame: Any
-    damage: float | None
-
-
-class Clip(NamedTuple):
-    """Which part of a file is wanted, in the options of ``torch_video``."""
-
-    start: float
-    end: float | None
-    stride: int
-    max_frames: int | None
-    max_bytes: int
-
-
-class Frames(NamedTuple):
-    """The frames of a clip (uint8, THWC), their seconds, and the frames per second of the file if it says.
-
-    ``end`` is where the clip ends: its own end, or the time of the first frame that ``max_frames`` left out.
-    """
-
-    pixels: Pixels
-    times: list[float]
-    rate: float | None
-    end: float | None
-
-
-def read_frames(data: bytes, clip: Clip) -> Frames:
-    """Decodes the frames of a clip; having none is an error, as is damage in it."""
     with open_media(data) as container:
-        rate = _video_of(container, clip.max_bytes).average_rate
-    with closing(_timed_frames(data, clip.start, clip.max_bytes)) as timed:
-        pixels, times, end = _collect(timed, clip)
+        rate = _video_of(container, max_bytes).average_rate
+    pixels: list[Pixels] = []
+    times: list[float] = []
+    size, stop = 0, end
+    with closing(_timed_frames(data, start, max_bytes)) as timed:
+        for number, (time, frame, damage) in enumerate(timed):
+            if end is not None and time >= end:
+                break
+            if len(pixels) == max_frames:
+                stop = time
+                break
+            if number % stride:
+                continue
+            if damage is not None:
+                raise ValueError(f"the frame at second {damage:g} is damaged")
+            size += frame.width * frame.height * 3
+            if size > max_bytes:
+                raise ValueError(
+                    f"its frames take more than max_bytes={max_bytes:,}, up to second {time:g}; decode less with "
+                    "start, end, stride or max_frames, or raise max_bytes"
+                )
+            pixels.append(_to_pixels(frame))
+            if pixels[-1].shape != pixels[0].shape:
+                raise ValueError(
+                    f"its frames change in size, from {pixels[0].shape[:2]} to {pixels[-1].shape[:2]} rows and columns "
+                    f"at second {time:g}; decode one part with start and end"
+                )
+            times.append(time)
     if not pixels:
-        before = "" if clip.end is None else f" and before second {clip.end:g}"
-        raise ValueError(f"no frame is at or after second {clip.start:g}{before}")
+        before = "" if end is None else f" and before second {end:g}"
+        raise ValueError(f"no frame is at or after second {start:g}{before}")
     stacked = np.empty((len(pixels), *pixels[0].shape), np.uint8)
     for number in reversed(range(len(pixels))):
         stacked[number] = pixels.pop()  # each frame is freed when it is copied: a clip is not in memory twice
-    return Frames(stacked, times, float(rate) if rate else None, end)
+    return stacked, times, float(rate) if rate else None, stop
 
 
 def origin_of(container: Any) -> Fraction:
@@ -105,7 +109,7 @@ def _video_of(container: Any, max_bytes: int) -> Any:
     return stream
 
 
-def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[Timed, None, None]:
+def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[_Timed, None, None]:
     """Yields the frames from a time on with their times, by way of the keyframe before it where that works."""
     if start > 0:
         with open_media(data) as container:
@@ -116,10 +120,10 @@ def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[Timed,
                 return
     with open_media(data) as container:
         stream = _video_of(container, max_bytes)
-        yield from (timed for timed in _decode(container, stream) if start <= 0 or timed.time >= start)
+        yield from (timed for timed in _decode(container, stream) if start <= 0 or timed[0] >= start)
 
 
-def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed] | None:
+def _seek(container: Any, stream: Any, start: float) -> Iterator[_Timed] | None:
     """Seeks a clip's first frame, and returns the frames from there on.
 
     None where that does not work: frames have no times, the seek has led past the keyframe that the first frame needs,
@@ -132,15 +136,16 @@ def _seek(container: Any, stream: Any, start: float) -> Iterator[Timed] | None:
         container.seek(int((Fraction(start) + origin_of(container)) / stream.time_base), stream=stream)
         frames = _decode(container, stream)
         for timed in frames:
-            keyed = keyed or (timed.frame.key_frame and timed.time <= start)
-            if timed.time >= start:
+            time, frame, _ = timed
+            keyed = keyed or (frame.key_frame and time <= start)
+            if time >= start:
                 return chain([timed], frames) if keyed else None
     except (import_av().FFmpegError, ValueError):
         pass
     return None
 
 
-def _decode(container: Any, stream: Any) -> Iterator[Timed]:
+def _decode(container: Any, stream: Any) -> Iterator[_Timed]:
     origin = origin_of(container)
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
     is_whole = container.format.name in _WHOLE_FORMATS and stream.codec_context.name in _WHOLE_CODECS
@@ -160,7 +165,7 @@ def _decode(container: Any, stream: Any) -> Iterator[Timed]:
             time = float(frame.pts * frame.time_base - origin if has_time else number / rate)
             if frame.is_corrupt or frame.key_frame:
                 damage = time if frame.is_corrupt else None
-            yield Timed(time, frame, damage)
+            yield time, frame, damage
             number += 1
     if due:
         _without_shown(due, first, max(due) + 1)
@@ -178,36 +183,6 @@ def _without_shown(due: set[int], first: int | None, shown: int) -> set[int]:
     if lost:
         raise ValueError(f"it is damaged: {len(lost)} of its frames cannot be decoded")
     return {time for time in due if time > shown}
-
-
-def _collect(timed: Iterable[Timed], clip: Clip) -> tuple[list[Pixels], list[float], float | None]:
-    """Takes the frames of a clip; returns pixels, times, and where the clip ends."""
-    pixels: list[Pixels] = []
-    times: list[float] = []
-    size = 0
-    for number, (time, frame, damage) in enumerate(timed):
-        if clip.end is not None and time >= clip.end:
-            break
-        if len(pixels) == clip.max_frames:
-            return pixels, times, time
-        if number % clip.stride:
-            continue
-        if damage is not None:
-            raise ValueError(f"the frame at second {damage:g} is damaged")
-        size += frame.width * frame.height * 3
-        if size > clip.max_bytes:
-            raise ValueError(
-                f"its frames take more than max_bytes={clip.max_bytes:,}, up to second {time:g}; decode less with "
-                "start, end, stride or max_frames, or raise max_bytes"
-            )
-        pixels.append(_to_pixels(frame))
-        if pixels[-1].shape != pixels[0].shape:
-            raise ValueError(
-                f"its frames change in size, from {pixels[0].shape[:2]} to {pixels[-1].shape[:2]} rows and columns at "
-                f"second {time:g}; decode one part with start and end"
-            )
-        times.append(time)
-    return pixels, times, clip.end
 
 
 def _to_pixels(frame: Any) -> Pixels:

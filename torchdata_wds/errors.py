@@ -23,23 +23,13 @@ What to do about an error is its `Advice`, in two wordings: options are named ot
 from __future__ import annotations
 
 import copy
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 __all__ = [
-    "WdsError",
-    "ShardListError",
-    "ShardOpenError",
-    "ShardFormatError",
-    "SampleError",
-    "DuplicateFieldError",
-    "ReappearingKeyError",
-    "MissingFieldError",
-    "DecodingError",
-    "EncodingError",
-    "CacheError",
-    "UnsafeDataError",
+    "WdsError", "ShardListError", "ShardOpenError", "ShardFormatError", "SampleError", "DuplicateFieldError",
+    "ReappearingKeyError", "MissingFieldError", "DecodingError", "EncodingError", "CacheError", "UnsafeDataError",
     "SpecError",
-]
+]  # fmt: skip
 
 
 class Advice(NamedTuple):
@@ -120,12 +110,7 @@ class WdsError(Exception):
         self.cli_message = f"{message} {advice.cli}" if isinstance(advice, Advice) else ""
 
     def extended(self, text: str, *, shard: str | None = None) -> Self:
-        """Returns a copy of the error, whose message ends with more text in both wordings.
-
-        Args:
-            text: What to append.
-            shard: The shard to name instead.
-        """
+        """Returns a copy of the error, with more text at the end of both wordings, and maybe another shard."""
         extended = copy.copy(self)
         extended.args = (f"{self}{text}",)
         extended.shard = self.shard if shard is None else shard
@@ -156,28 +141,16 @@ class ShardFormatError(WdsError, ValueError):
     """A shard's bytes are not a whole, undamaged archive.
 
     Args:
-        message: As in `WdsError`.
-        shard: As in `WdsError`.
-        member: As in `WdsError`.
-        key: As in `WdsError`.
-        advice: As in `WdsError`.
+        message: What failed, as in `WdsError`.
         kind: What is wrong, in one word.
         offset: Where, in bytes of the decompressed archive; None where that is not known.
+        place: The keywords of `WdsError`.
     """
 
     def __init__(
-        self,
-        message: str = "",
-        *,
-        shard: str | None = None,
-        member: str | None = None,
-        key: str | None = None,
-        field: str | None = None,
-        advice: Advice | str = "",
-        kind: DamageKind = "damage",
-        offset: int | None = None,
+        self, message: str = "", *, kind: DamageKind = "damage", offset: int | None = None, **place: Any
     ) -> None:
-        super().__init__(message, shard=shard, member=member, key=key, field=field, advice=advice)
+        super().__init__(message, **place)
         self.kind = kind
         self.offset = offset
 

@@ -77,28 +77,19 @@ def warn_and_stop(exception: Exception) -> bool:
 
 
 def check_handler(handler: Handler) -> Handler:
-    """Returns a ``handler=`` argument if it is callable.
-
-    Raises:
-        TypeError: if it is not callable.
-    """
+    """Returns a ``handler=`` argument; a TypeError if it is not callable."""
     if not callable(handler):
         raise TypeError(f"handler must be a function of an exception, such as warn_and_continue, not {handler!r}")
     return handler
 
 
 class SkipCounts(Counter[str]):
-    """Counts what a pipe skipped, by exception type, or by the rule that leaves it out.
-
-    Attributes:
-        losses: The reasons that are losses, not rules such as that hidden files belong to no sample.
-        examples: A message for some of the reasons.
-    """
+    """Counts what a pipe skipped, by exception type, or by the rule that leaves it out."""
 
     def __init__(self, *counts: Any) -> None:
         super().__init__(*counts)
-        self.losses: set[str] = set()
-        self.examples: dict[str, str] = {}
+        self.losses: set[str] = set()  # the reasons that are losses, not rules as that hidden files are no fields
+        self.examples: dict[str, str] = {}  # a message for some of the reasons
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SkipCounts, (dict(self),), {"losses": self.losses, "examples": self.examples}
@@ -135,15 +126,9 @@ def count_loss(skipped: Counter[str], reason: str, exception: Exception | None =
 
 
 class Asked:
-    """The handler of one iteration of a pipe, which remembers whether it has ended the stream.
+    """The handler of one iteration of a pipe; `is_over` is whether it has ended the stream.
 
-    Args:
-        handler: The handler.
-        skipped: The pipe's own count by exception type.
-        note: Called before the handler, to note on the exception where it was raised.
-
-    Attributes:
-        is_over: Whether the handler has ended the stream.
+    `skipped` is the pipe's own count; `note` is called first, to note on the exception where it was raised.
     """
 
     def __init__(
@@ -165,23 +150,15 @@ class Asked:
 def warn_rarely(outcome: str, exception: Exception) -> None:
     """Logs a warning: the first ten of an outcome and exception type, then the hundredth, the thousandth and so on."""
     kind = type(exception).__name__
-    count = _warn_count(outcome, kind)
-    if count is not None:
+    if count := _warn_count(outcome, kind):
         message = f"{outcome} ({kind}, number {count} of its kind): "
         cli = message + with_notes(exception, cli_message)
         logger.warning("%s%s", message, with_notes(exception), extra={"cli_message": cli})
 
 
 def warn_seldom(kind: str, message: str, advice: Advice | None = None) -> None:
-    """Logs a warning about data that no handler is called for: the first ten of a kind, the hundredth and so on.
-
-    Args:
-        kind: What is counted together.
-        message: What happened, where, and what to do about it.
-        advice: What to do about it where the command line says it in other words.
-    """
-    count = _warn_count(kind, "")
-    if count is not None:
+    """Logs a warning about data that no handler is called for: the first ten of a kind, the hundredth and so on."""
+    if count := _warn_count(kind, ""):
         number = f" (number {count:,} of its kind; not all are shown)" if count >= _WARNED_IN_FULL else ""
         library, cli = ("", "") if advice is None else (f" {words}" for words in advice)
         logger.warning("%s%s%s", message, library, number, extra={"cli_message": message + cli + number})
@@ -204,11 +181,11 @@ def leave_unsaid(kinds: Iterable[str]) -> None:
     _said.update(kinds)
 
 
-def _warn_count(outcome: str, kind: str) -> int | None:
-    """Counts a warning; returns the count where it is to be shown."""
+def _warn_count(outcome: str, kind: str) -> int:
+    """Counts a warning; returns the count where it is to be shown, else 0."""
     _warned[outcome, kind] += 1
     count = _warned[outcome, kind]
-    return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else None
+    return count if count <= _WARNED_IN_FULL or count == 10 ** (len(str(count)) - 1) else 0
 
 
 def with_notes(exception: BaseException, message: Callable[[BaseException], str] = str) -> str:

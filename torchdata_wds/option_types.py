@@ -6,22 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-__all__ = [
-    "Index",
-    "Even",
-    "StartShard",
-    "Naming",
-    "Layout",
-    "KeyRule",
-    "SplitName",
-    "OnDuplicate",
-    "OnReappearing",
-    "Select",
-    "Missing",
-    "Spec",
-    "Stop",
-]
-
 #: A function of a URL that gives a path inside the cache's folder, one of the words below, or None for the default.
 Naming = str | Callable[[str], "str | os.PathLike[str]"] | None
 Select = str | Iterable[str] | Callable[[str], bool]

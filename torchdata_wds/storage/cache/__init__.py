@@ -36,20 +36,11 @@ class ShardCache(CacheSettings):
     def open(
         self, url: str, path: str, offset: int = 0, *, finish: bool = False, facts: ShardFacts | None = None
     ) -> ByteStream:
-        """Opens the copy of a shard, and makes it if it is missing.
+        """Opens the copy of a shard at a decompressed byte, and makes it if it is missing.
 
-        Args:
-            url: The shard.
-            path: The path of its copy.
-            offset: How many decompressed bytes to skip.
-            finish: Whether to complete the copy even if the stream is closed before its end.
-            facts: What is known of the shard. The copy is then made before it is read, and compared; if it differs, it
-                is made again, once.
-
-        Raises:
-            ShardOpenError: if there is no copy, and the source cannot be opened or read.
-            ShardFormatError: if the copy differs from `facts`.
-            CacheError: if the copy belongs to another shard.
+        With `finish`, the copy is completed even if the stream is closed before its end. With `facts`, it is made
+        before it is read, and compared; if it differs, it is made again, once, before that is a ShardFormatError. A
+        copy that belongs to another shard is a CacheError, a source that fails a ShardOpenError.
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative, found {offset}")
@@ -66,10 +57,7 @@ class ShardCache(CacheSettings):
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
         """Makes the copy of a shard if it is missing, or waits for another process's download; returns its path.
 
-        Raises:
-            CacheError: if it cannot be kept, or belongs to another shard.
-            ShardOpenError: if the source cannot be opened or read.
-            ShardFormatError: if the copy differs from `facts`.
+        It raises what `open` does, and a CacheError if the copy cannot be kept.
         """
         if reason := self._make(url, path, facts):
             shard = mask_url(url)

@@ -28,19 +28,7 @@ _SENT_AT_ONCE = 8 << 20
 class Download:
     """Fills the file of a copy at the source's speed, in a thread or at once; the copy's lock is released at the end.
 
-    With `is_quiet`, nobody is warned if the copy cannot be kept.
-
-    Attributes:
-        position: How many bytes the file has.
-        has_ended: Whether that is all.
-        failure: Why it ended early: its source failed, or nobody needs it any longer.
-        reason: Why the copy cannot be kept, although the source did not fail.
-        unwritten: What came from the source and could not be written, at its end.
-        source: Where the bytes come from; None at its end, unless its reader has to go on from there.
-        is_stopping: Whether nobody needs it any longer.
-
-    Raises:
-        OSError: if the file cannot be created, or the program is ending. The lock is then released.
+    With `is_quiet`, nobody is warned if the copy cannot be kept. An OSError if the file cannot be created.
     """
 
     def __init__(self, cache: CacheSettings, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
@@ -48,13 +36,13 @@ class Download:
         self._url = url
         self._lock = lock
         self._is_quiet = is_quiet
-        self.position = 0
-        self.has_ended = False
-        self.failure: BaseException | None = None
-        self.reason = ""
-        self.unwritten = memoryview(b"")
-        self.source: io.RawIOBase | None = None
-        self.is_stopping = False
+        self.position = 0  # how many bytes the file has
+        self.has_ended = False  # whether that is all
+        self.failure: BaseException | None = None  # why it ended early: a source that failed, or nobody needs it
+        self.reason = ""  # why the copy cannot be kept, although the source did not fail
+        self.source: io.RawIOBase | None = None  # None at the end, unless the file cannot be written to its end:
+        self.unwritten = memoryview(b"")  # then its reader goes on with this, and with the rest of the source
+        self.is_stopping = False  # whether nobody needs it any longer
         self._changed = threading.Condition()
         self._released = threading.Lock()  # kept by the thread that removes the file
         self._owner = os.getpid()
@@ -122,11 +110,7 @@ class Download:
                 self._changed.notify_all()
 
     def complete(self) -> str:
-        """Runs it to its end; returns the reason if the copy cannot be kept, or "".
-
-        Raises:
-            ShardOpenError: if the source fails.
-        """
+        """Runs it to its end, raises its failure, and returns the reason if the copy cannot be kept, or ""."""
         self.run()
         self.close()
         if self.failure is not None:

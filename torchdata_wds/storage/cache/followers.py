@@ -39,10 +39,6 @@ class FollowedShard(Source):
     """The stored bytes of a shard: from its copy while that is written, or from the source if there can be none.
 
     With `finish`, closing the stream before its end waits for the whole copy of a download that was started here.
-
-    Raises:
-        CacheError: if the copy, or the file of one in the making, belongs to another shard.
-        ShardOpenError: if the source cannot be opened.
     """
 
     def __init__(self, cache: CacheSettings, url: str, path: str, *, finish: bool = False) -> None:

@@ -53,11 +53,7 @@ class CopyLock:
 
     @staticmethod
     def acquire(path: str) -> CopyLock | None:
-        """Takes the lock of a copy; None if another process has it.
-
-        Raises:
-            OSError: if no file can be created in the folder.
-        """
+        """Takes the lock of a copy, or returns None if another process has it; an OSError if it cannot be made."""
         name = path + LOCK
         while True:
             file = LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
@@ -94,21 +90,19 @@ class CopyLock:
             return None
 
     def create_part(self) -> tuple[str, LockedFile]:
-        """Creates the file for a copy, after removing those that former makers left and abandoned ones of others.
+        """Creates the file for a copy, and removes those that former makers left and abandoned ones of others.
 
-        Returns:
-            Its path, and the file with the exclusive lock that tells readers that more will follow.
+        The file has the exclusive lock that tells readers that more will follow.
         """
         if self._file is not None:
             os.ftruncate(self._file.fileno(), 0)
         folder, base = os.path.split(self.path)
         for left in os.listdir(folder):  # noqa: PTH208 - strs here, as in all of this module
-            found = UNIQUE.search(left)
-            with contextlib.suppress(OSError):
+            if (found := UNIQUE.search(left)) is not None:
                 path = os.path.join(folder, left)  # noqa: PTH118
-                is_left = found is not None and left[: found.start()] == base and self.is_real
-                if is_left or (found is not None and _is_abandoned(path)):
-                    os.unlink(path)  # noqa: PTH108
+                with contextlib.suppress(OSError):
+                    if (self.is_real and left[: found.start()] == base) or _is_abandoned(path):
+                        os.unlink(path)  # noqa: PTH108
         name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
         part = os.path.join(folder, name)  # noqa: PTH118
         # Appended to: if somebody cuts the file, its size shows that after the next write. A write at a position would
@@ -164,11 +158,7 @@ def _is_abandoned(part: str) -> bool:
 
 
 def open_copy(path: str) -> LockedFile:
-    """Opens a finished copy, with a shared lock where possible, and notes its use as time of access.
-
-    Raises:
-        OSError: if it cannot be opened; FileNotFoundError if it is missing.
-    """
+    """Opens a finished copy, with a shared lock where possible, and notes its use as time of access."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):

@@ -110,15 +110,7 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
 
 
 def open_samples(path: Path) -> SampleReader | None:
-    """Opens a finished file; None if it does not exist.
-
-    Raises:
-        CacheError: if it is another kind of file, of another version, or damaged.
-
-    Example:
-        >>> open_samples(Path("no such file")) is None
-        True
-    """
+    """Opens a finished file; None if it does not exist, a CacheError if it is another kind of file, or damaged."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -150,12 +142,7 @@ def is_ours(head: bytes) -> bool:
 
 
 class SampleWriter:
-    """A file that one process writes: `finish` completes it, `abort` removes it.
-
-    Attributes:
-        path: The file's final name.
-        max_bytes: The largest size of a sample.
-    """
+    """A file that one process writes: `finish` completes it, `abort` removes it; `max_bytes` is the largest sample."""
 
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
@@ -185,15 +172,9 @@ class SampleWriter:
                 self._flush()
 
     def finish(self, *, ended: bool, pickles: bool, shares: int = 1) -> bool:
-        """Completes the file and gives it its name; a CacheError if it cannot be written.
+        """Completes the file with its facts and gives it its name; a CacheError if it cannot be written.
 
-        Args:
-            ended: Whether the source had no more.
-            pickles: Whether a sample holds pickles.
-            shares: How many files share the samples of the source.
-
-        Returns:
-            Whether that succeeded: False if the name is taken by now, or the part was deleted.
+        Returns whether that succeeded: False if the name is taken by now, or the part was deleted.
         """
         assert self._connection is not None
         facts = SampleFacts(self._count, ended, pickles, shares)._asdict()
@@ -235,11 +216,7 @@ class SampleWriter:
 def begin_samples(path: Path) -> SampleWriter | None:
     """Begins a file with an absolute final name, and makes its folder; replaces the part of a dead process.
 
-    Returns:
-        None if a living process, or another iteration in this one, is writing it.
-
-    Raises:
-        CacheError: if it cannot be written there.
+    Returns None if a living process, or another iteration in this one, is writing it.
     """
     part = _part_of(path)
 

@@ -40,24 +40,14 @@ _LONGEST_WAIT = 300.0
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The settings of a folder of copies; nothing is open, and they can be pickled at any time.
+    """The settings of a folder of copies; nothing is open, and they can be pickled at any time."""
 
-    Attributes:
-        folder: The absolute path of the folder.
-        max_bytes: How many bytes all copies may have together; None is no limit.
-        is_named_by_digest: Whether names tell all shards apart, so that a copy can only belong to its own.
-        check: Raises if a download is not a whole shard; None keeps whatever has the announced length.
-        while_reading: Whether a shard is read while it is downloaded.
-        verbose: Whether to report hits, downloads and evictions.
-        storage_options: Options by protocol, for reading.
-    """
-
-    folder: str
-    max_bytes: float | None = None
-    is_named_by_digest: bool = True
-    check: Check | None = None
-    while_reading: bool = True
-    verbose: bool = False
+    folder: str  # its absolute path
+    max_bytes: float | None = None  # of all copies together; None is no limit
+    is_named_by_digest: bool = True  # names tell all shards apart, so that a copy can only belong to its own
+    check: Check | None = None  # raises if a download is not a whole shard; None keeps what has the announced length
+    while_reading: bool = True  # whether a shard is read while it is downloaded
+    verbose: bool = False  # whether to report hits, downloads and evictions
     storage_options: StorageOptions = field(default_factory=StorageOptions)
 
     def mark_for(self, url: str) -> str:

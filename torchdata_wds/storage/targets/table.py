@@ -47,7 +47,7 @@ def open_target(
     overwrite: bool = False,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Target:
-    """Opens a place for a shard that appears there only when it is whole.
+    """Opens a place for a shard that appears there only when it is whole: by ``commit``, and not after ``abort``.
 
     Args:
         url: A local path (taken verbatim) or ``file:``, written as ``<name>.partial`` and renamed; ``-`` (standard
@@ -58,24 +58,10 @@ def open_target(
             another writer was faster.
         storage_options: Options by protocol: ``{"s3": {"endpoint_url": ...}}``.
 
-    Returns:
-        The target: ``write`` takes data, ``commit`` finishes the shard, ``abort`` drops it.
-
     Raises:
         ShardOpenError: if it cannot be written, as far as that can be seen before the first byte.
         UnsafeDataError: for a command under ``WDS_SECURE=1``.
         TypeError: if the URL is not a str or path, or the options are not a mapping of mappings.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
-        >>> target = open_target(path)
-        >>> _ = target.write(bytes(1024))
-        >>> path.exists()
-        False
-        >>> target.commit()
-        >>> path.stat().st_size
-        1024
     """
     place = resolve(url, storage_options)
     opener = TARGETS.get(place.scheme, open_remote_target)
@@ -88,17 +74,10 @@ def open_target(
 def remove_target(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Removes a file if it is there.
-
-    Args:
-        url: As for `open_target`; for ``-`` and ``pipe:`` there is nothing to remove.
-        storage_options: Options by protocol.
+    """Removes a file if it is there; for ``-`` and ``pipe:`` there is nothing to remove.
 
     Raises:
         ShardOpenError: if it cannot be removed, is a folder, or for a web server.
-
-    Example:
-        >>> remove_target("no-such.tar")
     """
     place = resolve(url, storage_options)
     if place.is_local:
@@ -114,24 +93,12 @@ def remove_target(
 def list_targets(
     folder_url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Lists the files in a folder.
+    """Returns the sorted names of the files in a folder ("" is the working directory), ``.partial`` ones too.
 
-    Args:
-        folder_url: A local folder ("" is the working directory) or a folder of a store; ``-`` and ``pipe:`` have none.
-        storage_options: Options by protocol.
-
-    Returns:
-        Their names, without the folder's, sorted; ``.partial`` ones too. Empty where there is no such folder.
+    There are none where there is no such folder, and for ``-`` and ``pipe:``.
 
     Raises:
         ShardOpenError: if it cannot be listed, or for a web server.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = folder.joinpath("x.tar").write_bytes(b"")
-        >>> list_targets(folder), list_targets(folder / "no")
-        (['x.tar'], [])
     """
     place = resolve(folder_url, storage_options)
     if place.is_local:

@@ -1,7 +1,5 @@
 """What commands are made of: `Command`, and the rows and types of their arguments."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re
@@ -107,11 +105,10 @@ def part_number(text: str) -> Part:
         raise argparse.ArgumentTypeError(f"expected I/N in whole numbers, such as 0/8, not {text!r:.60}")
     part = Part(int(number), int(total))
     if part.number >= part.total:
-        parts = (
-            f"the parts are 0/{part.total} to {part.total - 1}/{part.total}" if part.total else "N must be 1 or more"
-        )
+        last = f"{part.total - 1}/{part.total}"
+        there = f"the parts are 0/{part.total} to {last}" if part.total else "N must be 1 or more"
         raise argparse.ArgumentTypeError(
-            f"there is no part {text!r:.60}: {parts}, numbered from 0 like a job array of --array=0-7"
+            f"there is no part {text!r:.60}: {there}, numbered from 0 like a job array of --array=0-7"
         )
     return part
 
@@ -145,13 +142,9 @@ def byte_size(text: str) -> float:
 def range_of(text: str) -> slice:
     """Reads ``lo:hi:step``, each optional, or one number; all count from the start, as a stream's end is not known."""
     parts = text.split(":")
-    if len(parts) > 3 or not all(part == "" or _is_number(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"expected lo:hi:step in whole numbers, 0 or more, not {text!r}")
-    if text == "":
-        raise argparse.ArgumentTypeError("expected lo:hi:step or a number, not ''")
+    if not text or len(parts) > 3 or not all(part == "" or _is_number(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"expected lo:hi:step or a number, whole and 0 or more, not {text!r}")
     low, *rest = (int(part) if part else None for part in parts)
-    if not rest:
-        return slice(low, int(text) + 1)
     if rest[1:] == [0]:
         raise argparse.ArgumentTypeError(f"expected a step of 1 or more, not {text!r}")
-    return slice(low, *rest)
+    return slice(low, *rest) if rest else slice(low, int(text) + 1)

@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
 from torchdata_wds.cli.command import Part, UsageError, byte_size, choice, flag, option, part_number, range_of
-from torchdata_wds.cli.terminal import Progress, counted, message_of, say, stdout_is_apart, tell_left_out, tell_lost
+from torchdata_wds.cli.terminal import Progress, counted, message_of, say, stdout_is_apart, tell_losses
 from torchdata_wds.errors import SampleError, ShardListError, UnsafeDataError
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.format.index.slices import OpenSlice
@@ -246,9 +246,7 @@ class SampleReader:
 
     def finish(self) -> int:
         """Says what was left out and lost, and returns the exit status: 1 if anything was lost."""
-        tell_left_out(self.left_out())
-        tell_lost(self.lost)
-        return 1 if self.lost else 0
+        return tell_losses(self.left_out(), self.lost)
 
     def _lose(self, error: Exception) -> bool:
         self.refuse(error)

@@ -1,7 +1,5 @@
 """What a terminal shows: text of strangers made safe and short, messages, and progress."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -37,9 +35,7 @@ def printable(text: str) -> str:
 
 def shorten(text: str, width: int) -> str:
     """Cuts a text at its end: ``abcde...``."""
-    if len(text) <= width:
-        return text
-    return text[: max(0, width - len(_GAP))] + _GAP[: max(0, width)]
+    return text if len(text) <= width else text[: max(0, width - len(_GAP))] + _GAP[: max(0, width)]
 
 
 def shorten_middle(text: str, width: int) -> str:
@@ -80,17 +76,14 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def tell_left_out(skipped: Counter[str]) -> None:
-    """Says how many members belong to no sample, and why; samples that damage cut off are reported with the error."""
-    for reason, count in sorted((+skipped).items()):
-        if reason != "sample cut off by a broken shard":
+def tell_losses(left_out: Counter[str], lost: int) -> int:
+    """Says how many members belong to no sample, and why, and how much was lost; returns the exit status."""
+    for reason, count in sorted((+left_out).items()):
+        if reason != "sample cut off by a broken shard":  # the error has said so
             say(f"left out {counted(count, 'member that belongs', 'members that belong')} to no sample: {reason}")
-
-
-def tell_lost(count: int) -> None:
-    """Says how many shards or samples were lost."""
-    if count:
-        say(f"lost: {counted(count, 'shard or sample was', 'shards or samples were')} skipped (see above)")
+    if lost:
+        say(f"lost: {counted(lost, 'shard or sample was', 'shards or samples were')} skipped (see above)")
+    return 1 if lost else 0
 
 
 def message_of(error: BaseException) -> str:
@@ -107,16 +100,12 @@ def discard_output() -> None:
         os.close(nowhere)
 
 
-class _Handler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        say(getattr(record, "cli_message", "") or record.getMessage())
-
-
 @contextlib.contextmanager
 def logged() -> Iterator[None]:
     """Shows the library's warnings while it is entered."""
     logger = logging.getLogger("torchdata_wds")
-    handler = _Handler(logging.WARNING)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: say(getattr(record, "cli_message", "") or record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     try:
         yield
@@ -127,9 +116,7 @@ def logged() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------- progress
 
 _SECONDS = 5.0
-
-#: The bars that are on the terminal now.
-_bars: list[Any] = []
+_bars: list[Any] = []  # that are on the terminal now
 
 
 @contextlib.contextmanager
@@ -167,8 +154,7 @@ class Progress:
         self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False
     ) -> None:
         self.done = 0
-        self._what = what
-        self._total = total
+        self._what, self._total = what, total
         on_terminal = sys.stderr.isatty()
         self.is_shown = not hidden and (on_terminal or not only_on_terminal)
         self._bar: Any = None

@@ -17,7 +17,7 @@ from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work
 from torchdata_wds.cli.map.target_names import is_target_pattern
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_rekey, copy_samples
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
-from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_left_out, tell_lost
+from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_losses
 from torchdata_wds.errors import SampleError
 
 _OUTPUTS = (
@@ -160,9 +160,7 @@ class _MadeSamples:
             say(f"left out {counted(self._emptied, 'sample')} of which the command left nothing")
         if self._unused:
             say(f"lost: files that {counted(self._unused, 'command')} left (see above)")
-        tell_left_out(self._left_out)
-        tell_lost(self._lost)
-        return 1 if self._lost or self._unused else 0
+        return tell_losses(self._left_out, self._lost) or min(1, self._unused)
 
 
 def pass_on(output: bytes) -> None:

@@ -17,8 +17,7 @@ from PIL import Image
 
 from tests.kits.shards import image_samples, sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds.cli import demo, main
-from torchdata_wds.cli.demo import SIZES, Contents, scan_shard, write_shards
-from torchdata_wds.format import split_name
+from torchdata_wds.cli.demo import SIZES, scan, write_shards
 
 VERDICT = "every sample came exactly once\n"
 
@@ -130,10 +129,11 @@ def test_demo_refuses_arguments_that_do_not_fit(
 def test_demo_shards_hold_images_labels_and_json(tmp_path: Path) -> None:
     """They are what a user has: uneven shards whose fields belong together."""
     assert write_shards(tmp_path).endswith("/train-{000000..000007}.tar")
-    names = [scan_shard(str(path)) for path in sorted(tmp_path.iterdir())]
-    assert [len(members) // 3 for members in names] == list(SIZES)
-    keys = [(split_name(name) or ("", ""))[0] for members in names for name, _ in members]
-    assert Counter(keys) == dict.fromkeys(keys, 3)
+    urls = sorted(map(str, tmp_path.iterdir()))
+    samples, fields, _ = scan(urls)
+    assert [sum(url == place for place, _ in samples) for url in urls] == list(SIZES)
+    assert set(samples.values()) == {1}
+    assert fields == dict.fromkeys(("cls", "jpg", "json"), sum(SIZES))
     assert len(set(SIZES)) > 1
 
 
@@ -296,14 +296,11 @@ def test_demo_is_quiet_when_interrupted_while_its_workers_read(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------------------- scan
 def test_scan_finds_what_was_written(tmp_path: Path) -> None:
     """Samples, fields and bytes, with members that belong to no sample left out."""
-    contents = Contents()
     sizes = (3, 0, 4)
-    for url in write_text_shards(tmp_path, sizes):
-        contents.add(url, scan_shard(url))
     odd = [("d.v1/a.JPG", b"12345"), (".hidden", b"x"), ("README", b"x"), ("__index__/x.json", b"x")]
-    contents.add("odd", scan_shard(write_tar(tmp_path / "odd.tar", odd)))
-    assert contents.samples.total() == 8
-    assert sorted(key for _, key in contents.samples) == sorted([*text_keys(sizes), "d.v1/a"])
-    assert contents.fields == {"txt": 7, "json": 7, "cls": 7, "jpg": 1}
+    samples, fields, size = scan([*write_text_shards(tmp_path, sizes), write_tar(tmp_path / "odd.tar", odd)])
+    assert samples.total() == 8
+    assert sorted(key for _, key in samples) == sorted([*text_keys(sizes), "d.v1/a"])
+    assert fields == {"txt": 7, "json": 7, "cls": 7, "jpg": 1}
     texts = [len(f"text of {key}") + len(json.dumps({"number": int(key[-5:])})) + 1 for key in text_keys(sizes)]
-    assert contents.size == sum(texts) + 5
+    assert size == sum(texts) + 5

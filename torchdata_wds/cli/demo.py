@@ -1,10 +1,9 @@
 """``demo``: reads shards as a training loop does, and checks that every sample comes exactly once."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import lzma
 import os
@@ -14,7 +13,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,29 +82,81 @@ def check_epoch(patterns: Sequence[str], workers: int) -> int:
     urls = list(storage.list_urls(patterns))
     if "-" in urls:
         raise ShardListError("the demo reads its shards twice, and standard input ('-') can be read only once")
-    contents = Contents()
-    with Progress("shards scanned", len(urls)) as progress:
-        for url in urls:
-            contents.add(url, scan_shard(url))
-            progress.advance()
-    expected = contents.samples
+    expected, fields, size = scan(urls)
     if not expected:
         raise ShardFormatError(
             f"no samples in {counted(len(urls), 'shard')}: a sample is made of files named key.extension, "
             "such as 0001.jpg"
         )
-    found, seconds, first = _read_epoch(build_pipe(patterns, contents.fields), workers, expected.total())
+    found, seconds, first = _read_epoch(build_pipe(patterns, fields), workers, expected.total())
     for name, value in {
         "shards": f"{len(urls):,}",
         "workers": f"{workers:,}",
         "samples": f"{found.total():,}",
         "seconds": f"{seconds:,.2f}",
         "samples/s": f"{found.total() / seconds:,.1f}",
-        "MB/s": f"{contents.size / 1e6 / seconds:,.2f}",
+        "MB/s": f"{size / 1e6 / seconds:,.2f}",
         "time to first batch": f"{first:,.2f} s",
     }.items():
         print(f"{name:<20} {value}")
     return report(expected, found)
+
+
+def scan(urls: Sequence[str]) -> tuple[Counter[SampleId], Counter[str], int]:
+    """Counts how often each sample comes in shards, and the members of each field; and the bytes of all members."""
+    samples: Counter[SampleId] = Counter()
+    fields: Counter[str] = Counter()
+    total = 0
+    with Progress("shards scanned", len(urls)) as progress:
+        for url in urls:
+            last = None
+            for name, size in _members_of(url):
+                if (parts := split_name(name)) is not None:
+                    key, extension = parts
+                    samples[url, key] += key != last  # members of one sample are neighbours
+                    last = key
+                    fields[extension.lower()] += 1
+                    total += size
+            progress.advance()
+    return samples, fields, total
+
+
+def _members_of(url: str) -> list[tuple[str, int]]:
+    """Lists the names and sizes of a shard's regular members, in order.
+
+    A local shard is read with tarfile. What tarfile cannot read (other places, zstd, damage) is read with this
+    package's reader, whose errors say more.
+    """
+    if os.path.isfile(url):  # noqa: PTH113 - a name that is too long is not a file
+        with (
+            contextlib.suppress(*_NOT_FOR_TARFILE),
+            tarfile.open(url, "r|*", encoding="utf-8", errors="backslashreplace") as tar,
+        ):
+            return [(info.name, info.size) for info in tar if info.isreg() or info.islnk()]
+    with storage.open_shard(url) as stream:
+        return [(member.name, len(member.data)) for member in read_members(stream, url)]
+
+
+def _read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> tuple[Counter[SampleId], float, float]:
+    """Counts the samples of one epoch; returns the seconds to its last and its first batch, with workers starting."""
+    entered: Any
+    try:
+        from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
+    except ImportError as error:
+        say(f"torchdata cannot be imported ({error.__cause__ or error}): reading through torch.utils.data.DataLoader")
+        # batches are those that the graph makes in the workers
+        entered = contextlib.nullcontext(DataLoader(pipe, batch_size=None, num_workers=workers))
+    else:
+        entered = DataLoader2(pipe, reading_service=WorkersReadingService(workers))
+    samples: Counter[SampleId] = Counter()
+    first = 0.0
+    with entered as loader, Progress("samples", total) as bar:
+        start = time.perf_counter()
+        for urls, keys, *_ in loader:
+            first = first or time.perf_counter() - start
+            samples.update(zip(urls, keys, strict=True))
+            bar.advance(len(keys))
+        return samples, time.perf_counter() - start, first
 
 
 def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
@@ -155,75 +206,6 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def _read_epoch(pipe: WdsPipe[Any], workers: int, total: int) -> tuple[Counter[SampleId], float, float]:
-    """Counts the samples of one epoch; returns the seconds to its last and its first batch, with workers starting."""
-    samples: Counter[SampleId] = Counter()
-    first = 0.0
-    with _loader(pipe, workers) as loader, Progress("samples", total) as bar:
-        start = time.perf_counter()
-        for urls, keys, *_ in loader:
-            first = first or time.perf_counter() - start
-            samples.update(zip(urls, keys, strict=True))
-            bar.advance(len(keys))
-        seconds = time.perf_counter() - start
-    return samples, seconds, first
-
-
-@contextlib.contextmanager
-def _loader(pipe: WdsPipe[Any], workers: int) -> Iterator[Iterable[Any]]:
-    """Makes a DataLoader2, or torch's own DataLoader where torchdata is missing."""
-    try:
-        from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
-    except ImportError as error:
-        say(f"torchdata cannot be imported ({error.__cause__ or error}): reading through torch.utils.data.DataLoader")
-        # batches are those that the graph makes in the workers
-        yield DataLoader(pipe, batch_size=None, num_workers=workers)
-        return
-    with DataLoader2(pipe, reading_service=WorkersReadingService(workers)) as loader:
-        yield loader
-
-
-# ------------------------------------------------------------------------------------------------------ the plain scan
-
-
-class Contents:
-    """What shards hold: how often each sample comes, how many members each field has, and the bytes of all members."""
-
-    def __init__(self) -> None:
-        self.samples: Counter[SampleId] = Counter()
-        self.fields: Counter[str] = Counter()
-        self.size = 0
-
-    def add(self, url: str, members: Iterable[tuple[str, int]]) -> None:
-        """Adds a shard, given the names and sizes of its members in order."""
-        last: str | None = None
-        for name, size in members:
-            if (parts := split_name(name)) is None:
-                continue
-            key, extension = parts
-            if key != last:
-                self.samples[url, key] += 1
-                last = key
-            self.fields[extension.lower()] += 1
-            self.size += size
-
-
-def scan_shard(url: str) -> list[tuple[str, int]]:
-    """Lists the names and sizes of a shard's regular members, in order.
-
-    A local shard is read with tarfile. What tarfile cannot read (other places, zstd, damage) is read with this
-    package's reader, whose errors say more.
-    """
-    if os.path.isfile(url):  # noqa: PTH113 - a name that is too long is not a file
-        with (
-            contextlib.suppress(*_NOT_FOR_TARFILE),
-            tarfile.open(url, "r|*", encoding="utf-8", errors="backslashreplace") as tar,
-        ):
-            return [(info.name, info.size) for info in tar if info.isreg() or info.islnk()]
-    with storage.open_shard(url) as stream:
-        return [(member.name, len(member.data)) for member in read_members(stream, url)]
-
-
 # ------------------------------------------------------------------------------------------------ the demo's own shards
 
 
@@ -241,24 +223,24 @@ def keep_shards(name: str, *, overwrite: bool = False) -> str:
     if name.endswith("/") or path.is_dir():
         path /= _NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = [_shard_name(path.name, index) for index in range(len(SIZES))]
-    there = [path.with_name(name) for name in names if os.path.lexists(path.with_name(name))]
+    targets = [path.with_name(_shard_name(path.name, index)) for index in range(len(SIZES))]
+    there = [target for target in targets if os.path.lexists(target)]
     if there and not overwrite:
         raise FileExistsError(f"{there[0]} already exists: pass another name, or --force to replace it")
     # beside their place, and renamed in the end: an interrupted demo leaves no part of them
     with tempfile.TemporaryDirectory(prefix=".wds-demo-", dir=path.parent) as folder:
         write_shards(Path(folder), path.name)
-        for name in names:
-            Path(folder, name).replace(path.with_name(name))
+        for target in targets:
+            Path(folder, target.name).replace(target)
     return _pattern(path)
 
 
 def write_shards(folder: Path, name: str = _NAME) -> str:
     """Writes shards of images, classes and json to a folder with the standard library; returns their pattern."""
-    number = 0
+    numbers = itertools.count()
     for index, size in enumerate(SIZES):
         with tarfile.open(folder / _shard_name(name, index), "w", format=tarfile.USTAR_FORMAT) as tar:
-            for _ in range(size):
+            for number in itertools.islice(numbers, size):
                 label = number % _CLASSES
                 fields = {"cls": str(label).encode(), "jpg": _make_jpeg(number)}
                 fields["json"] = json.dumps({"number": number, "label": label}).encode()
@@ -266,7 +248,6 @@ def write_shards(folder: Path, name: str = _NAME) -> str:
                     info = tarfile.TarInfo(f"sample-{number:06d}.{field}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-                number += 1
     return _pattern(folder / name)
 
 

@@ -4,8 +4,6 @@ In a cell of a table a backslash, tab, newline and carriage return are written `
 that are not UTF-8 are an error, or ``\xe9`` each, or the whole value becomes ``base64:`` and its Base64.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import contextlib
@@ -30,17 +28,14 @@ from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.storage import mask_url
 
 _KEY, _URL = "__key__", "__url__"
-
-#: How a cell shows bytes that are not UTF-8.
-Binary = Literal["error", "escape", "base64"]
+Binary = Literal["error", "escape", "base64"]  # how a cell shows bytes that are not UTF-8
 _BASE64 = "base64:"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}  # as surrogateescape decodes them
 _PLAIN = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 _SEQUENCE = re.compile(r"\\(x[89a-fA-F][0-9a-fA-F]|.?)", re.DOTALL)
 
-#: What becomes of values that JSON cannot hold.
-JsonBinary = Literal["base64", "skip"]
+JsonBinary = Literal["base64", "skip"]  # what becomes of values that JSON cannot hold
 _UNSTRICT = (b"NaN", b"Infinity")
 _FOLDED = ("torch", "cbor")  # their files can refer to what they hold already, and even to themselves
 _ITEM = 64  # bytes that a number in a list takes, about
@@ -59,21 +54,21 @@ def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_tsv(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
     assert choices is not None
-    columns, binary = choices.columns, arguments.binary
-    has_key = not arguments.no_key and _KEY not in columns
+    columns = choices.columns
+    key = [] if arguments.no_key or _KEY in columns else [_KEY]
     reader = SampleReader(arguments)
 
     def line_of(sample: dict[str, Any]) -> str | None:
         values = choices.row(sample)
         if values is None:
             return None
-        cells = [escape_cell(sample[_KEY])] * has_key
+        cells = [escape_cell(sample[name]) for name in key]
         for column, value in zip(columns, values, strict=True):
             try:
                 if isinstance(value, str):
                     cells.append(escape_cell(mask_url(value) if column == _URL else value))
                 else:
-                    cells.append(write_cell(value, binary))
+                    cells.append(write_cell(value, arguments.binary))
             except ValueError as error:
                 name, place = name_sample(sample)
                 raise DecodingError(
@@ -85,7 +80,7 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
         return "\t".join(cells)
 
     if not arguments.no_header:
-        write_line("\t".join(map(escape_cell, [_KEY] * has_key + columns)))
+        write_line("\t".join(map(escape_cell, key + columns)))
     for line in reader.taken(line_of, arguments.count):
         write_line(line)
     tell_choices(choices)
@@ -109,8 +104,6 @@ def escape_cell(text: str) -> str:
 
 def unescape_cell(cell: str) -> str:
     """Reverses `escape_cell`; ValueError for a backslash before anything that it does not escape."""
-    if "\\" not in cell:
-        return cell
 
     def plain(found: re.Match[str]) -> str:
         code = found[1]
@@ -123,12 +116,11 @@ def unescape_cell(cell: str) -> str:
             )
         return _PLAIN[code]
 
-    return _SEQUENCE.sub(plain, cell)
+    return _SEQUENCE.sub(plain, cell) if "\\" in cell else cell
 
 
 def write_cell(data: bytes, binary: Binary = "error") -> str:
     """Writes bytes as a cell; with ``"base64"``, text that begins with ``base64:`` itself becomes Base64 too."""
-    text: str | None
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -136,8 +128,8 @@ def write_cell(data: bytes, binary: Binary = "error") -> str:
             raise ValueError(
                 f"byte {error.start:,} of {len(data):,} is {data[error.start : error.start + 1]!r}, which is not UTF-8"
             ) from error
-        text = data.decode(errors="surrogateescape") if binary == "escape" else None
-    if text is None or (binary == "base64" and text.startswith(_BASE64)):
+        text = data.decode(errors="surrogateescape") if binary == "escape" else _BASE64
+    if binary == "base64" and text.startswith(_BASE64):
         return _BASE64 + base64.b64encode(data).decode()
     return escape_cell(text)
 
@@ -197,17 +189,12 @@ class StoredField(NamedTuple):
 
 
 class JsonLines:
-    r"""Writes samples as strict JSON, one a line.
+    """Writes samples as strict JSON, one a line.
 
     Fields are decoded by their names: text becomes a string, integers numbers, ``json``, ``msgpack`` and ``cbor`` what
     they hold, arrays and tensors lists. A field of no known type is a string if it looks like text. Everything else
-    (images and other binary files, pickles, and values without a form in JSON: NaN, dates, keys that are not strings,
-    tensors of more than 16 million numbers) becomes ``{"base64": ...}`` with the field's bytes as they are stored, or
-    is left out and counted as ``skipped``.
-
-    Example:
-        >>> print(JsonLines()({"__key__": "a", "cls": b"7", "txt": b"x\ny", "json": b'{"b": [1]}', "png": b"\x89"}))
-        b'{"__key__":"a","cls":7,"txt":"x\\ny","json":{"b":[1]},"png":{"base64":"iQ=="}}'
+    (images, pickles, NaN, dates, keys that are not strings, tensors of more than 16 million numbers) becomes
+    ``{"base64": ...}`` with the field's bytes as they are stored, or is left out and counted as ``skipped``.
     """
 
     def __init__(self, binary: JsonBinary = "base64") -> None:

@@ -169,12 +169,9 @@ class SampleReader:
         self.lost = 0
         self._skips = arguments.errors in ("skip", "ignore")
         self._slice: slice = getattr(arguments, "slice", None) or slice(None)
-        part: slice | None = getattr(arguments, "shard_slice", None)
-        items: list[Any] = list(self.urls)
-        if part is not None:
-            items = [OpenSlice(url, part.start or 0, part.stop, part.step or 1) for url in self.urls]
+        self._shard_slice: slice | None = getattr(arguments, "shard_slice", None)
         self._loader = ShardLoaderIterDataPipe(
-            IterableWrapper(items, deepcopy=False),
+            IterableWrapper([self._slice_of(url) or url for url in self.urls], deepcopy=False),
             keys=arguments.keys,
             require_end_marker=not arguments.no_end_marker,
             concatenated=arguments.concatenated,
@@ -198,7 +195,7 @@ class SampleReader:
         """Reads the samples: ``__key__``, ``__url__`` and bytes by field; damage raises unless it is skipped."""
         part = self._slice
         with (
-            closing(iter(self._grouper)) as samples,  # type: ignore[type-var]
+            closing(self._samples()) as samples,
             Progress("samples", only_on_terminal=True, hidden=self._hidden) as progress,
         ):
             chosen = islice(samples, part.start, part.stop, part.step)
@@ -209,6 +206,13 @@ class SampleReader:
                 yield sample
                 if number % _PROGRESS_STEP == 0:
                     progress.advance(_PROGRESS_STEP)
+
+    def _samples(self) -> Generator[dict[str, Any], None, None]:
+        return iter(self._grouper)  # type: ignore[return-value]
+
+    def _slice_of(self, url: str) -> OpenSlice | None:
+        part = self._shard_slice
+        return None if part is None else OpenSlice(url, part.start or 0, part.stop, part.step or 1)
 
     def taken(self, take: Callable[[dict[str, Any]], T | None], count: int | None = None) -> Generator[T, None, None]:
         """Yields at most `count` results of `take`, which returns None to pass a sample over; reads no further."""

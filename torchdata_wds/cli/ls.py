@@ -1,30 +1,28 @@
 """``ls``: which samples shards have, with the fields of each and their sizes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
-from torchdata_wds import storage
 from torchdata_wds.cli.command import Command, flag
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import write_line
-from torchdata_wds.cli.terminal import Progress, counted, printable, say
+from torchdata_wds.cli.terminal import counted, printable, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.format.index.scan import read_sizes
-from torchdata_wds.format.index.slices import OpenSlice, slice_members
+from torchdata_wds.format.index.slices import slice_members
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import is_metadata, key_splitter
 from torchdata_wds.format.tar.members import Mark, Unit
+from torchdata_wds.storage import mask_url
 
 _WIDEST_KEY = 60  # a longer one moves only the rest of its own line
 _COUNTED = ("samples", "members", "bytes")
-Sizes = dict[str, int]
+Sized = tuple[dict[str, Any], dict[str, int]]  # a sample, and the sizes of its fields
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,16 +33,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     reader = SizeReader(arguments)
-    line = _json_line if arguments.json else Columns().line
-    with (
-        closing(reader.sizes()) as samples,
-        Progress("samples", only_on_terminal=True, hidden=not arguments.totals) as progress,
-    ):
-        for sample, sizes in samples:
-            if arguments.totals:
-                progress.advance()
-            else:
-                write_line(line(sample, sizes))
+    lines = _json_lines if arguments.json else _columns
+    with closing(reader.sizes()) as samples:
+        if arguments.totals:
+            for _ in samples:
+                pass
+        else:
+            for line in lines(samples):
+                write_line(line)
     tell: Callable[[str], None] = write_line if arguments.totals else say
     for text in _totals(reader.counts, as_json=arguments.totals and arguments.json):
         tell(text)
@@ -60,21 +56,21 @@ class SizeReader(SampleReader):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
-        self.counts: list[tuple[str, list[int]]] = []
+        self.counts: list[tuple[str, dict[str, int]]] = []
         self._arguments = arguments
         self._skipped: Counter[str] = Counter()
+        self._hidden = not arguments.totals
 
-    def sizes(self) -> Generator[tuple[dict[str, Any], Sizes], None, None]:
+    def sizes(self) -> Generator[Sized, None, None]:
         """Yields each sample (of which only ``__key__`` and ``__url__`` are certain) and the sizes of its fields."""
-        part = self._slice
-        with closing(self._samples()) as samples:
-            for sample in islice(samples, part.start, part.stop, part.step):
-                fields = ((name, value) for name, value in sample.items() if not is_metadata(name))
-                sizes = {name: value if isinstance(value, int) else len(value) for name, value in fields}
-                counts = self.counts[-1][1]
-                for place, number in enumerate((1, len(sizes), sum(sizes.values()))):
-                    counts[place] += number
-                yield sample, sizes
+        for sample in self:
+            fields = ((name, value) for name, value in sample.items() if not is_metadata(name))
+            sizes = {name: value if isinstance(value, int) else len(value) for name, value in fields}
+            counts = self.counts[-1][1]
+            counts["samples"] += 1
+            counts["members"] += len(sizes)
+            counts["bytes"] += sum(sizes.values())
+            yield sample, sizes
 
     def left_out(self) -> Counter[str]:
         """Counts the members that belong to no sample, by reason."""
@@ -82,23 +78,22 @@ class SizeReader(SampleReader):
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
         arguments = self._arguments
-        for visit, url in enumerate(self.urls, 1):
-            with closing(self._units(url, visit)) as units:
-                yield from group_members(
-                    units,
-                    keys=arguments.keys,
-                    lowercase=not arguments.keep_case,
-                    on_duplicate=arguments.on_duplicate,
-                    on_reappearing=arguments.on_reappearing,
-                    on_error=self._lose,
-                    skipped=self._skipped,
-                    shown=storage.mask_url,
-                )
+        return group_members(
+            self._units(),
+            keys=arguments.keys,
+            lowercase=not arguments.keep_case,
+            on_duplicate=arguments.on_duplicate,
+            on_reappearing=arguments.on_reappearing,
+            on_error=self._lose,
+            skipped=self._skipped,
+            shown=mask_url,
+        )
 
-    def _units(self, url: str, visit: int) -> Generator[Unit, None, None]:
+    def _units(self) -> Iterator[Unit]:
+        """Yields the members of all shards, of which most are only sizes; each shard ends with a mark."""
         arguments = self._arguments
-        part: slice | None = arguments.shard_slice
-        try:
+        split = key_splitter(arguments.keys)
+        for visit, url in enumerate(self.urls, 1):
             members = read_sizes(
                 url,
                 visit=visit,
@@ -106,63 +101,51 @@ class SizeReader(SampleReader):
                 concatenated=arguments.concatenated,
                 skipped=self._skipped,
             )
-            with closing(members):
-                # the shard counts once it is open, even if it has no samples
-                first = next(members, Mark.END)
-                self.counts.append((url, [0, 0, 0]))
-                units = chain((first,), members)
-                if part is None:
-                    yield from units
-                else:
-                    wanted = OpenSlice(url, part.start or 0, part.stop, part.step or 1)
-                    yield from slice_members(units, key_splitter(arguments.keys), wanted)
-        except (WdsError, OSError) as error:
-            yield Mark.BROKEN  # complete samples go out before the error is raised
-            self._lose(error)
+            try:
+                with closing(members):
+                    first = next(members, Mark.END)
+                    self.counts.append((url, dict.fromkeys(_COUNTED, 0)))  # once it is open, even without samples
+                    part, units = self._slice_of(url), chain((first,), members)
+                    yield from units if part is None else slice_members(units, split, part)
+                yield Mark.END
+            except (WdsError, OSError) as error:
+                yield Mark.BROKEN  # complete samples go out before the error is raised
+                self._lose(error)
 
 
-def _json_line(sample: dict[str, Any], sizes: Sizes) -> str:
-    shard = storage.mask_url(sample["__url__"])
-    return json.dumps({"key": sample["__key__"], "shard": shard, "fields": sizes, "bytes": sum(sizes.values())})
+def _json_lines(samples: Iterable[Sized]) -> Iterator[str]:
+    for sample, sizes in samples:
+        shard = mask_url(sample["__url__"])
+        yield json.dumps({"key": sample["__key__"], "shard": shard, "fields": sizes, "bytes": sum(sizes.values())})
 
 
-class Columns:
-    """Lines whose columns are as wide as the widest so far."""
-
-    def __init__(self) -> None:
-        self._key = 0
-        self._fields: dict[str, int] = {}
-
-    def line(self, sample: dict[str, Any], sizes: Sizes) -> str:
-        """Returns the line of a sample: its key, then name and size of each field."""
+def _columns(samples: Iterable[Sized]) -> Iterator[str]:
+    """Yields key, then name and size of each field, in columns that are as wide as the widest so far."""
+    key_width = 0
+    widths: dict[str, int] = {}
+    for sample, sizes in samples:
         key = printable(sample["__key__"])
-        self._key = max(self._key, min(len(key), _WIDEST_KEY))
-        parts = [f"{key:<{self._key}}"]
+        key_width = max(key_width, min(len(key), _WIDEST_KEY))
+        parts = [f"{key:<{key_width}}"]
         for field, size in sizes.items():
             text = f"{size:,} B"  # a bare number would look like the label
-            width = self._fields[field] = max(self._fields.get(field, 0), len(text))
+            width = widths[field] = max(widths.get(field, 0), len(text))
             parts.append(f"{printable(field)} {text:>{width}}")
-        return "  ".join(parts)
+        yield "  ".join(parts)
 
 
-def _totals(shards: list[tuple[str, list[int]]], *, as_json: bool) -> Iterator[str]:
+def _totals(shards: list[tuple[str, dict[str, int]]], *, as_json: bool) -> Iterator[str]:
     """Yields a line for each shard, and one for all; the last JSON object has the number of shards for a name."""
+    total = {name: sum(counts[name] for _, counts in shards) for name in _COUNTED}
     for url, counts in shards:
-        shard = storage.mask_url(url)
-        yield json.dumps({"shard": shard, **_named(counts)}) if as_json else f"{printable(shard)}: {_told(counts)}"
-    total = [sum(column) for column in zip(*(counts for _, counts in shards), strict=True)] or [0, 0, 0]
-    if as_json:
-        yield json.dumps({"shards": len(shards), **_named(total)})
-    else:
-        yield f"{counted(len(shards), 'shard')}: {_told(total)}"
+        shard = mask_url(url)
+        yield json.dumps({"shard": shard, **counts}) if as_json else f"{printable(shard)}: {_told(counts)}"
+    count = len(shards)
+    yield json.dumps({"shards": count, **total}) if as_json else f"{counted(count, 'shard')}: {_told(total)}"
 
 
-def _told(counts: list[int]) -> str:
-    return ", ".join(counted(count, words.removesuffix("s")) for words, count in _named(counts).items())
-
-
-def _named(counts: list[int]) -> dict[str, int]:
-    return dict(zip(_COUNTED, counts, strict=True))
+def _told(counts: dict[str, int]) -> str:
+    return ", ".join(counted(count, words.removesuffix("s")) for words, count in counts.items())
 
 
 COMMAND = Command(

@@ -1,12 +1,10 @@
 """``first``: the content of one field, of the first sample that meets conditions."""
 
-from __future__ import annotations
-
 import argparse
-import fnmatch
 import re
 import sys
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
@@ -28,8 +26,87 @@ from torchdata_wds.storage.urls import STDIN
 _CONDITION = re.compile(r"([^=!<>~]+)(!=|<=|>=|==|=|<|>|~)(.*)", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 _FLOAT = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf)")
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+_ORDERS = {"<": lt, "<=": le, ">": gt, ">=": ge}
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {"=": eq, "==": eq, "!=": ne, "~": fnmatchcase, **_ORDERS}
 _NOTHING = object()
+
+
+class Condition:
+    """A comparison of a field with a value, as ``cls=3``; nothing in it is evaluated as a program.
+
+    The field is decoded by its name. After it, ``.name`` and ``.0`` go into what json, msgpack and cbor hold. Numbers
+    are compared as numbers wherever both sides are (``07`` is 7), truth values and null as ``true``, ``false`` and
+    ``null``, all else as text by its code points, without blanks around it; lists, tensors and dicts as compact JSON.
+    A number and a text are unequal, and neither is smaller. A sample without the field or value, which is counted in
+    ``missed``, does not meet the condition, whatever it is.
+    """
+
+    def __init__(self, text: str) -> None:
+        found = _CONDITION.fullmatch(text)
+        if found is None or not found[1].strip():
+            raise argparse.ArgumentTypeError(
+                f"cannot read the condition {text!r}: expected a field, one of = != < <= > >= ~ and a value, as in "
+                "cls=3"
+            )
+        self.name = found[1].strip().removeprefix(".")
+        self.missed = 0
+        self._sign = found[2]
+        self._value = found[3].strip()
+        self._number = _to_number(self._value)
+        self._decode = Decoder()
+
+    def holds(self, sample: Mapping[str, Any]) -> bool:
+        """Returns whether a sample of bytes, or decoded values, meets the condition; SampleError if it has no text."""
+        value = self._find(sample)
+        if value is _NOTHING:
+            self.missed += 1
+            return False
+        text = self._text(value, sample)
+        compare, number = _COMPARISONS[self._sign], _to_number(text)
+        if self._sign != "~" and number is not None and self._number is not None:
+            return compare(number, self._number)
+        if self._sign in _ORDERS and (number is None) != (self._number is None):
+            return False
+        return compare(text, self._value)
+
+    def _find(self, sample: Mapping[str, Any]) -> Any:
+        """Returns the value: the longest beginning of the name that is a field, then the path into it."""
+        parts = self.name.split(".")
+        counts = range(len(parts), 0, -1)
+        count = next((count for count in counts if ".".join(parts[:count]) in sample), None)
+        if count is None:
+            return _NOTHING
+        field = ".".join(parts[:count])
+        place = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
+        value = self._decode({**place, field: sample[field]})[field]
+        for part in parts[count:]:
+            if isinstance(value, Mapping) and part in value:
+                value = value[part]
+            elif isinstance(value, list | tuple) and _INTEGER.fullmatch(part) and 0 <= int(part) < len(value):
+                value = value[int(part)]
+            else:
+                return _NOTHING
+        return value
+
+    def _text(self, value: Any, sample: Mapping[str, Any]) -> str:
+        try:
+            if isinstance(value, bytes):
+                value = value.decode()
+            return value.strip() if isinstance(value, str) else write_json(unfold(value)).decode()
+        except (TypeError, ValueError, RuntimeError) as error:
+            name, place = name_sample(sample)
+            raise SampleError(
+                f"{self.name!r} of {name} is neither text nor a number nor JSON, and cannot be compared with "
+                f"{self._value!r}: {error}",
+                **place,
+                field=self.name,
+            ) from error
+
+
+def _to_number(text: str) -> int | float | None:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else None
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +114,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)"
     option(parser, "-f --fields", "SPEC", text, default=";".join(IMAGE_FIELDS))
     text = "as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold"
-    option(parser, "-w --where", "CONDITION", text, _condition, action="append", default=[])
+    option(parser, "-w --where", "CONDITION", text, Condition, action="append", default=[])
     option(parser, "-o --output", "FILE", "where to, by default standard output", default=STDIN)
     add_force(parser)
-
-
-def _condition(text: str) -> Condition:
-    try:
-        return Condition(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -87,98 +157,6 @@ def _run(arguments: argparse.Namespace) -> int:
     say(text)
     reader.finish()
     return 1
-
-
-class Condition:
-    """A comparison of a field with a value, as ``cls=3``; nothing in it is evaluated as a program.
-
-    The field is decoded by its name. After it, ``.name`` and ``.0`` go into what json, msgpack and cbor hold. Numbers
-    are compared as numbers wherever both sides are (``07`` is 7), truth values and null as ``true``, ``false`` and
-    ``null``, all else as text by its code points, without blanks around it; lists, tensors and dicts as compact JSON.
-    A number and a text are unequal, and neither is smaller. A sample without the field or value, which is counted in
-    ``missed``, does not meet the condition, whatever it is.
-
-    Args:
-        text: A field (or ``__key__`` or ``__url__``), one of ``= != < <= > >=`` or ``~`` (matches the glob that
-            follows), and a value; ValueError for anything else.
-
-    Example:
-        >>> condition = Condition("json.label>=3")
-        >>> condition.holds({"__key__": "a", "json": b'{"label": 3}'}), condition.holds({"__key__": "b", "cls": b"9"})
-        (True, False)
-    """
-
-    def __init__(self, text: str) -> None:
-        found = _CONDITION.fullmatch(text)
-        if found is None or not found[1].strip():
-            raise ValueError(
-                f"cannot read the condition {text!r}: expected a field, one of = != < <= > >= ~ and a value, as in "
-                "cls=3"
-            )
-        self.name = found[1].strip().removeprefix(".")
-        self.missed = 0
-        self._sign = found[2].replace("==", "=")
-        self._value = found[3].strip()
-        self._number = _to_number(self._value)
-        self._decode = Decoder()
-
-    def holds(self, sample: Mapping[str, Any]) -> bool:
-        """Returns whether a sample of bytes, or decoded values, meets the condition; SampleError if it has no text."""
-        value = self._find(sample)
-        if value is _NOTHING:
-            self.missed += 1
-            return False
-        text = self._text(value, sample)
-        if self._sign == "~":
-            return fnmatch.fnmatchcase(text, self._value)
-        compare = _COMPARISONS[self._sign]
-        number = _to_number(text)
-        if number is not None and self._number is not None:
-            return compare(number, self._number)
-        if self._sign not in ("=", "!=") and (number is None) != (self._number is None):
-            return False
-        return compare(text, self._value)
-
-    def _find(self, sample: Mapping[str, Any]) -> Any:
-        """Returns the value: the longest beginning of the name that is a field, then the path into it."""
-        parts = self.name.split(".")
-        for count in range(len(parts), 0, -1):
-            field = ".".join(parts[:count])
-            if field in sample:
-                place = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
-                return _follow(self._decode({**place, field: sample[field]})[field], parts[count:])
-        return _NOTHING
-
-    def _text(self, value: Any, sample: Mapping[str, Any]) -> str:
-        try:
-            if isinstance(value, bytes):
-                value = value.decode()
-            return value.strip() if isinstance(value, str) else write_json(unfold(value)).decode()
-        except (TypeError, ValueError, RuntimeError) as error:
-            name, place = name_sample(sample)
-            raise SampleError(
-                f"{self.name!r} of {name} is neither text nor a number nor JSON, and cannot be compared with "
-                f"{self._value!r}: {error}",
-                **place,
-                field=self.name,
-            ) from error
-
-
-def _follow(value: Any, path: list[str]) -> Any:
-    for part in path:
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list | tuple) and _INTEGER.fullmatch(part) and 0 <= int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return _NOTHING
-    return value
-
-
-def _to_number(text: str) -> int | float | None:
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else None
 
 
 COMMAND = Command(

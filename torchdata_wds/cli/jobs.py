@@ -1,7 +1,5 @@
 """A function over many items in worker processes, one of which may die without harm to the others."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import sys
@@ -13,7 +11,7 @@ from contextlib import closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,11 +21,10 @@ from torchdata_wds.workers.interrupts import interrupts_held
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds that a worker has to end by itself, as after Ctrl-C, and then to clean up after SIGTERM.
-PATIENCE = 1.0
-GRACE = 5.0
+# Seconds that a worker has to end by itself, as after Ctrl-C, and then to clean up after SIGTERM.
+PATIENCE, GRACE = 1.0, 5.0
 
-#: How often, in seconds, to look for a dead worker whose connection is held open by a child of its own.
+# How often, in seconds, to look for a dead worker whose connection is held open by a child of its own.
 CHECK_INTERVAL = 1.0
 
 
@@ -36,10 +33,6 @@ def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int)
 
     With one process, or one item, no process is started and nothing is pickled. What the function raises is raised when
     its result is due; a RuntimeError then, if its process was killed.
-
-    Example:
-        >>> list(map_in_order(abs, [3, -1], 1))
-        [3, 1]
     """
     count = min(processes, len(items))
     if count <= 1:
@@ -84,29 +77,31 @@ def run_in_processes(
     context = multiprocessing.get_context(start_method)
     workers: list[_Worker] = []
     try:
-        for _ in range(min(num_workers, len(todo))):
-            workers.append(_Worker(context, work))
-            workers[-1].give(todo.popleft())
-        while workers:
+        while workers or todo:
+            while todo and len(workers) < num_workers:
+                workers.append(_Worker(context, work))
+                workers[-1].give(todo.popleft())
             wait([line for worker in workers for line in (worker.line, worker.process.sentinel)], CHECK_INTERVAL)
             # a worker is done with its item, or dead
             for worker in [worker for worker in workers if worker.process.exitcode is not None or worker.line.poll()]:
                 result, is_alive = worker.take()
-                if not is_alive:
-                    workers.remove(worker)
-                    worker.close()
-                    if todo:
-                        workers.append(worker := _Worker(context, work))
-                if todo:
+                if is_alive and todo:
                     worker.give(todo.popleft())
-                elif is_alive:
+                else:
                     workers.remove(worker)
                     worker.give(None)  # which ends it
-                    worker.process.join()
                     worker.close()
                 yield result
     finally:
-        _end(workers)
+        # first it waits: after Ctrl-C workers end by themselves, and should not be disturbed in that
+        for seconds, stop in ((PATIENCE, "terminate"), (GRACE, "kill")):
+            end = time.monotonic() + seconds
+            for worker in workers:
+                worker.process.join(max(0.0, end - time.monotonic()))
+            for worker in workers:
+                getattr(worker.process, stop)()
+        for worker in workers:
+            worker.close()
 
 
 class _Worker:
@@ -142,35 +137,16 @@ class _Worker:
         return (self._item, f"its worker process ended with {status_text(status)}{hint}"), False
 
     def close(self) -> None:
-        """Releases an ended process."""
+        """Waits for the end of the process, and releases it."""
+        self.process.join()
         self.line.close()
         self.process.close()
 
 
-def _end(workers: list[_Worker]) -> None:
-    """Ends workers. It waits first: after Ctrl-C they end by themselves, and should not be disturbed in that."""
-    for seconds, stop in ((PATIENCE, "terminate"), (GRACE, "kill")):
-        end = time.monotonic() + seconds
-        for worker in workers:
-            worker.process.join(max(0.0, end - time.monotonic()))
-        for worker in workers:
-            getattr(worker.process, stop)()
-    for worker in workers:
-        worker.process.join()
-        worker.close()
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: not an error that the work could handle as its own."""
-
-
-def _terminate(*_: object) -> NoReturn:
-    raise _Terminated
-
-
 def _serve(line: Connection, work: Callable[[Any], str]) -> None:
     """Runs in a worker: works on items until there are no more, or the parent has died."""
-    signal.signal(signal.SIGTERM, _terminate)
+    # a KeyboardInterrupt, which the work cannot handle as an error of its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)  # the processes are what runs in parallel
     parent: Any = multiprocessing.parent_process()
     try:

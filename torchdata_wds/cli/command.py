@@ -2,9 +2,13 @@
 
 import argparse
 import contextlib
+import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from torchdata_wds.storage import mask_url
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -62,7 +66,7 @@ def add_force(parser: Parser) -> None:
 def add_rekey(parser: Parser) -> None:
     """Adds ``--rekey``."""
     text = "new keys, from {number:09d} (for short: '#'), {key} and {shard}, as in '{shard}/{key}'"
-    option(parser, "--rekey", "PATTERN", text)
+    option(parser, "--rekey", "PATTERN", text, Rekeying)
 
 
 def add_writing(parser: Parser) -> None:
@@ -148,3 +152,27 @@ def range_of(text: str) -> slice:
     if rest[1:] == [0]:
         raise argparse.ArgumentTypeError(f"expected a step of 1 or more, not {text!r}")
     return slice(low, *rest) if rest else slice(low, int(text) + 1)
+
+
+class Rekeying:
+    """Gives samples new keys by a pattern in the syntax of `str.format`, the argument ``--rekey``.
+
+    It takes ``{number}``, ``{key}`` and ``{shard}`` (the base name up to its first dot), of which the first or second
+    must be there, to tell samples apart; ``#`` is ``{number:09d}``.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.pattern = text.replace("#", "{number:09d}")
+        try:
+            places = {name for _, name, _, _ in string.Formatter().parse(self.pattern) if name is not None}
+            self.pattern.format(number=0, key="a", shard="x")
+        except (ValueError, LookupError, AttributeError, OverflowError, MemoryError) as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a pattern for keys: {error}") from error
+        if not places <= {"number", "key", "shard"} or not places & {"number", "key"}:
+            raise argparse.ArgumentTypeError(f"{text!r} needs {{number}} or {{key}}, and takes {{shard}} in addition")
+
+    def __call__(self, sample: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Returns a copy of a sample with its new key."""
+        shard = posixpath.basename(mask_url(str(sample.get("__url__", "")))).partition(".")[0]
+        key = self.pattern.format(number=number, key=sample["__key__"], shard=shard)
+        return {**sample, "__key__": key}

@@ -1,7 +1,5 @@
 """Which fields of samples a command takes, and under which names: ``--fields "jpg;png label=cls *.json"``."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -12,38 +10,25 @@ from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
 
-#: What to do with a sample that lacks a chosen field.
-Missing = Literal["error", "skip", "empty"]
+Missing = Literal["error", "skip", "empty"]  # what to do with a sample that lacks a chosen field
 _ALWAYS = ("__key__", "__url__")
-_EMPTY = b""
 
 
 class FieldChoices:
     """Chooses fields of samples.
 
-    Args:
-        spec: Items separated by blanks. ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has,
-            ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match.
-            ``__key__`` and ``__url__`` can be columns of tables; everywhere, a new name makes them fields of text.
-        missing: Where an item finds nothing, ``"skip"`` leaves the sample out, ``"empty"`` gives it an empty field.
-
-    Attributes:
-        columns: One name for each item, for the header of a table.
-
-    Example:
-        >>> choices = FieldChoices("jpg;png label=cls")
-        >>> choices.choose({"__key__": "a", "png": b"P", "cls": b"1", "txt": b"t"})
-        {'__key__': 'a', 'png': b'P', 'label': b'1'}
-        >>> choices.columns, choices.row({"__key__": "a", "jpg": b"J", "cls": b"1"})
-        (['jpg;png', 'label'], [b'J', b'1'])
+    `spec` has items separated by blanks. ``jpg;png`` (or ``jpg,png``) is the first of them that the sample has,
+    ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match. ``__key__``
+    and ``__url__`` can be columns of tables; everywhere, a new name makes them fields of text. `columns` has one name
+    for each item. Where an item finds nothing, ``missing="skip"`` leaves the sample out, ``"empty"`` gives it an empty
+    field; both are counted.
     """
 
     def __init__(self, spec: str, *, missing: Missing = "error") -> None:
         self._items = parse_field_items(spec)
         self.columns = [item.column for item in self._items]
         self.missing = missing
-        self.left_out = 0
-        self.left_empty = 0
+        self.left_out = self.left_empty = 0
 
     def choose(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns ``__key__``, ``__url__`` and the chosen fields, or None if the sample is left out."""
@@ -79,23 +64,24 @@ class FieldChoices:
                     **place,
                     field=item.column,
                 )
-            values.append(found[0][1] if found else _EMPTY)
+            values.append(found[0][1] if found else b"")
         return values
 
     def _find(self, sample: Mapping[str, Any], item: FieldItem) -> list[tuple[str, Any]] | None:
         """Returns the fields of one item with their new names; None if the sample is left out."""
         if names := item.find(sample):
             values = [(new, sample[name]) for new, name in names]
+            if item.new is None:
+                return values
             # a key that becomes a field of its own is text in it
-            renamed = item.new is not None
-            return [(new, value.encode() if renamed and isinstance(value, str) else value) for new, value in values]
+            return [(new, value.encode() if isinstance(value, str) else value) for new, value in values]
         if self.missing == "error":
             raise missing_field(sample, item.names)
         if self.missing == "skip":
             self.left_out += 1
             return None
         self.left_empty += 1
-        return [] if item.is_glob else [(item.new or item.names[0], _EMPTY)]
+        return [] if item.is_glob else [(item.new or item.names[0], b"")]
 
 
 def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

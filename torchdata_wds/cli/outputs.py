@@ -1,17 +1,13 @@
 """Arguments that say where samples go, the same in all commands, and the writing of archives, files and lines."""
 
-from __future__ import annotations
-
 import argparse
-import posixpath
 import secrets
-import string
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from torchdata_wds.cli.command import UsageError, add_writing, option, usage_checked
+from torchdata_wds.cli.command import Rekeying, UsageError, add_writing, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader
 from torchdata_wds.cli.map.target_names import BRACES
 from torchdata_wds.cli.terminal import say
@@ -54,7 +50,7 @@ class SampleOutput:
                 "refusing to write an archive to a terminal: use -o FILE, or pipe the output to another program"
             )
         self.count = 0
-        self._rekey = None if arguments.rekey is None else Rekeying(arguments.rekey)
+        self._rekey: Rekeying | None = arguments.rekey
         with usage_checked():
             self._writer = TarWriter(
                 arguments.output,
@@ -96,36 +92,6 @@ def copy_samples(samples: Iterable[Mapping[str, Any]], output: SampleOutput, rea
             output.write(sample)
         except SampleError as error:
             reader.refuse(error)
-
-
-class Rekeying:
-    """Gives samples new keys by a pattern in the syntax of `str.format`.
-
-    It takes ``{number}``, ``{key}`` and ``{shard}`` (the base name up to its first dot), of which the first or second
-    must be there, to tell samples apart; ``#`` is ``{number:09d}``.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern.replace("#", "{number:09d}")
-        try:
-            places = [name for _, name, _, _ in string.Formatter().parse(self._pattern) if name is not None]
-            self._pattern.format(number=0, key="a", shard="x")
-        except (ValueError, LookupError, AttributeError, OverflowError, MemoryError) as error:
-            raise UsageError(f"--rekey {pattern!r} is not a pattern for keys: {error}") from error
-        if not set(places) <= {"number", "key", "shard"} or {"number", "key"}.isdisjoint(places):
-            raise UsageError(f"--rekey {pattern!r} needs {{number}} or {{key}}, and takes {{shard}} in addition")
-
-    def __call__(self, sample: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Returns a copy of a sample with its new key."""
-        shard = posixpath.basename(mask_url(str(sample.get("__url__", "")))).partition(".")[0]
-        key = self._pattern.format(number=number, key=sample["__key__"], shard=shard)
-        return {**sample, "__key__": key}
-
-
-def check_rekey(pattern: str | None) -> None:
-    """Checks ``--rekey`` before anything is read."""
-    if pattern is not None:
-        Rekeying(pattern)
 
 
 def chosen_seed(seed: int | None) -> int:

@@ -197,7 +197,7 @@ def test_proc_refuses_options_that_do_not_fit_several_outputs(
     """As a whole, and not once a shard."""
     done = run_wds("proc", "-c", "true", *shards, "-o", f"{tmp_path}/out/", *more)
     assert done.status == 2
-    assert done.err.count("\n") == 1
+    assert done.err.count("error:") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -15,7 +15,7 @@ from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice,
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_all_inputs
 from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.cli.map.target_names import is_target_pattern
-from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_rekey, copy_samples
+from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, copy_samples
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_losses
 from torchdata_wds.errors import SampleError
@@ -65,10 +65,8 @@ def _seconds(text: str) -> float:
 def _run(arguments: argparse.Namespace) -> int:
     """Runs the command on every sample, and returns 1 if anything was lost."""
     by_shard = is_target_pattern(arguments.output)
-    if by_shard:
-        if arguments.slice is not None:
-            raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")
-        check_rekey(arguments.rekey)
+    if by_shard and arguments.slice is not None:
+        raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")
     made = _MadeSamples(arguments)
     if not by_shard:
         made.write(SampleReader(arguments), arguments)

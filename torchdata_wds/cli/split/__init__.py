@@ -19,6 +19,7 @@ from typing import Any
 from torchdata_wds import storage
 from torchdata_wds.cli.command import (
     Command,
+    Rekeying,
     UsageError,
     add_writing,
     byte_size,
@@ -29,7 +30,7 @@ from torchdata_wds.cli.command import (
     whole_number,
 )
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.outputs import Rekeying, compression, write_line
+from torchdata_wds.cli.outputs import compression, write_line
 from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_apart
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ReappearingKeyError, SampleError, UnsafeDataError, WdsError
@@ -76,7 +77,6 @@ def _first_number(text: str) -> int | str:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.delete and arguments.post is None:
         raise UsageError("--delete removes shards for which --post has succeeded, and needs it")
-    rekey = None if arguments.rekey is None else Rekeying(arguments.rekey)
     reader = SampleReader(arguments, hidden=not stdout_is_apart())  # paths are printed
     finished = Finished(arguments)
     if arguments.force:
@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     try:
         with writer, closing(iter(reader)) as samples:
-            used = _write(samples, rekey, writer, reader)
+            used = _write(samples, arguments.rekey, writer, reader)
             is_full = writer.is_full  # before the last shard is closed, whatever is in it
     finally:
         say(
@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"stopped after {counted(finished.shards, 'shard')}, as --max-shards asks for, without looking for more "
             f"samples. To go on: --start {finished.next_number} --slice {_rest(arguments.slice, used)}"
         )
-        if arguments.rekey is not None and "{key" not in arguments.rekey:
+        if arguments.rekey is not None and "{key" not in arguments.rekey.pattern:
             say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")
     with contextlib.suppress(ValueError, WdsError):  # there is no folder to look into
         last = finished.names.next_number() - 1

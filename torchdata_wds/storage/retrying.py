@@ -7,11 +7,14 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchdata_wds.errors import TRY_AGAIN, ShardOpenError, WdsError
 from torchdata_wds.storage.byte_streams import Source
-from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -102,19 +105,19 @@ def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") ->
 
 
 class Failure(Exception):  # noqa: N818 - told of inside this package; users see a ShardOpenError
-    """A connection, request or body that failed; `reason` and `cause` are masked.
+    """A connection, request or body that failed, for a `reason` without secrets; `error` is what a library raised.
 
     A `lasting` failure would happen again. `wait` is the least number of seconds before the next attempt.
     """
 
     def __init__(
-        self, reason: str, *, lasting: bool = False, wait: float = 0.0, cause: Exception | None = None
+        self, reason: str, *, lasting: bool = False, wait: float = 0.0, error: Exception | None = None
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.lasting = lasting
         self.wait = wait
-        self.cause = cause
+        self.error = error
 
 
 class RetryingSource(Source):
@@ -141,21 +144,21 @@ class RetryingSource(Source):
             except Failure as failure:
                 self._bear(failure)
 
-    def take(self, size: int) -> bytes:
-        """Returns up to `size` bytes; none only at the verified end."""
-        while size:
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Reads bytes into the buffer; 0 only at the verified end."""
+        view = memoryview(buffer)
+        while True:
             self.connect()
             if self._ended:
-                break
+                return 0
             try:
-                data = self._receive(size)
+                count = self._receive(view)
             except Failure as failure:
                 self._bear(failure)
                 continue
-            if data:
-                self._deliver(data)
-            return data
-        return b""
+            if count:
+                self._deliver(view[:count])
+            return count
 
     def interrupt(self) -> None:
         """Ends a pause that another thread waits in; a request under way ends by itself."""
@@ -164,7 +167,7 @@ class RetryingSource(Source):
     def _connect(self) -> None:
         raise NotImplementedError
 
-    def _receive(self, size: int) -> bytes:
+    def _receive(self, view: memoryview) -> int:
         raise NotImplementedError
 
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:
@@ -173,9 +176,9 @@ class RetryingSource(Source):
 
     def _total(self) -> int | None:
         """Returns the size of the object, if it is known."""
-        return None
+        raise NotImplementedError
 
-    def _deliver(self, data: bytes | memoryview) -> None:
+    def _deliver(self, data: memoryview) -> None:
         """Counts what the reader gets."""
         self._position += len(data)
         self._patience.renew()
@@ -203,7 +206,7 @@ class RetryingSource(Source):
             )
         else:
             error = self._refusal(failure, more)
-        raise error from failure.cause
+        raise error from (failure.error and masked_cause(failure.error))
 
     def _changed(self, what: str) -> ShardOpenError:
         return ShardOpenError(

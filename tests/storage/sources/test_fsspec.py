@@ -401,11 +401,11 @@ def test_remote_source_asks_the_store_when_its_files_know_no_version(monkeypatch
     """A memory file that is written anew is another one."""
     filesystem = fsspec.filesystem("memory")
     source = RemoteSource(filesystem, "/shards/a.tar", "x")
-    assert source.take(10) == DATA[:10]
+    assert source.read(10) == DATA[:10]
     filesystem.pipe("/shards/a.tar", DATA[::-1])
     monkeypatch.setattr(MemoryFile, "read", lambda *_: 1 / 0)
     with pytest.raises(ShardOpenError, match=r"after 10 bytes: its (modified|created) was"):
-        source.take(10)
+        source.read(10)
 
 
 def test_open_shard_tries_again_when_opening_fails(breaking: type[Breaking]) -> None:
@@ -429,11 +429,11 @@ def test_remote_source_does_not_wait_when_it_is_interrupted(
     monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 300.0)
     breaking.plan = [(10, OSError("x"))]
     source = RemoteSource(fsspec.filesystem("breaking"), "/x.tar", "x")
-    assert source.take(10) == DATA[:10]
+    assert source.read(10) == DATA[:10]
     timer = threading.Timer(0.05, source.interrupt)
     timer.start()
     with pytest.raises(ShardOpenError, match=r"broke off after 10 of 100,000 bytes: .*; reading was interrupted"):
-        source.take(10)
+        source.read(10)
     timer.join()
     source.close()
     source.interrupt()

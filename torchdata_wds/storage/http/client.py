@@ -15,18 +15,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin
 from urllib.request import getproxies, proxy_bypass
+
+import urllib3
 
 from torchdata_wds.storage.http.options import HttpOptions
 from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.retrying import Failure
-from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
+from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import mask_url
-
-if TYPE_CHECKING:
-    import urllib3
 
 #: How long a server is left alone that asks for it and does not say how long, and the longest time for one that does.
 _SECONDS, _LONGEST_SECONDS = 0.5, 300.0
@@ -40,6 +38,7 @@ _HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encodin
 #: Bodies of answers that are not the shard are read up to this size, to keep the connection.
 _WORTH_READING = 16 * 1024
 _SHOWN = 200
+_PIECE = 512 * 1024
 
 # Workers read several shards at once, and a store redirects to many hosts.
 _CONNECTIONS_PER_HOST = 32
@@ -76,33 +75,35 @@ class Answer:
         self._body = _plain_body(response)
         self._via = via
 
-    def readinto(self, view: memoryview) -> int | None:
-        """Reads what has come straight into a buffer, where urllib3 would copy it; None if only `read` can."""
-        body = self._body
-        if body is None or body.isclosed() or not body.length:
-            return None
-        try:
-            count = body.fp.readinto1(view[: body.length])
-        except OSError as error:
-            reason = "Read timed out." if isinstance(error, TimeoutError) else f"Connection broken: {_reason(error)}"
-            raise Failure(reason, cause=masked_cause(error)) from None
-        # urllib3's response must know what was read under it, to tell of an early end and to keep the connection.
-        body.length -= count
-        self._response.length_remaining = body.length
-        if not body.length:
-            body.close()
-            self._response.release_conn()
-        return count or None
+    def readinto(self, view: memoryview) -> int:
+        """Reads what has come, as it was sent; 0 only at the verified end of the body."""
+        body, count = self._body, 0
+        if body is not None and not body.isclosed() and body.length:
+            # Straight into the buffer, where urllib3 would copy it.
+            try:
+                count = body.fp.readinto1(view[: body.length])
+            except OSError as error:
+                why = "Read timed out." if isinstance(error, TimeoutError) else f"Connection broken: {_reason(error)}"
+                raise Failure(why, error=error) from None
+            # urllib3's response must know what was read under it, to tell of an early end and to keep the connection.
+            body.length -= count
+            self._response.length_remaining = body.length
+            if not body.length:
+                body.close()
+                self._response.release_conn()
+        if not count:
+            data = self.read(len(view))
+            count = len(data)
+            view[:count] = data
+        return count
 
     def read(self, size: int) -> bytes:
-        """Reads what has come, up to `size` bytes as they were sent; none only at the verified end of the body."""
-        import urllib3
-
+        """Reads up to `size` bytes by urllib3."""
         try:
             # read() would drop what it has already received when the connection breaks.
-            return self._response.read1(size, decode_content=False) or b""
+            return self._response.read1(min(size, _PIECE), decode_content=False) or b""
         except urllib3.exceptions.HTTPError as error:
-            raise Failure(_reason(error), cause=masked_cause(error)) from None
+            raise Failure(_reason(error), error=error) from None
 
     def interrupt(self) -> None:
         """Ends a read that another thread waits in, if urllib3 can."""
@@ -151,8 +152,6 @@ class HttpRequest:
         return answer
 
     def _follow(self, headers: Mapping[str, str]) -> tuple[urllib3.BaseHTTPResponse, str]:
-        import urllib3
-
         auth = urllib3.util.parse_url(self.url).auth
         basic = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
         url, own = _without_auth(self.url), {**basic, **self.options.headers}
@@ -170,8 +169,6 @@ class HttpRequest:
         raise Failure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
 
     def _send(self, url: str, own: Mapping[str, str], headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        import urllib3
-
         merged = urllib3.HTTPHeaderDict(own)
         for name, value in headers.items():
             merged[name] = value
@@ -185,13 +182,11 @@ class HttpRequest:
                 "GET", url, headers=merged, preload_content=False, retries=False, redirect=False, timeout=timeout
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise Failure(_reason(error), lasting=_is_lasting(error), cause=masked_cause(error)) from None
+            raise Failure(_reason(error), lasting=_is_lasting(error), error=error) from None
 
 
 def malformation(url: str) -> str | None:
     """Says what is wrong with an address, masked; None if it is well-formed."""
-    import urllib3
-
     try:
         urllib3.util.parse_url(url)
     except urllib3.exceptions.HTTPError as error:
@@ -226,23 +221,17 @@ def _redirect_target(url: str, location: str) -> str:
 
 
 def _origin(url: str) -> tuple[str | None, str | None, int | None]:
-    import urllib3
-
     parsed = urllib3.util.parse_url(url)
     return parsed.scheme, parsed.host, parsed.port or {"http": 80, "https": 443}.get(parsed.scheme or "")
 
 
 def _without_auth(url: str) -> str:
-    import urllib3
-
     # A proxy would see a user name and password, and servers have no use for them there.
     return urllib3.util.parse_url(url)._replace(auth=None).url
 
 
 @lru_cache(maxsize=8)
 def _pool(proxy: str | None, process: int) -> urllib3.PoolManager:  # noqa: ARG001 - one pool per process, for fork
-    import urllib3
-
     for name in ("urllib3.connectionpool", "urllib3.connection"):
         logging.getLogger(name).addFilter(_mask_record)
     if not proxy:

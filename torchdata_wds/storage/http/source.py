@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
-from torchdata_wds.storage.byte_streams import StoredVersion, ends_before
-from torchdata_wds.storage.http.client import Answer, HttpRequest
+from torchdata_wds.storage.byte_streams import ShardSource, StoredVersion, ends_before, wrap_source
+from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
+from torchdata_wds.storage.http.client import Answer, HttpRequest, malformation
+from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.versions import Version, content_range
+from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import Failure, RetryingSource
+from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.urls import cannot_open
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-_PIECE = 512 * 1024
+_OWN_DECODERS = ("gzip", "x-gzip", "zstd")
 
 #: How much of what was delivered is requested again if only its bytes show that the object is the same.
 _OVERLAP = 16 * 1024
 _SMALLEST_OVERLAP = 64
 _LONGEST_TAG = 40  # of one that is kept in states
+
+
+def open_object(place: Place, offset: int) -> io.BufferedReader:
+    """Opens an object, as `open_http`."""
+    shard = place.shown
+    chosen = read_http_options(place.scheme, place.options.get(place.scheme, {}))
+    if wrong := malformation(place.url):
+        raise cannot_open(shard, f"its address is malformed: {wrong}")
+    request = HttpRequest(place.url, shard, chosen)
+    version = _version_if_plain(request) if offset else None
+    source = HttpSource(request, start=0 if version is None else offset, version=version)
+    try:
+        source.connect()
+        if version is not None:
+            return wrap_source(source, shard, plain=True)
+        # Some servers compress although nobody asked them to.
+        encoding = source.version.encoding
+        if encoding not in ("", "identity", *_OWN_DECODERS):
+            shown = mask_text(encoding)[:80]
+            raise cannot_open(shard, f"the server sent Content-Encoding {shown!r}, expected identity")
+        body = ShardSource(source, shard) if encoding in _OWN_DECODERS else source
+        return wrap_source(body, shard, skip=offset)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _version_if_plain(request: HttpRequest) -> Version | None:
+    """What is known of the shard, if the server gives parts of it and it is not compressed.
+
+    Offsets count decompressed bytes: only then are they those of a range.
+    """
+    with HttpSource(request, stop=HEAD_SIZE) as source:
+        source.connect()
+        if not source.gives_parts or source.version.encoding not in ("", "identity"):
+            return None
+        head = b"".join(iter(partial(source.read, HEAD_SIZE), b""))
+        return None if may_be_compressed(head) else replace(source.version, encoding="identity")
 
 
 class Delivered:
@@ -86,28 +128,6 @@ class HttpSource(RetryingSource):
             return None
         return StoredVersion(known.total, "" if known.etag.startswith("W/") else known.etag[:_LONGEST_TAG])
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Reads bytes into the buffer, without a copy in between if possible."""
-        answer: Answer | None = self._connection
-        if answer is None or self._stop is not None:
-            return super().readinto(buffer)
-        view = memoryview(buffer)
-        try:
-            count = answer.readinto(view)
-            if count is not None:
-                self._check_length(count)
-        except Failure as failure:
-            self._bear(failure)
-            count = None
-        if count is None:
-            return super().readinto(buffer)
-        self._deliver(view[:count])
-        return count
-
-    def take(self, size: int) -> bytes:
-        """Returns up to `size` bytes before `stop`; none only at the verified end."""
-        return super().take(size if self._stop is None else min(size, self._stop - self._position))
-
     def interrupt(self) -> None:
         """Ends a read or a pause that another thread waits in; an answer that is still to come is waited for."""
         super().interrupt()
@@ -115,19 +135,12 @@ class HttpSource(RetryingSource):
         if answer is not None:
             answer.interrupt()
 
-    def _receive(self, size: int) -> bytes:
-        data: bytes = self._connection.read(min(size, _PIECE))
-        self._check_length(len(data))
-        return data
-
-    def _deliver(self, data: bytes | memoryview) -> None:
-        super()._deliver(data)
-        self._delivered.add(data)
-
-    def _total(self) -> int | None:
-        return self.version.total
-
-    def _check_length(self, count: int) -> None:
+    def _receive(self, view: memoryview) -> int:
+        if self._stop is not None:
+            view = view[: self._stop - self._position]
+            if not view:
+                return 0
+        count: int = self._connection.readinto(view)
         if self._patience.is_interrupted:
             # What looks like the end of a body without a length may be the connection's.
             raise Failure("the connection was shut")
@@ -138,6 +151,14 @@ class HttpSource(RetryingSource):
             if total is not None and position < total:
                 raise Failure("the server sent only a part of what was asked for")
             self._ended = True
+        return count
+
+    def _deliver(self, data: memoryview) -> None:
+        super()._deliver(data)
+        self._delivered.add(data)
+
+    def _total(self) -> int | None:
+        return self.version.total
 
     def _connect(self) -> None:
         """Sends a request for what comes next, and checks that the answer is of the same object."""
@@ -207,7 +228,7 @@ class HttpSource(RetryingSource):
         # Checksums only compare if both begin at the first byte given: with an overlap, the last bytes decide alone.
         again = Delivered(with_checksum=self._delivered.has_checksum and at <= start)
         while at < position:
-            data = answer.read(min(_PIECE, position - at))
+            data = answer.read(position - at)
             if not data:
                 raise self._ends_at(at)
             again.add(data[max(0, start - at) :])
@@ -218,7 +239,7 @@ class HttpSource(RetryingSource):
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:
         pattern = unexpanded(self._shard)
         advice = f"; it may not be there{pattern}" if pattern and failure.lasting else ""
-        return ShardOpenError(f"cannot open shard {self._shard}: {failure.reason}{more}{advice}", shard=self._shard)
+        return cannot_open(self._shard, f"{failure.reason}{more}{advice}")
 
     def _ends_at(self, total: int) -> ShardOpenError | ShardFormatError:
         if self._position > self._start:

@@ -20,7 +20,7 @@ from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.retrying import HOPELESS, Failure, Patience, RetryingSource, attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import mask_url
+from torchdata_wds.storage.urls import cannot_open, mask_url
 
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -78,17 +78,14 @@ def connect(url: str, options: StorageOptions) -> tuple[Any, str]:
         if protocol := next((protocol for protocol in protocols if protocol in _EXTRAS), ""):
             extra = f"pip install 'torchdata_wds[{_EXTRAS[protocol]}]'"
             reason = f"the package for {protocol}: is not installed: {extra}"
-        raise ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard) from error
+        raise cannot_open(shard, reason) from error
     except Exception as error:
         if not isinstance(error, ValueError) or "Protocol not known" not in str(error):
-            raise refusal(error, shard) from masked_cause(error)
+            raise _refusal(error, shard) from masked_cause(error)
         known = fsspec.available_protocols()
         unknown = ", ".join(protocol for protocol in protocols if protocol not in known) or protocols[0]
-        raise ShardOpenError(
-            f"cannot open shard {shard}: unknown scheme {unknown}; known are "
-            f"{', '.join(sorted({'http', 'https', 'pipe', 'ais', *known}))}",
-            shard=shard,
-        ) from error
+        names = ", ".join(sorted({"http", "https", "pipe", "ais", *known}))
+        raise cannot_open(shard, f"unknown scheme {unknown}; known are {names}") from error
     return filesystem, str(path)
 
 
@@ -109,23 +106,22 @@ def _options_for(protocol: str, options: StorageOptions) -> dict[str, Any]:
     return next((dict(options[alias]) for alias in aliases if alias in options), {})
 
 
-def refusal(error: Exception, shard: str) -> ShardOpenError:
+def _refusal(error: Exception, shard: str, filesystem: Any = None, path: str = "") -> ShardOpenError:
     """Makes the error for a store that does not open a shard."""
     reason = error_words(error)
-    if isinstance(error, FileNotFoundError):
-        reason = f"not found{unexpanded(shard)}"
-    elif isinstance(error, IsADirectoryError):
+    if isinstance(error, IsADirectoryError) or (isinstance(error, FileNotFoundError) and _is_folder(filesystem, path)):
         reason = "it is a folder; .list_shards() lists its shards if its URL ends in /"
-    return ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)
+    elif isinstance(error, FileNotFoundError):
+        reason = f"not found{unexpanded(shard)}"
+    return cannot_open(shard, reason)
 
 
-class StoreFailure(Failure):
-    """What a client library raised."""
-
-    def __init__(self, error: Exception) -> None:
-        lasting = isinstance(error, HOPELESS)
-        super().__init__(error_words(error), lasting=lasting, cause=masked_cause(error))
-        self.error = error
+def _is_folder(filesystem: Any, path: str) -> bool:
+    """Whether the path is that of a folder, which some stores open as an empty object."""
+    with contextlib.suppress(Exception):  # permission to read does not imply permission to list
+        filesystem.invalidate_cache()  # which may be older than the folder
+        return bool(filesystem.isdir(path))
+    return False
 
 
 @contextlib.contextmanager
@@ -135,7 +131,7 @@ def _failures() -> Iterator[None]:
     except (WdsError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        raise StoreFailure(error) from None
+        raise Failure(error_words(error), lasting=isinstance(error, HOPELESS), error=error) from None
 
 
 class RemoteSource(RetryingSource):
@@ -180,71 +176,44 @@ class RemoteSource(RetryingSource):
     def _check(self, file: Any) -> None:
         """Compares a file with the one opened before; until something was read, another version is as good."""
         details = getattr(file, "details", None)
-        is_directory = isinstance(details, Mapping) and details.get("type") == "directory"
-        if not isinstance(details, Mapping) and not self._chained:
-            details = None
-            with contextlib.suppress(Exception):  # permission to read does not imply permission to stat
-                details = self._filesystem.info(self._path)
-        # Some stores put quotes around what is the same without them in a listing.
-        known = {name: str(details[name]).strip('"') for name in _VERSIONS if details.get(name)} if details else {}
+        if not isinstance(details, Mapping):
+            details = {}
+            if not self._chained:
+                with contextlib.suppress(Exception):  # permission to read does not imply permission to stat
+                    details = self._filesystem.info(self._path)
         size = getattr(file, "size", None)
         size = size if isinstance(size, int) else None
-        version = {**known, "size": size}
+        is_directory = details.get("type") == "directory"
         if not size and (is_directory or (size == 0 and _is_folder(self._filesystem, self._path))):
             raise IsADirectoryError(self._path)
+        # Some stores put quotes around what is the same without them in a listing.
+        known = {name: str(details[name]).strip('"') for name in _VERSIONS if details.get(name)}
+        version = {**known, "size": size}
         if self._has_begun and self._position > self._start and (change := _change(self._version, version)):
             raise self._changed(change)
         self._version = version
         if size is not None and self._position > size:
             raise ends_before(self._shard, size, self._position)
 
-    def _receive(self, size: int) -> bytes:
+    def _receive(self, view: memoryview) -> int:
         with _failures():
-            data: bytes = self._connection.read(size)
+            data: bytes = self._connection.read(len(view))
             total = self._total()
             if not data and total is not None and self._position < total:
                 raise EOFError(f"it ended after {self._position:,} of {total:,} bytes")
-        return data
+        view[: len(data)] = data
+        return len(data)
 
     def _total(self) -> int | None:
         return self._version.get("size")
 
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:  # noqa: ARG002 - clients tell of their attempts
-        assert isinstance(failure, StoreFailure)
-        error = failure.error
-        if isinstance(error, FileNotFoundError) and _is_folder(self._filesystem, self._path):
-            error = IsADirectoryError(self._path)
-        return refusal(error, self._shard)
+        assert failure.error is not None
+        return _refusal(failure.error, self._shard, self._filesystem, self._path)
 
     def _close(self) -> None:
         super()._close()
         self._filesystem = None
-
-
-def open_remote(place: Place, offset: int) -> io.BufferedReader:
-    """Opens a shard by any URL that fsspec knows, chained ones too; seeks to the offset if it is not compressed."""
-    filesystem, path = connect(place.url, place.options)
-    plain = False
-    if offset:
-        try:
-            head = attempt(partial(filesystem.cat_file, path, start=0, end=HEAD_SIZE), OPEN_RETRIES, place.shown)
-            plain = not may_be_compressed(head)
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
-            if isinstance(error, FileNotFoundError) and _is_folder(filesystem, path):
-                error = IsADirectoryError(path)
-            raise refusal(error, place.shown) from masked_cause(error)
-    start = offset if plain else 0
-    source = RemoteSource(filesystem, path, place.shown, start, chained="::" in place.url)
-    source.connect()
-    return wrap_source(source, place.shown, skip=offset - start, plain=plain)
-
-
-def _is_folder(filesystem: Any, path: str) -> bool:
-    """Whether the path is that of a folder, which some stores open as an empty object."""
-    with contextlib.suppress(Exception):  # permission to read does not imply permission to list
-        filesystem.invalidate_cache()  # which may be older than the folder
-        return bool(filesystem.isdir(path))
-    return False
 
 
 def _open_file(filesystem: Any, path: str) -> Any:
@@ -262,6 +231,20 @@ def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
     if None not in (before["size"], now["size"]) and before["size"] != now["size"]:
         return f"it had {before['size']:,} bytes, and has {now['size']:,}"
     name = next((name for name in _VERSIONS if name in before and name in now), None)
-    if name is None or before[name] == now[name]:
-        return ""
-    return f"its {name} was {before[name]}, and is {now[name]}"
+    return f"its {name} was {before[name]}, and is {now[name]}" if name and before[name] != now[name] else ""
+
+
+def open_remote(place: Place, offset: int) -> io.BufferedReader:
+    """Opens a shard by any URL that fsspec knows, chained ones too; seeks to the offset if it is not compressed."""
+    filesystem, path = connect(place.url, place.options)
+    plain = False
+    if offset:
+        try:
+            head = attempt(partial(filesystem.cat_file, path, start=0, end=HEAD_SIZE), OPEN_RETRIES, place.shown)
+        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+            raise _refusal(error, place.shown, filesystem, path) from masked_cause(error)
+        plain = not may_be_compressed(head)
+    start = offset if plain else 0
+    source = RemoteSource(filesystem, path, place.shown, start, chained="::" in place.url)
+    source.connect()
+    return wrap_source(source, place.shown, skip=offset - start, plain=plain)

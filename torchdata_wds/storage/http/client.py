@@ -6,21 +6,22 @@ import contextlib
 import http.client
 import io
 import logging
+import math
 import os
 import re
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from typing import Any
 from urllib.parse import unquote, urljoin
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
-from torchdata_wds.storage.http.options import HttpOptions
 from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.retrying import Failure
 from torchdata_wds.storage.secrets.masking import mask_text
@@ -31,6 +32,9 @@ _SECONDS, _LONGEST_SECONDS = 0.5, 300.0
 _REDIRECTS = 8
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+# Reading writes these itself: a foreign range would be taken for the shard.
+_OWN_HEADERS = frozenset({"range", "if-range"})
 
 #: Headers of the user that any host may see.
 _HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
@@ -43,6 +47,63 @@ _PIECE = 512 * 1024
 # Workers read several shards at once, and a store redirects to many hosts.
 _CONNECTIONS_PER_HOST = 32
 _HOSTS = 32
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """How requests are sent to a web server: what ``storage_options`` may say about ``http`` and ``https``."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent only to the host of the URL
+    retries: int = 8  # further attempts that may bring nothing new before reading gives up
+    connect_timeout: float = 30  # seconds that a connection may take to be made
+    read_timeout: float = 60  # seconds without a byte after which a connection counts as broken
+
+
+def read_http_options(scheme: str, chosen: Mapping[str, Any]) -> HttpOptions:
+    """Checks what ``storage_options`` say about a protocol; no message shows a value that may be secret.
+
+    Example:
+        >>> read_http_options("https", {"headers": {"X-Token": "abc"}, "retries": 3})
+        HttpOptions(retries=3, connect_timeout=30, read_timeout=60)
+    """
+    where = f"storage_options for {scheme!r}"
+    names = [option.name for option in fields(HttpOptions)]
+    if unknown := [name for name in chosen if name not in names]:
+        known, found = (", ".join(map(repr, some)) for some in (names, unknown))
+        raise TypeError(f"{where} takes only {known}, found {found}")
+    numbers = {name: chosen.get(name, getattr(HttpOptions, name)) for name in names[1:]}
+    for name, value in numbers.items():
+        wanted, kind = ("an int", int) if name == "retries" else ("a number of seconds", (int, float))
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{where}: {name!r} must be {wanted}, found a {type(value).__name__}")
+        if name == "retries" and value < 0:
+            raise ValueError(f"{where}: {name!r} must not be negative, found {value}")
+        if name != "retries" and not 0 < value < math.inf:
+            raise ValueError(f"{where}: {name!r} must be more than 0 seconds, found {value}")
+    return HttpOptions(_read_headers(where, chosen.get("headers")), **numbers)
+
+
+def _read_headers(where: str, given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}: 'headers' must map names to values, found a {type(given).__name__}")
+    headers: dict[str, str] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, (str, int, float)):
+            raise TypeError(
+                f"{where}: a header is a str and its value another, found {name!r}: a {type(value).__name__}"
+            )
+        # Tokens that were read from a file end in a newline.
+        headers[name] = text = str(value).strip()
+        header = f"{where}: header {name!r}"
+        if not name or not (name + text).isprintable():
+            raise ValueError(f"{header} or its value holds control characters")
+        if any(ord(character) > 255 for character in name + text):
+            raise ValueError(f"{header} or its value holds characters that no header can: it takes Latin-1")
+        if name.lower() in _OWN_HEADERS:
+            raise ValueError(f"{header} belongs to the reader, which asks for the parts that it needs; leave it out")
+    return headers
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -122,7 +183,10 @@ class Answer:
 
     def dismiss(self) -> None:
         """Releases a body that is not wanted, and keeps the connection if little is left to be read."""
-        _dismiss(self._response)
+        length = self.headers.get("Content-Length", "")
+        if is_number(length) and int(length) <= _WORTH_READING:
+            self._response.drain_conn()
+        self._response.close()
 
 
 def _plain_body(response: urllib3.BaseHTTPResponse) -> http.client.HTTPResponse | None:
@@ -143,24 +207,20 @@ class HttpRequest:
 
     def send(self, headers: Mapping[str, str]) -> Answer:
         """Requests the shard, following redirects, with headers that are sent to all hosts."""
-        response, final = self._follow(headers)
-        via = "" if mask_url(final) == mask_url(_without_auth(self.url)) else f" (redirected to {mask_url(final)})"
-        answer = Answer(response, via)
-        if answer.status in _PASSING_STATUSES:
-            answer.dismiss()
-            raise Failure(answer.describe(), wait=retry_after(answer.headers))
-        return answer
-
-    def _follow(self, headers: Mapping[str, str]) -> tuple[urllib3.BaseHTTPResponse, str]:
         auth = urllib3.util.parse_url(self.url).auth
         basic = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
-        url, own = _without_auth(self.url), {**basic, **self.options.headers}
+        first = url = _without_auth(self.url)
+        own = {**basic, **self.options.headers}
         for _ in range(_REDIRECTS + 1):
-            response = self._send(url, {"Accept-Encoding": "identity", **own}, headers)
-            location = response.headers.get("Location")
-            if response.status not in _REDIRECT_STATUSES or not location:
-                return response, url
-            _dismiss(response)
+            via = "" if mask_url(url) == mask_url(first) else f" (redirected to {mask_url(url)})"
+            answer = Answer(self._send(url, {"Accept-Encoding": "identity", **own}, headers), via)
+            location = answer.headers.get("Location")
+            if answer.status in _PASSING_STATUSES:
+                answer.dismiss()
+                raise Failure(answer.describe(), wait=retry_after(answer.headers))
+            if answer.status not in _REDIRECT_STATUSES or not location:
+                return answer
+            answer.dismiss()
             target = _redirect_target(url, location)
             if _origin(target) != _origin(url):
                 # For good: a host that sends us back may have chosen where to.
@@ -194,29 +254,23 @@ def malformation(url: str) -> str | None:
     return None
 
 
-def _dismiss(response: urllib3.BaseHTTPResponse) -> None:
-    length = response.headers.get("Content-Length", "")
-    if is_number(length) and int(length) <= _WORTH_READING:
-        response.drain_conn()
-    response.close()
-
-
 def _redirect_target(url: str, location: str) -> str:
     """The address that a redirect leads to, without a user name."""
+    target, to, wrong = "", f"to {_shown(location)}", ""
     try:
         target = urljoin(url, location)
     except ValueError as error:
-        raise Failure(
-            f"the server redirects to {_shown(location)}, which is malformed: {_shown(str(error))}", lasting=True
-        ) from None
-    scheme, before = (address.partition(":")[0].lower() for address in (target, url))
-    shown = mask_url(target)
-    if scheme not in ("http", "https"):
-        raise Failure(f"the server redirects to {shown}, which is not a web address", lasting=True)
-    if wrong := malformation(target):
-        raise Failure(f"the server redirects to {shown}, which is malformed: {wrong}", lasting=True)
-    if before == "https" and scheme == "http":
-        raise Failure(f"the server redirects from https to {shown}, which is not encrypted", lasting=True)
+        wrong = f"is malformed: {_shown(str(error))}"
+    else:
+        to, scheme = f"to {mask_url(target)}", target.partition(":")[0].lower()
+        if scheme not in ("http", "https"):
+            wrong = "is not a web address"
+        elif reason := malformation(target):
+            wrong = f"is malformed: {reason}"
+        elif scheme == "http" and url.lower().startswith("https:"):
+            to, wrong = f"from https {to}", "is not encrypted"
+    if wrong:
+        raise Failure(f"the server redirects {to}, which {wrong}", lasting=True)
     return _without_auth(target)
 
 

@@ -11,8 +11,7 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import ShardSource, StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
-from torchdata_wds.storage.http.client import Answer, HttpRequest, malformation
-from torchdata_wds.storage.http.options import read_http_options
+from torchdata_wds.storage.http.client import Answer, HttpRequest, malformation, read_http_options
 from torchdata_wds.storage.http.versions import Version, content_range
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import Failure, RetryingSource
@@ -212,7 +211,7 @@ class HttpSource(RetryingSource):
         if condition is not None and answer.status == 206 and not known.is_confirmed_by(found):
             self._overlapping = True  # the next request lets the bytes decide
             return False
-        self._known = known.joined(found)
+        self._known = known if known.total is not None else replace(known, total=found.total)
         if not self._has_begun:
             # The first answer decides how later ones will be verified.
             self._has_begun = True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
 _SHOWN = 80
-_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Version:
     def of(cls, status: int, headers: Mapping[str, str]) -> Version:
         """Reads it from an answer with the whole object (200) or a part (206)."""
         whole = status == 200
-        etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
+        etag, modified = (headers.get(name, "").strip() for name in ("ETag", "Last-Modified"))
         try:
             age = parsedate_to_datetime(headers.get("Date", "")) - parsedate_to_datetime(modified)
             settled = age.total_seconds() >= 1
@@ -64,10 +63,6 @@ class Version:
             return _changed("Content-Encoding", self.encoding, later.encoding)
         return None
 
-    def joined(self, later: Version) -> Version:
-        """Adds the length that a later answer may know."""
-        return self if self.total is not None else replace(self, total=later.total)
-
 
 def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Reads the first byte and the length of the whole from a Content-Range, each None if it is not told.
@@ -88,7 +83,7 @@ def is_number(text: str) -> bool:
         >>> is_number("1024"), is_number("-5"), is_number("9" * 5000)
         (True, False, False)
     """
-    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+    return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 def _changed(what: str, before: str, after: str) -> str:

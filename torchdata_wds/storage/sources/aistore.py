@@ -16,7 +16,6 @@ from torchdata_wds.environment import ais_endpoint, ais_token
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
-from torchdata_wds.storage.http.options import read_http_options
 from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.secrets.masking import mask_text
@@ -165,6 +164,8 @@ def _host(url: str) -> tuple[str, str]:
 
 
 def _headers(options: StorageOptions) -> dict[str, str]:
+    from torchdata_wds.storage.http.client import read_http_options  # which imports urllib3
+
     given = dict(read_http_options(AIS, options.get(AIS, {})).headers)
     token = ais_token()
     if token and not any(name.lower() == "authorization" for name in given):

@@ -11,8 +11,7 @@ import pytest
 from tests.kits.processes import children, open_files
 from torchdata_wds.cli.create import kind_of, open_part_list
 from torchdata_wds.cli.create.assembling import Missing, SampleAssembler
-from torchdata_wds.cli.create.plans import Plan
-from torchdata_wds.cli.create.recipes import Recipe
+from torchdata_wds.cli.create.part_lists import Plan, Recipe
 from torchdata_wds.errors import SampleError, SpecError
 
 RECIPE = "a.txt text:1\na.bin {}\nb.bin {}\nc.txt text:3\n"

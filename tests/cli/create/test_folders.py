@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchdata_wds.cli.create.assembling import Problems, SampleAssembler
-from torchdata_wds.cli.create.folders import SampleFolder
+from torchdata_wds.cli.create.part_lists import SampleFolder
 from torchdata_wds.errors import SpecError
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchdata_wds.cli.create.assembling import SampleAssembler
-from torchdata_wds.cli.create.plans import Plan
+from torchdata_wds.cli.create.part_lists import Plan
 from torchdata_wds.cli.tables import write_cell
 from torchdata_wds.errors import SpecError
 

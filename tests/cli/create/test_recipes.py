@@ -7,7 +7,7 @@ import pytest
 
 from torchdata_wds.cli.create import open_part_list
 from torchdata_wds.cli.create.assembling import SampleAssembler
-from torchdata_wds.cli.create.recipes import Recipe
+from torchdata_wds.cli.create.part_lists import Recipe
 from torchdata_wds.errors import SpecError, UnsafeDataError
 
 

@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.command import Command, UsageError
+from torchdata_wds.cli.command import Command, UsageError, choice, flag, option
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
-from torchdata_wds.cli.create.folders import SampleFolder
-from torchdata_wds.cli.create.plans import KEY_FORMAT, Plan
-from torchdata_wds.cli.create.recipes import Recipe
+from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, SampleFolder
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
 from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
 from torchdata_wds.errors import SampleError, SpecError, WdsError
@@ -22,7 +20,6 @@ SourceKind = Literal["folder", "recipe", "plan"]
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
 _STDOUT = "/dev/stdout"
 _NAMED = 20  # how many missing files are named
-_TAB_NAMES = ("\\t", "tab")
 
 _SOURCES = """\
 a folder  its files, sorted by key. Links to files are followed; links to
@@ -47,42 +44,26 @@ _ONLY = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments."""
-    parser.add_argument(
-        "source",
-        nargs="?",
-        default=STDIN,
-        metavar="SOURCE",
-        help="a folder, a recipe or a plan; by default a recipe from standard input",
-    )
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "a folder, a recipe or a plan; by default a recipe from standard input"
+    option(parser, "source", "SOURCE", text, nargs="?", default=STDIN)
     parser.add_argument("--from", dest="kind", choices=get_args(SourceKind), help="what SOURCE is")
-    parser.add_argument(
-        "-C", "--directory", metavar="DIR", help="what relative paths are relative to; by default the list's folder"
-    )
-    parser.add_argument(
-        "--missing",
-        choices=get_args(Missing),
-        default="error",
-        help="without a file: write nothing, leave it out, leave its sample out, or take it as empty (default: error)",
-    )
-    parser.add_argument("--allow-pipe", action="store_true", help="let a recipe run commands (pipe:COMMAND)")
-    parser.add_argument("--sort", action="store_true", help="sort a recipe by key; otherwise it keeps its order")
+    option(parser, "-C --directory", "DIR", "what relative paths are relative to; by default the list's folder")
+    text = "without a file: write nothing, leave it out, leave its sample out, or take it as empty (default: error)"
+    choice(parser, "--missing", get_args(Missing), text, "error")
+    flag(parser, "--allow-pipe", "let a recipe run commands (pipe:COMMAND)")
+    flag(parser, "--sort", "sort a recipe by key; otherwise it keeps its order")
     parser.add_argument_group("sources", _SOURCES)
     plan = parser.add_argument_group("plans")
-    plan.add_argument("--delimiter", metavar="CHAR", help="between cells; by default a comma for .csv, or else a tab")
-    plan.add_argument(
-        "--key-format",
-        default=KEY_FORMAT,
-        metavar="FORMAT",
-        help=f"keys without column __key__ (default: {KEY_FORMAT})",
-    )
-    plan.add_argument("--no-escapes", action="store_true", help="with tabs: a backslash is one, as in '\\theta'")
-    plan.add_argument("--base64", action="store_true", help="a cell that begins with 'base64:' is bytes in Base64")
+    option(plan, "--delimiter", "CHAR", "between cells; by default a comma for .csv, or else a tab")
+    text = f"keys without column __key__ (default: {KEY_FORMAT})"
+    option(plan, "--key-format", "FORMAT", text, default=KEY_FORMAT)
+    flag(plan, "--no-escapes", "with tabs: a backslash is one, as in '\\theta'")
+    flag(plan, "--base64", "a cell that begins with 'base64:' is bytes in Base64")
     add_output_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Writes the archive."""
     check_one_output(arguments.output)
     kind = arguments.kind or kind_of(arguments.source)
@@ -101,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             samples.check()
         finally:
-            for reason, count in sorted(parts.skipped.items()) if isinstance(parts, SampleFolder) else ():
+            for reason, count in sorted(parts.skipped.items()):
                 say(f"passed over {count:,} in {parts.name} that belong to no sample: {reason}")
         with Progress("samples", samples.count, only_on_terminal=True) as progress:
             for sample in samples:
@@ -119,8 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "make an archive of a folder of files, or of what a recipe or a table lists",
-    add_arguments,
-    run,
+    _add_arguments,
+    _run,
     """
     wds create images -o images.tar
     wds create recipe.txt -o recipe.tar
@@ -132,9 +113,9 @@ COMMAND = Command(
 
 def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
     """Raises a `UsageError` unless the arguments fit the kind of source."""
-    shown = printable(arguments.source)
     for name, (owner, default) in _ONLY.items():
         if owner != kind and getattr(arguments, name) != default:
+            shown = printable(arguments.source)
             raise UsageError(f"--{name.replace('_', '-')} is for a {owner}, and {shown} is a {kind}")
     if kind != "folder":
         return
@@ -152,13 +133,11 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
 
 
 def _open(arguments: argparse.Namespace, kind: SourceKind) -> PartList:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"sort": arguments.sort, "allow_pipe": arguments.allow_pipe}
     if kind == "plan":
         options = {"key_format": arguments.key_format, "escapes": not arguments.no_escapes, "base64": arguments.base64}
         if arguments.delimiter is not None:
-            options["delimiter"] = "\t" if arguments.delimiter in _TAB_NAMES else arguments.delimiter
-    elif kind == "recipe":
-        options = {"sort": arguments.sort, "allow_pipe": arguments.allow_pipe}
+            options["delimiter"] = "\t" if arguments.delimiter in ("\\t", "tab") else arguments.delimiter
     try:
         return open_part_list(arguments.source, kind, folder=arguments.directory, **options)
     except WdsError:
@@ -198,21 +177,18 @@ def open_part_list(
         raise SpecError("the name of the source is empty")
     kind = kind or kind_of(source)
     shown = printable(mask_url(source))
-    base = "" if folder is None else local_path(folder)
-    if is_local(source):
-        path = Path(local_path(source))
-        if kind == "folder" and path.is_dir():
-            return SampleFolder(local_path(source))
-        if path.is_dir():
-            raise SpecError(f"{shown} is a folder, and no {kind}")
-        if kind != "folder" and not path.exists():
-            raise SpecError(f"there is no {kind} {shown}, and no folder of that name")
-        if folder is None and path.is_file():  # a FIFO, as a shell makes for <(command), lies nowhere
-            base = folder_of(source)
-    elif folder is None:
-        base = folder_of(source)
+    path = Path(local_path(source)) if is_local(source) else None
     if kind == "folder":
-        raise SpecError(f"{shown} is not a folder")
+        if path is None or not path.is_dir():
+            raise SpecError(f"{shown} is not a folder")
+        return SampleFolder(local_path(source))
+    if path is not None and path.is_dir():
+        raise SpecError(f"{shown} is a folder, and no {kind}")
+    if path is not None and not path.exists():
+        raise SpecError(f"there is no {kind} {shown}, and no folder of that name")
+    base = "" if folder is None else local_path(folder)
+    if folder is None and (path is None or path.is_file()):  # a FIFO, as a shell makes for <(command), lies nowhere
+        base = folder_of(source)
     with open_shard(source) as stream:
         data = stream.read()
     if kind == "recipe":

@@ -6,13 +6,16 @@ two numbers for each part.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from torchdata_wds.cli.create.member_sources import MemberSource, Stamp, check_source, read_source
+from torchdata_wds.cli.create.sources import MemberSource, Stamp, check_source, read_source
+from torchdata_wds.cli.terminal import counted
 from torchdata_wds.errors import SampleError, SpecError, cli_message
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import check_field, check_key
@@ -37,71 +40,58 @@ class Part(NamedTuple):
 
 
 class Problems:
-    """What is wrong with a list of parts: all problems are counted, and the first are kept in words.
-
-    Example:
-        >>> problems = Problems("recipe x.txt")
-        >>> problems.add("line 3", "no source")
-        >>> problems.check()
-        Traceback (most recent call last):
-        torchdata_wds.errors.SpecError: recipe x.txt has 1 problem, and nothing was written:
-          line 3: no source
-    """
+    """What is wrong with a list of parts: all problems are counted, and the first are kept in words."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.count = 0
+        self._name = name
+        self._count = 0
         self._shown: list[str] = []
 
     def add(self, place: str, problem: object) -> None:
         """Adds a problem: a place, and words or an exception."""
-        self.count += 1
+        self._count += 1
         if len(self._shown) < _SHOWN:
             said = cli_message(problem) if isinstance(problem, Exception) else problem
             self._shown.append(f"  {place}: {said}")
 
     def check(self) -> None:
         """Raises a `SpecError` if there are any."""
-        if not self.count:
-            return
-        more = self.count - len(self._shown)
-        lines = [*self._shown, f"  and {more:,} more"] if more else self._shown
-        noun = "problem" if self.count == 1 else "problems"
-        raise SpecError("\n".join((f"{self.name} has {self.count:,} {noun}, and nothing was written:", *lines)))
+        if self._count:
+            more = self._count - len(self._shown)
+            lines = [*self._shown, f"  and {more:,} more"] if more else self._shown
+            head = f"{self._name} has {counted(self._count, 'problem')}, and nothing was written:"
+            raise SpecError("\n".join((head, *lines)))
 
 
-class PartList(Protocol):
-    """Parts of samples, those of one sample next to each other; `name` is for messages, such as ``recipe x.txt``."""
+class PartList(ABC):
+    """Parts of samples, those of one sample next to each other; `skipped` counts what is not one, by reason."""
 
-    name: str
-    url: str
-    cure: str  # what to do about a sample whose parts are apart; "" where that cannot be
+    cure = ""  # what to do about a sample whose parts are apart; "" where that cannot be
 
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name  # for messages, such as "recipe x.txt"
+        self.url = url
+        self.skipped: Counter[str] = Counter()
+
+    @abstractmethod
     def parts(self, problems: Problems) -> Iterator[Part]:
         """Yields the parts, the same each time, and adds what is not a part to the problems."""
 
 
 class SampleAssembler:
-    r"""Makes samples of their parts.
+    """Makes samples of their parts.
 
     Iterating checks everything first, unless `check` was called; only then is anything read.
 
     `missing` is what to do about a missing file, a URL that cannot be read or a command that fails: raise, leave out
     the file or its whole sample, or take it as empty. `report` is called with each such error that is not raised, and
     `missing_files` counts them. A sample without fields is left out, and is still in `count`.
-
-    Example:
-        >>> from torchdata_wds.cli.create.recipes import Recipe
-        >>> list(SampleAssembler(Recipe(b"a.txt text:hello\na.cls text:1\n")))
-        [{'__key__': 'a', '__url__': '-', 'txt': b'hello', 'cls': b'1'}]
     """
 
     def __init__(
         self, parts: PartList, missing: Missing = "error", report: Callable[[SampleError], object] | None = None
     ) -> None:
-        self.count = 0
-        self.missing_files = 0
-        self.left_out = 0
+        self.count = self.missing_files = self.left_out = 0
         self._parts = parts
         self._missing = missing
         self._report = report

@@ -15,6 +15,22 @@ from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, stored_bytes
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
+# An array of stamps has no room for more, and file systems go on after the year 2262.
+_BITS = (1 << 63) - 1
+_STRANGER = SpecPlace(Origin("list", trusted=False))
+_LONGEST_PATH = 4096
+
+
+class Stamp(NamedTuple):
+    """A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970."""
+
+    size: int
+    changed: int
+
+
+#: The stamp of what is not a file.
+NO_FILE = Stamp(0, 0)
+
 
 class MemberSource(NamedTuple):
     """Where one content comes from: a path, a text, base64 digits, or a URL, which has ``pipe:`` before a command."""
@@ -31,23 +47,6 @@ class MemberSource(NamedTuple):
         if self.is_elsewhere:
             return mask_url(self.value)
         return f"file {self.value!r}" if self.kind == "file" else f"the {self.kind}"
-
-
-# An array of stamps has no room for more, and file systems go on after the year 2262.
-_BITS = (1 << 63) - 1
-
-
-class Stamp(NamedTuple):
-    """A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970."""
-
-    size: int
-    changed: int
-
-
-#: The stamp of what is not a file.
-NO_FILE = Stamp(0, 0)
-_STRANGER = SpecPlace(Origin("list", trusted=False))
-_LONGEST_PATH = 4096
 
 
 def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> MemberSource:
@@ -73,15 +72,11 @@ def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> Member
 
 
 def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberSource:
-    """Parses a source that is a path or a URL as `parse_source` does: a table of data runs no command.
-
-    Example:
-        >>> parse_path("s3://bucket/a.jpg", "images")
-        MemberSource(kind='url', value='s3://bucket/a.jpg')
-    """
+    """Parses a source that is a path or a URL as `parse_source` does: a table of data runs no command."""
+    scheme = scheme_of(text)
     if text == STDIN:
         raise SampleError("standard input ('-') cannot be the source of a member; write './-' for a file of that name")
-    if scheme_of(text) == "pipe":
+    if scheme == "pipe":
         raise SampleError("a command (pipe:) is not a file; recipes may have commands")
     try:
         path = local_path(text)
@@ -89,11 +84,11 @@ def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> MemberS
         raise SampleError(str(error)) from error
     if not path:
         raise SampleError("it names no file")
-    if scheme_of(text) == "":
+    if scheme == "":
         path = join_url(folder, path)
-    elif scheme_of(text) == "file" and scheme_of(folder) == "":
+    elif scheme == "file" and scheme_of(folder) == "":
         path = os.path.join(folder, path)  # noqa: PTH118 - a str, as millions of them are made
-    if not scheme_of(path) or scheme_of(text) == "file":
+    if scheme == "file" or not scheme_of(path):
         return MemberSource("file", path)
     if not trusted or is_secure():
         try:
@@ -139,12 +134,7 @@ def check_source(source: MemberSource) -> Stamp | None:
 
 
 def read_source(source: MemberSource, stamp: Stamp) -> bytes:
-    """Reads a source as it is stored, compressed or not; a SampleError if a file no longer has its stamp.
-
-    Example:
-        >>> read_source(MemberSource("base64", "aGVsbG8="), NO_FILE)
-        b'hello'
-    """
+    """Reads a source as it is stored, compressed or not; a SampleError if a file no longer has its stamp."""
     if source.kind == "file":
         return _read_file(source.value, stamp)
     if source.kind == "text":

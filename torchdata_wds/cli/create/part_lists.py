@@ -1,0 +1,292 @@
+"""Lists of the parts of samples: folders of files, recipes (a line a member) and plans (a row a sample)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import string
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchdata_wds.cli.create.assembling import Part, PartList, Problems, check_part_field
+from torchdata_wds.cli.create.sources import MemberSource, parse_path, parse_source
+from torchdata_wds.cli.tables import unescape_cell
+from torchdata_wds.cli.terminal import printable
+from torchdata_wds.errors import SampleError, SpecError
+from torchdata_wds.format.dataset_files.trust import short
+from torchdata_wds.format.samples.names import skip_reason, split_name
+from torchdata_wds.storage import mask_url
+from torchdata_wds.storage.urls import STDIN
+
+#: The key of a sample in a plan without keys.
+KEY_FORMAT = "{number:09d}"
+_KEY = "__key__"
+_BASE64 = "base64:"
+_TAB = "\t"
+_BLANKS = re.compile(r"[ \t]+")
+
+# Between key and field: no file name has it, and it sorts before all others, so that names sort by key, then field.
+_CUT = "\0"
+
+
+class SampleFolder(PartList):
+    """The files in a folder and the folders below it, sorted by key.
+
+    Keys are relative to the folder. Links to files are followed; links to folders, which may lead in a circle or out of
+    the folder, and folders whose name begins with a dot are not.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"folder {printable(path)}", path.rstrip("/") or path)
+        self._names: list[str] | None = None
+
+    def parts(self, problems: Problems) -> Iterator[Part]:
+        """Yields the parts, and adds folders that cannot be read to the problems."""
+        if self._names is None:
+            self._names = sorted(self._find(problems))
+        start = os.path.join(self.url, "")  # noqa: PTH118 - a str, as millions of them are made
+        for name in self._names:
+            key, _, field = name.partition(_CUT)
+            yield Part(key, field, MemberSource("file", f"{start}{key}.{field}"))
+
+    def _find(self, problems: Problems) -> Iterator[str]:
+        waiting = [""]
+        while waiting:
+            below = waiting.pop()
+            path = os.path.join(self.url, below)  # noqa: PTH118 - a str, as millions of them are made
+            try:
+                with os.scandir(path) as entries:
+                    for entry in entries:
+                        name = below + entry.name
+                        if _is_folder(entry):
+                            if entry.is_symlink():
+                                self.skipped["link to a folder"] += 1
+                            elif entry.name.startswith("."):
+                                self.skipped["hidden folder"] += 1
+                            else:
+                                waiting.append(name + "/")
+                        elif (names := split_name(name)) is None:
+                            self.skipped[skip_reason(name)] += 1
+                        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                            # where a link leads is checked with all files; one that leads nowhere is a missing file
+                            yield _CUT.join(names)
+                        else:
+                            self.skipped["no regular file"] += 1
+            except OSError as error:
+                problems.add(f"folder {path!r}", SampleError(f"it cannot be read: {error.strerror or error}"))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return not entry.is_file(follow_symlinks=False) and entry.is_dir()
+    except OSError:  # a link that leads in a circle, or where nobody may look
+        return False
+
+
+class _TextList(PartList):
+    """A list in UTF-8, perhaps with a BOM. Bytes that are not UTF-8 are kept as in file names, as lone surrogates."""
+
+    def __init__(self, kind: str, data: bytes, url: str, folder: str) -> None:
+        super().__init__(f"{kind} on standard input" if url == STDIN else f"{kind} {printable(mask_url(url))}", url)
+        self._text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        self._folder = folder  # that of relative paths, which may be a URL
+
+
+class Recipe(_TextList):
+    r"""The members of an archive, in their order.
+
+    A line is ``name source``, cut at its first blanks: all that follows belongs to the source, which is as in
+    `parse_source`. Lines end with ``\n`` or ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by
+    key, so that those of a sample come together. Only a trusted recipe may run commands and render templates.
+
+    Example:
+        >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")
+        >>> [(part.key, part.field, part.source.value) for part in recipe.parts(Problems(recipe.name))]
+        [('a', 'txt', 'hello world'), ('a', 'jpg', 'lists/cat.jpg')]
+    """
+
+    def __init__(
+        self, data: bytes, url: str = "-", folder: str = "", *, sort: bool = False, trusted: bool = True
+    ) -> None:
+        super().__init__("recipe", data, url, folder)
+        if b"\0" in data:
+            raise SpecError(f"{self.name} is not text with lines 'name source': it has a NUL at byte {data.index(0):,}")
+        self._trusted = trusted
+        self._lines = self._text.split("\n")
+        self._order: range | list[int] = range(len(self._lines))
+        if sort:
+            self._order = sorted(self._order, key=lambda index: _key_of(self._lines[index]))
+        else:
+            self.cure = "Put the lines of a sample together, or sort them (--sort)"
+
+    def parts(self, problems: Problems) -> Iterator[Part]:
+        """Yields the parts, and adds lines that are wrong to the problems."""
+        for index in self._order:
+            line = self._lines[index].removesuffix("\r").lstrip(" \t")
+            if line:
+                try:
+                    yield self._part(line, index + 1)
+                except SampleError as error:
+                    problems.add(f"line {index + 1:,}", error)
+
+    def _part(self, line: str, number: int) -> Part:
+        name, *rest = _BLANKS.split(line, maxsplit=1)
+        if not rest or not rest[0]:
+            raise SampleError(f"expected a name and a source with a blank between, found only {short(name)}")
+        names = split_name(name)
+        if names is None:
+            raise SampleError(f"name {short(name)} belongs to no sample: {skip_reason(name)}; expected key.extension")
+        try:
+            source = parse_source(rest[0], self._folder, trusted=self._trusted)
+            if source.kind == "pipe" and not self._trusted:
+                raise SampleError(
+                    f"{mask_url(source.value)} runs a command, which no recipe may do unasked. Pass --allow-pipe if "
+                    "you trust the recipe's author"
+                )
+        except SampleError as error:
+            raise SampleError(f"member {short(name)}: {error}") from error
+        return Part(*names, source, number)
+
+
+def _key_of(line: str) -> str:
+    names = split_name(_BLANKS.split(line.lstrip(" \t"), maxsplit=1)[0])
+    return "" if names is None else names[0]
+
+
+class _Column(NamedTuple):
+    """A column of a plan: its field, and whether its cells name files."""
+
+    field: str
+    names_files: bool
+
+
+class Plan(_TextList):
+    r"""The samples of a table, a row for each, whose cells are fields or name the files that hold them.
+
+    The first line has the names of the fields. The cells below a name that begins with ``@`` are paths or URLs of
+    files, below any other texts, in UTF-8. The column ``__key__`` has the keys; without it samples are numbered from 0
+    by `key_format`, in the syntax of `str.format`. With `base64`, a text that begins with ``base64:`` stands for bytes.
+
+    With tabs, a line is a row, and cells are escaped as in `tables.escape_cell`; with any other delimiter, the table is
+    CSV, where a cell with a delimiter, quote or line end is in quotes.
+
+    Example:
+        >>> plan = Plan(b"__key__\t@jpg\tcls\nx\tcat.jpg\t3\n", "plan.tsv")
+        >>> [(part.key, part.field, part.source.kind, part.source.value) for part in plan.parts(Problems(plan.name))]
+        [('x', 'jpg', 'file', 'cat.jpg'), ('x', 'cls', 'text', '3')]
+    """
+
+    cure = "Each row needs a key of its own"
+
+    def __init__(
+        self,
+        data: bytes,
+        url: str = "-",
+        folder: str = "",
+        *,
+        delimiter: str = _TAB,
+        key_format: str = KEY_FORMAT,
+        escapes: bool = True,
+        base64: bool = False,
+    ) -> None:
+        super().__init__("plan", data, url, folder)
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ValueError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None]
+            is_right = set(names) == {"number"} and bool(key_format.format(number=0))
+        except (ValueError, LookupError) as error:
+            raise ValueError(f"the format of keys {key_format!r} is wrong: {error}") from error
+        if not is_right:
+            raise ValueError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
+        self._delimiter = delimiter
+        self._key_format = key_format
+        self._escapes = escapes and delimiter == _TAB
+        self._base64 = base64
+        # UTF-16 has them everywhere, an archive in its first name
+        if (place := data.partition(b"\n")[0].find(b"\0")) >= 0:
+            raise SpecError(f"{self.name} is not a table in UTF-8: its first line has a NUL at byte {place:,}")
+        self._columns = self._read_header()
+
+    def parts(self, problems: Problems) -> Iterator[Part]:
+        """Yields the parts, and adds rows that are wrong to the problems."""
+        rows = self._rows(problems)
+        next(rows)
+        for number, (line, cells) in enumerate(rows):
+            try:
+                yield from self._row(number, line, cells)
+            except SampleError as error:
+                problems.add(f"line {line:,}", error)
+
+    def _read_header(self) -> list[_Column]:
+        problems = Problems(self.name)
+        line, cells = next(self._rows(problems), (1, []))
+        columns: list[_Column] = []
+        for number, cell in enumerate(cells, 1):
+            try:
+                name = (unescape_cell(cell) if self._escapes else cell).lower()
+                column = _Column(name.removeprefix("@"), name.startswith("@"))
+                if any(column.field == other.field for other in columns):
+                    raise SampleError(f"field {column.field!r} has a column before")
+                if name != _KEY:
+                    check_part_field(column.field, "(any)")
+                columns.append(column)
+            except ValueError as error:
+                problems.add(f"line {line}, column {number}", error)
+        problems.check()
+        if not {column.field for column in columns} - {_KEY}:
+            problems.add(f"line {line}", f"no column is a field; expected names of fields, found {short(cells)}")
+        problems.check()
+        return columns
+
+    def _row(self, number: int, line: int, cells: list[str]) -> list[Part]:
+        if len(cells) != len(self._columns):
+            raise SampleError(f"expected {len(self._columns):,} cells as in the first line, found {len(cells):,}")
+        key = self._key_format.format(number=number)
+        sources = []
+        for column, cell in zip(self._columns, cells, strict=True):
+            try:
+                text = unescape_cell(cell) if self._escapes else cell
+                if column.field == _KEY:
+                    key = text
+                else:
+                    sources.append((column.field, self._source(column, cell, text)))
+            except ValueError as error:
+                raise SampleError(f"column {column.field!r}: {error}") from error
+        return [Part(key, field, source, line) for field, source in sources]
+
+    def _source(self, column: _Column, cell: str, text: str) -> MemberSource:
+        if column.names_files:
+            # an empty cell is a missing file
+            return parse_path(text, self._folder) if text else MemberSource("file", "")
+        if self._base64 and text.startswith(_BASE64):
+            return MemberSource("base64", text.removeprefix(_BASE64))
+        try:
+            cell.encode()
+        except UnicodeEncodeError as error:
+            raise SampleError(f"the text is not UTF-8, at its character {error.start + 1:,}") from error
+        return MemberSource("text", text)
+
+    def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
+        """Yields the cells of each row, with the number of its first line; blank lines are passed over."""
+        if self._delimiter == _TAB:
+            lines = self._text.removesuffix("\n").split("\n")
+            is_single = _TAB not in lines[0]  # in a table of one column an empty line is an empty cell
+            for number, line in enumerate(lines, 1):
+                line = line.removesuffix("\r")
+                if line or is_single or number == 1:
+                    yield number, line.split(_TAB)
+            return
+        # the module's limit protects programs that read an endless stream; this text is in memory already
+        csv.field_size_limit(max(csv.field_size_limit(), len(self._text)))
+        reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter, strict=True)
+        first = 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield first, cells
+                first = reader.line_num + 1
+        except csv.Error as error:
+            problems.add(f"line {first:,}", f"it is not CSV: {error}")

@@ -19,7 +19,7 @@ RECIPE = "a.txt text:1\na.bin {}\nb.bin {}\nc.txt text:3\n"
 
 def assemble(text: str, folder: Path, missing: Missing = "error") -> tuple[list[dict[str, Any]], SampleAssembler]:
     """The samples of a recipe without their URL, and what made them."""
-    assembler = SampleAssembler(Recipe(text.encode(), "x.txt", str(folder)), missing)
+    assembler = SampleAssembler(Recipe(text.encode(), "x.txt", str(folder), allow_pipe=True), missing)
     samples = list(assembler)
     for sample in samples:
         del sample["__url__"]
@@ -52,7 +52,7 @@ def test_missing_files_urls_and_commands_are_left_out_when_asked(
 def test_missing_files_are_reported_one_by_one(tmp_path: Path) -> None:
     """With recipe, line, field, key and path."""
     told: list[SampleError] = []
-    recipe = Recipe(RECIPE.format("gone.bin", "pipe:exit 3").encode(), "x.txt", str(tmp_path))
+    recipe = Recipe(RECIPE.format("gone.bin", "pipe:exit 3").encode(), "x.txt", str(tmp_path), allow_pipe=True)
     assert len(list(SampleAssembler(recipe, "skip-file", told.append))) == 2
     assert str(told[0]) == (f"recipe x.txt, line 2: field 'bin' of sample 'a': there is no file '{tmp_path}/gone.bin'")
     assert "exit status 3" in str(told[1])
@@ -182,7 +182,7 @@ def test_no_file_or_process_stays_when_the_reader_stops_early(tmp_path: Path) ->
     (tmp_path / "a.bin").write_bytes(bytes(100))
     lines = "".join(f"{number}.bin a.bin\n{number}.txt pipe:echo\n" for number in range(50))
     before = open_files()
-    samples = iter(SampleAssembler(Recipe(lines.encode(), "x.txt", str(tmp_path))))
+    samples = iter(SampleAssembler(Recipe(lines.encode(), "x.txt", str(tmp_path), allow_pipe=True)))
     next(samples)
     assert open_files() <= before
     assert not children(unreaped=True)
@@ -268,10 +268,10 @@ def test_part_list_renders_templates_for_no_stranger(
     """They could send what the environment holds to a server; a recipe of one's own may, unless WDS_SECURE=1."""
     (tmp_path / "list.json").write_text('{"a": "base64:QQ=="}')
     source = f"simplecache::reference://a::file://{tmp_path}/list.json"
-    for others in (Plan(f"@bin\n{source}\n".encode()), Recipe(f"a.bin {source}\n".encode(), trusted=False)):
+    for others in (Plan(f"@bin\n{source}\n".encode()), Recipe(f"a.bin {source}\n".encode())):
         with pytest.raises(SpecError, match="renders templates"):
             SampleAssembler(others).check()
-    own = Recipe(f"a.bin {source}\n".encode())
+    own = Recipe(f"a.bin {source}\n".encode(), allow_pipe=True)
     if is_secure:
         monkeypatch.setenv("WDS_SECURE", "1")
         with pytest.raises(SpecError, match="renders templates"):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchdata_wds.cli.command import UsageError
 from torchdata_wds.cli.create.assembling import SampleAssembler
 from torchdata_wds.cli.create.part_lists import Plan
 from torchdata_wds.cli.tables import write_cell
@@ -50,14 +51,14 @@ def test_plan_numbers_its_samples_when_it_has_no_keys() -> None:
 @pytest.mark.parametrize("key_format", ["{", "", "a", "{key}", "{number}{key}", "{number.real}", "{number:q}", "{}"])
 def test_plan_refuses_a_format_of_keys_that_does_not_count(key_format: str) -> None:
     """Whatever else a format could look up stays out of it."""
-    with pytest.raises(ValueError, match="format of keys"):
+    with pytest.raises(UsageError, match="format of keys"):
         Plan(b"cls\n1\n", key_format=key_format)
 
 
 @pytest.mark.parametrize("delimiter", ["", ",,", '"', "\n"])
 def test_plan_refuses_a_wrong_delimiter(delimiter: str) -> None:
     """One character."""
-    with pytest.raises(ValueError, match="delimiter of a table is one character"):
+    with pytest.raises(UsageError, match="delimiter of a table is one character"):
         Plan(b"cls\n1\n", delimiter=delimiter)
 
 
@@ -84,7 +85,7 @@ def test_plan_with_tabs_has_escapes_and_no_quotes() -> None:
 
 def test_plan_with_tabs_takes_backslashes_as_they_are_when_asked() -> None:
     """A table that another program wrote."""
-    assert samples_of("txt\tcls\n\\theta\\\t1\n", escapes=False)[0]["txt"] == b"\\theta\\"
+    assert samples_of("txt\tcls\n\\theta\\\t1\n", no_escapes=True)[0]["txt"] == b"\\theta\\"
 
 
 def test_plan_with_one_column_takes_an_empty_line_as_an_empty_cell() -> None:

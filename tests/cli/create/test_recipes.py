@@ -14,7 +14,7 @@ from torchdata_wds.errors import SpecError, UnsafeDataError
 def samples_of(text: str | bytes, folder: Path | str = "", **options: Any) -> list[dict[str, Any]]:
     """The samples of a recipe, without their URL."""
     data = text if isinstance(text, bytes) else text.encode()
-    samples = list(SampleAssembler(Recipe(data, "x.txt", str(folder), **options)))
+    samples = list(SampleAssembler(Recipe(data, "x.txt", str(folder), **{"allow_pipe": True, **options})))
     assert {sample.pop("__url__") for sample in samples} == {"x.txt"}
     return samples
 
@@ -157,7 +157,7 @@ def test_recipe_without_lines_is_an_error(text: str) -> None:
 
 def test_recipe_runs_no_command_when_it_is_not_trusted() -> None:
     """The message names the cure."""
-    (problem,) = problems_of("a.txt pipe:echo\n", trusted=False)
+    (problem,) = problems_of("a.txt pipe:echo\n", allow_pipe=False)
     assert "pipe:echo runs a command, which no recipe may do unasked. Pass --allow-pipe" in problem
 
 

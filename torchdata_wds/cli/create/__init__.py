@@ -11,7 +11,7 @@ from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembl
 from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, SampleFolder
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
 from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
-from torchdata_wds.errors import SampleError, SpecError, WdsError
+from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.dataset_files.trust import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard
 from torchdata_wds.storage.urls import STDIN, is_local, local_path
@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--sort", "sort a recipe by key; otherwise it keeps its order")
     parser.add_argument_group("sources", _SOURCES)
     plan = parser.add_argument_group("plans")
-    option(plan, "--delimiter", "CHAR", "between cells; by default a comma for .csv, or else a tab")
+    option(plan, "--delimiter", "CHAR", "between cells; by default a comma for .csv, or else a tab", _delimiter)
     text = f"keys without column __key__ (default: {KEY_FORMAT})"
     option(plan, "--key-format", "FORMAT", text, default=KEY_FORMAT)
     flag(plan, "--no-escapes", "with tabs: a backslash is one, as in '\\theta'")
@@ -63,13 +63,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser)
 
 
+def _delimiter(text: str) -> str:
+    return "\t" if text in ("\\t", "tab") else text
+
+
 def _run(arguments: argparse.Namespace) -> int:
     """Writes the archive."""
     check_one_output(arguments.output)
     kind = arguments.kind or kind_of(arguments.source)
     _check_arguments(arguments, kind)
+    options = {name: getattr(arguments, name) for name, (owner, _) in _ONLY.items() if owner == kind}
     with SampleOutput(arguments) as output:
-        parts = _open(arguments, kind)
+        parts = open_part_list(arguments.source, kind, folder=arguments.directory, **options)
         named = 0
 
         def tell_missing(error: SampleError) -> None:
@@ -132,20 +137,6 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
             )
 
 
-def _open(arguments: argparse.Namespace, kind: SourceKind) -> PartList:
-    options: dict[str, Any] = {"sort": arguments.sort, "allow_pipe": arguments.allow_pipe}
-    if kind == "plan":
-        options = {"key_format": arguments.key_format, "escapes": not arguments.no_escapes, "base64": arguments.base64}
-        if arguments.delimiter is not None:
-            options["delimiter"] = "\t" if arguments.delimiter in ("\\t", "tab") else arguments.delimiter
-    try:
-        return open_part_list(arguments.source, kind, folder=arguments.directory, **options)
-    except WdsError:
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def kind_of(source: str) -> SourceKind:
     """Returns what a source is: a folder, a plan by its suffix, or else a recipe.
 
@@ -159,19 +150,12 @@ def kind_of(source: str) -> SourceKind:
 
 
 def open_part_list(
-    source: str,
-    kind: SourceKind | None = None,
-    *,
-    folder: str | None = None,
-    sort: bool = False,
-    allow_pipe: bool = False,
-    **options: Any,
+    source: str, kind: SourceKind | None = None, *, folder: str | None = None, **options: Any
 ) -> PartList:
     """Opens a folder, or reads a recipe or plan from a path, ``-`` (standard input) or any other URL.
 
     Relative paths in a list are relative to `folder`, by default that of the list, and for a list that is not a regular
-    file the working directory. Only with `allow_pipe` may a recipe run commands (``pipe:``), wherever it is from.
-    Options are those of `Plan`, whose delimiter is by default that of the suffix.
+    file the working directory. Options are those of `Recipe` or `Plan`.
     """
     if not source:  # as a shell makes of a variable that is not set; to a Path it is the working directory
         raise SpecError("the name of the source is empty")
@@ -192,8 +176,9 @@ def open_part_list(
     with open_shard(source) as stream:
         data = stream.read()
     if kind == "recipe":
-        return Recipe(data, source, base, sort=sort, trusted=allow_pipe)
-    options.setdefault("delimiter", _DELIMITERS.get(_suffix(source), "\t"))
+        return Recipe(data, source, base, **options)
+    if options.get("delimiter") is None:
+        options["delimiter"] = _DELIMITERS.get(_suffix(source), "\t")
     return Plan(data, source, base, **options)
 
 

@@ -96,8 +96,7 @@ class SampleAssembler:
         self._missing = missing
         self._report = report
         self._fields: set[str] = set()  # those that were checked: there are few, in many samples
-        self._sizes = array("q")
-        self._changed = array("q")
+        self._stamps = array("q")  # the two numbers of each, one after the other
         self._is_checked = False
 
     def check(self) -> None:
@@ -138,14 +137,13 @@ class SampleAssembler:
             except SampleError as error:
                 problems.add(part.place, error)
                 stamp = None
-            size, changed = stamp or _ABSENT
-            self._sizes.append(size)
-            self._changed.append(changed)
+            self._stamps.extend(stamp or _ABSENT)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads the samples; a SampleError if a part cannot be read, or was changed after it was checked."""
         self.check()
-        stamps = map(Stamp, self._sizes, self._changed)
+        numbers = iter(self._stamps)
+        stamps = map(Stamp, numbers, numbers)
         parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
         for key, run in groupby(parts, key=lambda pair: pair[0].key):
             if (sample := self._make(key, list(run))) is not None:

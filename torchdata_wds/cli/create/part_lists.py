@@ -8,8 +8,8 @@ import os
 import re
 import string
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from torchdata_wds.cli.command import UsageError
 from torchdata_wds.cli.create.assembling import Part, PartList, Problems, check_part_field
 from torchdata_wds.cli.create.sources import MemberSource, parse_path, parse_source
 from torchdata_wds.cli.tables import unescape_cell
@@ -99,7 +99,7 @@ class Recipe(_TextList):
 
     A line is ``name source``, cut at its first blanks: all that follows belongs to the source, which is as in
     `parse_source`. Lines end with ``\n`` or ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by
-    key, so that those of a sample come together. Only a trusted recipe may run commands and render templates.
+    key, so that those of a sample come together. Only with `allow_pipe` may it run commands and render templates.
 
     Example:
         >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")
@@ -108,12 +108,12 @@ class Recipe(_TextList):
     """
 
     def __init__(
-        self, data: bytes, url: str = "-", folder: str = "", *, sort: bool = False, trusted: bool = True
+        self, data: bytes, url: str = "-", folder: str = "", *, sort: bool = False, allow_pipe: bool = False
     ) -> None:
         super().__init__("recipe", data, url, folder)
         if b"\0" in data:
             raise SpecError(f"{self.name} is not text with lines 'name source': it has a NUL at byte {data.index(0):,}")
-        self._trusted = trusted
+        self._trusted = allow_pipe
         self._lines = self._text.split("\n")
         self._order: range | list[int] = range(len(self._lines))
         if sort:
@@ -141,10 +141,10 @@ class Recipe(_TextList):
         try:
             source = parse_source(rest[0], self._folder, trusted=self._trusted)
             if source.kind == "pipe" and not self._trusted:
-                raise SampleError(
-                    f"{mask_url(source.value)} runs a command, which no recipe may do unasked. Pass --allow-pipe if "
-                    "you trust the recipe's author"
+                what = (
+                    "runs a command, which no recipe may do unasked. Pass --allow-pipe if you trust the recipe's author"
                 )
+                raise SampleError(f"{mask_url(source.value)} {what}")
         except SampleError as error:
             raise SampleError(f"member {short(name)}: {error}") from error
         return Part(*names, source, number)
@@ -153,13 +153,6 @@ class Recipe(_TextList):
 def _key_of(line: str) -> str:
     names = split_name(_BLANKS.split(line.lstrip(" \t"), maxsplit=1)[0])
     return "" if names is None else names[0]
-
-
-class _Column(NamedTuple):
-    """A column of a plan: its field, and whether its cells name files."""
-
-    field: str
-    names_files: bool
 
 
 class Plan(_TextList):
@@ -188,22 +181,22 @@ class Plan(_TextList):
         *,
         delimiter: str = _TAB,
         key_format: str = KEY_FORMAT,
-        escapes: bool = True,
+        no_escapes: bool = False,
         base64: bool = False,
     ) -> None:
         super().__init__("plan", data, url, folder)
         if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise ValueError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
+            raise UsageError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
         try:
             names = [name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None]
             is_right = set(names) == {"number"} and bool(key_format.format(number=0))
         except (ValueError, LookupError) as error:
-            raise ValueError(f"the format of keys {key_format!r} is wrong: {error}") from error
+            raise UsageError(f"the format of keys {key_format!r} is wrong: {error}") from error
         if not is_right:
-            raise ValueError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
+            raise UsageError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
         self._delimiter = delimiter
         self._key_format = key_format
-        self._escapes = escapes and delimiter == _TAB
+        self._plain = str if no_escapes or delimiter != _TAB else unescape_cell
         self._base64 = base64
         # UTF-16 has them everywhere, an archive in its first name
         if (place := data.partition(b"\n")[0].find(b"\0")) >= 0:
@@ -220,23 +213,24 @@ class Plan(_TextList):
             except SampleError as error:
                 problems.add(f"line {line:,}", error)
 
-    def _read_header(self) -> list[_Column]:
+    def _read_header(self) -> dict[str, bool]:
+        """Reads the fields, each with whether its cells name files."""
         problems = Problems(self.name)
         line, cells = next(self._rows(problems), (1, []))
-        columns: list[_Column] = []
+        columns: dict[str, bool] = {}
         for number, cell in enumerate(cells, 1):
             try:
-                name = (unescape_cell(cell) if self._escapes else cell).lower()
-                column = _Column(name.removeprefix("@"), name.startswith("@"))
-                if any(column.field == other.field for other in columns):
-                    raise SampleError(f"field {column.field!r} has a column before")
+                name = self._plain(cell).lower()
+                field = name.removeprefix("@")
+                if field in columns:
+                    raise SampleError(f"field {field!r} has a column before")
                 if name != _KEY:
-                    check_part_field(column.field, "(any)")
-                columns.append(column)
+                    check_part_field(field, "(any)")
+                columns[field] = name.startswith("@")
             except ValueError as error:
                 problems.add(f"line {line}, column {number}", error)
         problems.check()
-        if not {column.field for column in columns} - {_KEY}:
+        if not columns.keys() - {_KEY}:
             problems.add(f"line {line}", f"no column is a field; expected names of fields, found {short(cells)}")
         problems.check()
         return columns
@@ -245,29 +239,25 @@ class Plan(_TextList):
         if len(cells) != len(self._columns):
             raise SampleError(f"expected {len(self._columns):,} cells as in the first line, found {len(cells):,}")
         key = self._key_format.format(number=number)
-        sources = []
-        for column, cell in zip(self._columns, cells, strict=True):
+        sources = {}
+        for (field, names_files), cell in zip(self._columns.items(), cells, strict=True):
             try:
-                text = unescape_cell(cell) if self._escapes else cell
-                if column.field == _KEY:
+                text = self._plain(cell)
+                if field == _KEY:
                     key = text
+                elif names_files:  # an empty cell is a missing file
+                    sources[field] = parse_path(text, self._folder) if text else MemberSource("file", "")
+                elif self._base64 and text.startswith(_BASE64):
+                    sources[field] = MemberSource("base64", text.removeprefix(_BASE64))
                 else:
-                    sources.append((column.field, self._source(column, cell, text)))
+                    cell.encode()
+                    sources[field] = MemberSource("text", text)
+            except UnicodeEncodeError as error:
+                what = f"the text is not UTF-8, at its character {error.start + 1:,}"
+                raise SampleError(f"column {field!r}: {what}") from error
             except ValueError as error:
-                raise SampleError(f"column {column.field!r}: {error}") from error
-        return [Part(key, field, source, line) for field, source in sources]
-
-    def _source(self, column: _Column, cell: str, text: str) -> MemberSource:
-        if column.names_files:
-            # an empty cell is a missing file
-            return parse_path(text, self._folder) if text else MemberSource("file", "")
-        if self._base64 and text.startswith(_BASE64):
-            return MemberSource("base64", text.removeprefix(_BASE64))
-        try:
-            cell.encode()
-        except UnicodeEncodeError as error:
-            raise SampleError(f"the text is not UTF-8, at its character {error.start + 1:,}") from error
-        return MemberSource("text", text)
+                raise SampleError(f"column {field!r}: {error}") from error
+        return [Part(key, field, source, line) for field, source in sources.items()]
 
     def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
         """Yields the cells of each row, with the number of its first line; blank lines are passed over."""

@@ -152,7 +152,7 @@ def test_many_stalled_streams_are_closed_together(monkeypatch: pytest.MonkeyPatc
     """They share the time that closing one may take."""
     asked: list[float] = []
     monkeypatch.setattr("torchdata_wds.storage.read_ahead._PATIENCE", 0.1)
-    monkeypatch.setattr(ReadAhead, "close", lambda self, patience: asked.append(patience) or join(self, patience))
+    monkeypatch.setattr(ReadAhead, "close", lambda self, patience=0: asked.append(patience) or join(self, patience))
     gate = threading.Event()
     streams = [ahead_of(Tape(100, gate=gate)) for _ in range(4)]
     close_all(streams)

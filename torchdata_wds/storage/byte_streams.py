@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.storage.decompression import CompressedInput, find_decoder
@@ -18,9 +18,6 @@ from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from _typeshed import WriteableBuffer
 
 BUFFER_SIZE = 1 << 20
@@ -33,28 +30,11 @@ class StoredVersion(NamedTuple):
     tag: str = ""  # its entity tag (ETag); "" if there is none, or one that equal content does not keep
 
 
-class ByteStream(Protocol):
-    """A shard as a forward-only stream of decompressed bytes.
-
-    ``read(n)`` gives exactly n bytes unless the shard ends; ``b""`` says that the end was reached and verified (exit
-    status, length, checksums). A read that cannot be completed because the source failed or the data is damaged raises,
-    and so does each later one; everything before it was delivered. Closing early is quiet; closing is idempotent.
-    """
-
-    def read(self, n: int = -1, /) -> bytes:
-        """Reads n bytes, fewer only at the end."""
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fills the buffer, fewer bytes only at the end, and returns their number."""
-
-    def close(self) -> None:
-        """Closes the stream and what it reads from."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
+#: A shard as a forward-only stream of decompressed bytes. ``read(n)`` gives exactly n bytes unless the shard ends;
+#: ``b""`` says that the end was reached and verified (exit status, length, checksums). A read that cannot be completed
+#: because the source failed or the data is damaged raises, and so does each later one; everything before it was
+#: delivered. Closing early is quiet; closing is idempotent.
+ByteStream = io.BufferedReader
 
 
 class Source(io.RawIOBase):
@@ -226,7 +206,6 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
 
 def stored_bytes(stream: ByteStream) -> io.RawIOBase:
     """Turns an unread stream of `open_shard` into one of the bytes as stored; the stream is not usable any more."""
-    assert isinstance(stream, io.BufferedReader)
     source = stream.detach()
     if isinstance(source, ShardSource):
         source.has_begun = True

@@ -36,28 +36,21 @@ def open_shard(
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     rewrite: str | Mapping[str, str] | RewriteRules | None = None,
 ) -> ByteStream:
-    """Opens a shard as a forward-only stream of decompressed bytes.
+    """Opens a shard as a forward-only stream of decompressed bytes, which the caller closes; closing early is quiet.
 
-    Args:
-        url: A local path (taken verbatim), ``file:``, ``-`` (standard input), ``pipe:command``, ``http(s):``,
-            ``ais:``, or any URL that fsspec knows.
-        offset: Decompressed bytes to skip. Uncompressed files, web servers and stores seek; the rest is read past.
-        storage_options: Options by protocol: ``{"s3": {"anon": True}}``, ``{"https": {"headers": {...}}}``.
-        rewrite: Rules that send the URL elsewhere, ``"regex=replacement;..."`` or a mapping, tried before those in
-            ``WDS_REWRITE`` and ``GOPEN_REWRITE``; the first that matches its beginning is applied, once. None takes
-            those of a `StorageOptions`.
+    The URL is a local path (taken verbatim), ``file:``, ``-`` (standard input), ``pipe:command``, ``http(s):``,
+    ``ais:``, or any that fsspec knows. `offset` counts decompressed bytes to skip: uncompressed files, web servers and
+    stores seek, the rest is read past. Options are by protocol: ``{"s3": {"anon": True}}``, ``{"https": {"headers":
+    {...}}}``. The `rewrite` rules, or those of a `StorageOptions`, are tried before those in ``WDS_REWRITE`` and
+    ``GOPEN_REWRITE``; the first that matches is applied, once.
 
-    Returns:
-        The stream, to be closed by the caller; closing early is quiet. Compression (gzip, bzip2, xz, zstd) is found by
-        the first bytes. ``read`` raises ShardOpenError if the source fails, and ShardFormatError if compressed data is
-        cut or damaged; ``b""`` means that the end is verified.
+    Compression (gzip, bzip2, xz, zstd) is found by the first bytes. ``read`` raises ShardOpenError if the source fails,
+    and ShardFormatError if compressed data is cut or damaged; ``b""`` means that the end is verified.
 
     Raises:
         ShardOpenError: if it cannot be opened.
         ShardFormatError: if the offset is known to lie after its end.
         UnsafeDataError: for a command under ``WDS_SECURE=1``.
-        TypeError: if the URL is not a str or path, or the options are not a mapping of mappings.
-        ValueError: if the offset is negative, or a rule is malformed.
 
     Example:
         >>> import pathlib, tempfile
@@ -80,10 +73,6 @@ def can_reopen(url: str | os.PathLike[str], *, storage_options: Mapping[str, Map
     """Returns whether a shard can be opened a second time with the same content.
 
     Standard input, the output of a command and a local path that is not a regular file (a FIFO) cannot.
-
-    Args:
-        url: The shard, as `open_shard` takes it.
-        storage_options: Those of `open_shard`, whose rules may send it elsewhere.
 
     Example:
         >>> can_reopen("x.tar"), can_reopen("s3://b/x.tar"), can_reopen("-"), can_reopen("pipe:cat x.tar")

@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 T = TypeVar("T")
 
 
-class ReadAhead(Generic[T]):
+class ReadAhead(Source, Generic[T]):
     """Opens a stream in a thread of its own, at once, and reads at most `lead` bytes before they are wanted.
 
     `opening` returns the stream and whatever else it found out.
@@ -43,11 +43,12 @@ class ReadAhead(Generic[T]):
         self._changed = threading.Condition()
         self._pieces: deque[bytes] = deque()
         self._held = 0
+        self._rest = memoryview(b"")  # of the piece that is being taken
         self._stream: ByteStream | None = None
         self._found: list[T] = []
         self._failure: Exception | None = None
         self._is_over = False  # the thread adds no more
-        self._is_closed = False
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="shard read-ahead", daemon=True)
         self._thread.start()
 
@@ -59,7 +60,7 @@ class ReadAhead(Generic[T]):
         with self._changed:
             self._changed.wait_for(lambda: self._found or self._is_over)
             if self._found:
-                return io.BufferedReader(_AheadSource(self), BUFFER_SIZE), self._found[0]
+                return io.BufferedReader(self, BUFFER_SIZE), self._found[0]
         failure = self._failure
         self.close()
         raise failure or RuntimeError("a shard that was opened ahead is closed already")
@@ -68,23 +69,26 @@ class ReadAhead(Generic[T]):
         """Returns what tells the shard from others, as its stream says."""
         return None if self._stream is None else stored_version(self._stream)
 
-    def take(self) -> bytes:
-        """Returns the next bytes, none at the end of the stream; raises what reading raised, each time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pieces or self._is_over)
-            if self._pieces:
-                piece = self._pieces.popleft()
-                self._held -= len(piece)
-                self._changed.notify_all()
-                return piece
-        if self._failure is not None:
-            raise self._failure
-        return b""
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Takes the next bytes, none at the end of the stream; raises what reading raised, each time."""
+        view = memoryview(buffer)
+        if not self._rest:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces or self._is_over)
+                if self._pieces:
+                    self._rest = memoryview(self._pieces.popleft())
+                    self._held -= len(self._rest)
+                    self._changed.notify_all()
+                elif self._failure is not None:
+                    raise self._failure
+        count = min(len(view), len(self._rest))
+        view[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
     def stop(self) -> None:
         """Makes the thread end."""
         with self._changed:
-            self._is_closed = True
+            self._is_stopped = True
             self._pieces.clear()
             stream = None if self._is_over else self._stream
             self._changed.notify_all()
@@ -96,6 +100,7 @@ class ReadAhead(Generic[T]):
         self.stop()
         self._thread.join(_PATIENCE if patience is None else patience)
         self._failure = None  # it holds the frames that raised it
+        super().close()
 
     def _run(self) -> None:
         failure: Exception | None = None
@@ -106,24 +111,19 @@ class ReadAhead(Generic[T]):
                     self._stream = stream
                     self._found.append(found)
                     self._changed.notify_all()
-                self._read(getattr(stream, "read1", stream.read))
+                read = getattr(stream, "read1", stream.read)
+                while not self._is_stopped and (piece := read(_PIECE)):
+                    with self._changed:
+                        self._pieces.append(piece)
+                        self._held += len(piece)
+                        self._changed.notify_all()
+                        self._changed.wait_for(lambda: self._held < self._lead or self._is_stopped)
         except Exception as error:  # noqa: BLE001 - raised to the reader
             failure = error
         with self._changed:
             self._is_over = True
-            self._failure = None if self._is_closed else failure
+            self._failure = None if self._is_stopped else failure
             self._changed.notify_all()
-
-    def _read(self, read: Callable[[int], bytes]) -> None:
-        while not self._is_closed:
-            piece = read(_PIECE)
-            if not piece:
-                return
-            with self._changed:
-                self._pieces.append(piece)
-                self._held += len(piece)
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._held < self._lead or self._is_closed)
 
 
 def close_all(streams: Iterable[ReadAhead[Any]]) -> None:
@@ -134,25 +134,3 @@ def close_all(streams: Iterable[ReadAhead[Any]]) -> None:
     end = time.monotonic() + _PATIENCE
     for ahead in streams:
         ahead.close(max(0.0, end - time.monotonic()))
-
-
-class _AheadSource(Source):
-    """What a `ReadAhead` has read."""
-
-    def __init__(self, ahead: ReadAhead[T]) -> None:
-        self._ahead = ahead
-        self._rest = memoryview(b"")
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer)
-        if not self._rest:
-            self._rest = memoryview(self._ahead.take())
-        count = min(len(view), len(self._rest))
-        view[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
-
-    def stored_version(self) -> StoredVersion | None:
-        return self._ahead.stored_version()
-
-    def _close(self) -> None:
-        self._ahead.close()

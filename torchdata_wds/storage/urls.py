@@ -92,22 +92,15 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Returns whether a URL is a local path or a ``file:`` URL.
-
-    Example:
-        >>> [is_local(url) for url in ("x.tar", "file:///x.tar", "-", "s3://b/x.tar")]
-        [True, True, False, False]
-    """
+    """Returns whether a URL is a local path or a ``file:`` URL."""
     return scheme_of(url) in LOCAL
 
 
 def local_path(url: str) -> str:
     """Turns a local path or a ``file:`` URL into the path: the one verbatim, the other percent-decoded.
 
-    ``~`` or ``~user`` at its beginning is expanded, unless there is a file of this very name.
-
-    Raises:
-        ShardOpenError: if the ``file:`` URL names another host.
+    ``~`` or ``~user`` at its beginning is expanded, unless there is a file of this very name. A ``file:`` URL with
+    another host is a ShardOpenError.
     """
     if url.startswith("~") and not os.path.lexists(url):
         return os.path.expanduser(url)  # noqa: PTH111 - a str
@@ -148,12 +141,7 @@ def _masked(text: str) -> str:
 
 
 def mask_item(item: object) -> str:
-    """Shows the beginning of what was given instead of a URL, masked as by `mask_url`.
-
-    Example:
-        >>> mask_item(("https://me:pw@host/x.tar", None))
-        "('https://me:***@host/x.tar', None)"
-    """
+    """Shows the beginning of what was given instead of a URL, masked as by `mask_url`."""
     return mask_text(repr(item)[:300])[:80]
 
 

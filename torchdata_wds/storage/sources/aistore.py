@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, urljoin
 
 from torchdata_wds.environment import ais_endpoint, ais_token
@@ -75,13 +75,12 @@ def open_ais(place: Place, offset: int) -> ByteStream:
 
 def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:
     """Collects a shard in the folder for temporary files and puts it into AIStore whole."""
-    return target_in(place.url, AisStore(_headers(place.options)), object_address(place.url), overwrite)
+    return target_in(place.url, _AisStore(_headers(place.options)), object_address(place.url), overwrite)
 
 
 def remove_ais(place: Place) -> None:
     """Removes an object if it is there."""
-    address = object_address(place.url)
-    remove_in(place, AisStore(_headers(place.options)), address)
+    remove_in(place, _AisStore(_headers(place.options)), object_address(place.url))
 
 
 def no_listing(url: str) -> ShardListError:
@@ -93,53 +92,48 @@ def no_listing(url: str) -> ShardListError:
     )
 
 
-class AisStore:
+class _AisStore:
     """The methods of a filesystem that a `RemoteTarget` calls, with the addresses of `object_address` as paths."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self._headers = headers
 
     def exists(self, address: str) -> bool:
-        """Returns whether there is such an object, in AIStore itself or in the store that it caches."""
         try:
-            self.info(address)
+            self.info(address)  # in AIStore itself, or in the store that it caches
         except FileNotFoundError:
             return False
         return True
 
     def info(self, address: str) -> dict[str, Any]:
-        """Returns the size of an object; None if it is not told."""
         length = self._ask("HEAD", address).headers.get("Content-Length", "")
         return {"size": int(length) if is_number(length) else None}
 
     def put_file(self, local: str, address: str) -> None:
-        """Stores a whole file."""
-        # The gateway takes no data: its answer to a request without any says where to send it.
-        answer = self._send("PUT", address, self._headers)
-        place = urljoin(address, answer.headers.get("Location", ""))
-        if answer.status not in _REDIRECTED:
-            _check(answer)
-        headers = self._headers if _host(place) == _host(address) else {}
         with Path(local).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            _check(self._send("PUT", place, {**headers, "Content-Length": str(size)}, file))
+            self._ask("PUT", address, file)
 
     def rm_file(self, address: str) -> None:
-        """Removes an object."""
         self._ask("DELETE", address)
 
     def invalidate_cache(self) -> None:
-        """Does nothing: nothing is kept."""
+        """Nothing is kept."""
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
-        """Does nothing: a bucket has no folders."""
+        """A bucket has no folders."""
 
-    def _ask(self, method: str, address: str) -> urllib3.BaseHTTPResponse:
+    def _ask(self, method: str, address: str, file: BinaryIO | None = None) -> urllib3.BaseHTTPResponse:
+        # The gateway takes no data: its answer to a request without any says where to send it.
         answer = self._send(method, address, self._headers)
-        if answer.status in _REDIRECTED and (location := answer.headers.get("Location")):
-            place = urljoin(address, location)
-            answer = self._send(method, place, self._headers if _host(place) == _host(address) else {})
-        return _check(answer)
+        place = urljoin(address, answer.headers.get("Location", ""))
+        if answer.status not in _REDIRECTED or place == address:
+            _check(answer)
+            if file is None:
+                return answer
+        headers = self._headers if _host(place) == _host(address) else {}
+        if file is not None:
+            headers = {**headers, "Content-Length": str(os.fstat(file.fileno()).st_size)}
+        return _check(self._send(method, place, headers, file))
 
     def _send(self, method: str, url: str, headers: dict[str, str], body: Any = None) -> urllib3.BaseHTTPResponse:
         import urllib3

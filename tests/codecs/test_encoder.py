@@ -32,8 +32,8 @@ import zstandard
 from torchdata_wds import handlers
 from torchdata_wds.codecs import CODECS, IMAGE_SPECS, Encoder, decode_sample, encode_sample
 from torchdata_wds.codecs import suffixes as suffix_module
-from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.options import MissingPackageError
+from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.errors import EncodingError, SampleError
 from torchdata_wds.storage import open_compressor
 

@@ -6,9 +6,8 @@ from torchdata_wds.codecs.decoder import Decoder, DecoderLike, decode_sample
 from torchdata_wds.codecs.encoder import Encoder, EncoderLike, encode_sample
 from torchdata_wds.codecs.images.decoding import image_decoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
-from torchdata_wds.codecs.matching import handle_extension
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
-from torchdata_wds.codecs.table import CODECS, Codec
+from torchdata_wds.codecs.table import CODECS, Codec, handle_extension
 
 __all__ = [
     "Decoder",

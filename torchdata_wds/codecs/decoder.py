@@ -8,14 +8,12 @@ from contextlib import closing
 from typing import Any
 
 from torchdata_wds.checks import check_flags
-from torchdata_wds.codecs.failures import StepFailedError, describe_cause
 from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
-from torchdata_wds.codecs.matching import ExtensionDecoder, is_named, matches, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import Planner, guard, shown_call
+from torchdata_wds.codecs.plans import Planner, StepFailedError, describe_cause, guard, shown_call
 from torchdata_wds.codecs.suffixes import decompress, split_suffix
-from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.codecs.table import ExtensionDecoder, find_codec, is_named, matches, parse_extensions
 from torchdata_wds.errors import SKIPPING, Advice, DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.storage.urls import mask_url

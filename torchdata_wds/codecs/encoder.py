@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from torchdata_wds.codecs.failures import StepFailedError, describe_cause, describe_value
 from torchdata_wds.codecs.images.pixels import IMAGE_SPECS, parse_image_spec
-from torchdata_wds.codecs.matching import matches, parse_extensions
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import Planner, guard, shown_call
+from torchdata_wds.codecs.plans import Planner, StepFailedError, describe_cause, describe_value, guard, shown_call
 from torchdata_wds.codecs.suffixes import compress, is_compressed, split_suffix
-from torchdata_wds.codecs.table import find_codec
+from torchdata_wds.codecs.table import find_codec, matches, parse_extensions
 from torchdata_wds.errors import SKIPPING, Advice, EncodingError
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import as_bytes, is_written

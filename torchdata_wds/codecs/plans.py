@@ -1,4 +1,4 @@
-"""Plans: how one field is decoded or encoded, chosen once for each field name."""
+"""Plans: how one field is decoded or encoded, chosen once for each field name; and what is said where that fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from torchdata_wds.codecs.failures import StepFailedError
 from torchdata_wds.codecs.options import MissingPackageError
 
 T = TypeVar("T")
@@ -18,6 +17,19 @@ Options = TypeVar("Options")
 # Field names come from the shards: a data set with ever new ones must not fill the memory.
 _MAX_PLANS = 1000
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+_SHOWN_CAUSE = 600
+_SHOWN_VALUE = 60
+
+
+class StepFailedError(Exception):
+    """One step of a field, named for the message, failed on its bytes or value with a cause; stays in this package."""
+
+    def __init__(self, step: str, data: Any, cause: Exception) -> None:
+        super().__init__(step)
+        self.step = step
+        self.data = data
+        self.cause = cause
 
 
 class Planner(ABC, Generic[P]):
@@ -74,3 +86,31 @@ def guard(step: str, function: Callable[[T, Options], R], options: Options) -> C
             raise StepFailedError(step, given, cause) from cause
 
     return guarded
+
+
+def describe_value(value: Any) -> str:
+    """Says what a value is, in a few words however large it is; never raises, whatever the value's own code does."""
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        if kind.__module__.startswith("PIL."):
+            return f"a PIL image of mode {getattr(value, 'mode', '?')!r} and size {getattr(value, 'size', '?')}"
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            dtype = str(value.dtype)
+            shown = dtype if len(dtype) <= 2 * _SHOWN_VALUE else dtype[: 2 * _SHOWN_VALUE] + "..."
+            return f"of type {name}, shape {tuple(value.shape)} and dtype {shown}"
+        if isinstance(value, str):
+            return f"of type {name}: {value[:_SHOWN_VALUE]!r}{'...' if len(value) > _SHOWN_VALUE else ''}"
+        if kind in (bool, float, complex) or (kind is int and abs(value) < 10**_SHOWN_VALUE):
+            return f"of type {name}: {value!r}"
+    except Exception:  # noqa: BLE001 - it is called to report another failure
+        return f"of type {kind.__name__}"
+    return f"of type {name}"
+
+
+def describe_cause(cause: Exception) -> str:
+    """Returns the type of an exception and its message, in one line and without a full stop."""
+    text = " ".join(str(cause).split()).rstrip(".")
+    if len(text) > _SHOWN_CAUSE:
+        text = text[:_SHOWN_CAUSE] + "..."
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

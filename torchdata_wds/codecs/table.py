@@ -1,8 +1,9 @@
-"""The table of field types: what each extension holds, and how it is decoded and encoded."""
+"""The table of field types, and which fields a list of extensions means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fnmatch
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,3 +46,66 @@ CODECS: dict[str, Codec] = {extension: row for row in _ROWS for extension in row
 def find_codec(field: str) -> Codec | None:
     """Looks up the codec of a field by its last dot-separated part; None where there is none."""
     return CODECS.get(field.lower().rpartition(".")[2])
+
+
+class ExtensionDecoder:
+    """Decodes the fields with some extensions, in ``.wds_decode(...)``; its public name is ``handle_extension``.
+
+    An extension means the fields that are it or end in it after a dot, in any case: ``png`` means ``png`` and
+    ``input.png``, not ``xpng``; ``seg.png`` means ``seg.png`` only. It is called as ``decoder(key, data)``, and pickles
+    when ``fn`` does.
+
+    Args:
+        extensions: Extensions, space separated, a leading dot accepted.
+        fn: Turns the field's bytes into its value; None passes the field on to the next decoder.
+
+    Raises:
+        TypeError: if ``extensions`` is not a str, or ``fn`` not callable.
+        ValueError: if there is no extension.
+
+    Example:
+        >>> decoder = handle_extension("vocab .labels.txt", bytes.split)
+        >>> decoder(".train.vocab", b"a b"), decoder(".txt", b"a b")
+        ([b'a', b'b'], None)
+    """
+
+    def __init__(self, extensions: str, fn: Callable[[bytes], Any]) -> None:
+        if not callable(fn):
+            raise TypeError(f"handle_extension takes a function of the field's bytes, not {fn!r}")
+        self.extensions = parse_extensions("extensions", extensions)
+        if not self.extensions:
+            raise ValueError("handle_extension needs at least one extension, such as 'jpg' or 'seg.png'")
+        self.fn = fn
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        """Decodes a field with one of the extensions, or passes with None."""
+        return self.fn(data) if matches(key, self.extensions) else None
+
+    def __repr__(self) -> str:
+        return f"handle_extension({' '.join(self.extensions)!r}, {getattr(self.fn, '__qualname__', self.fn)})"
+
+
+handle_extension = ExtensionDecoder
+
+
+def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, ...]:
+    """Splits extensions at blanks and semicolons, without their leading dots and in lower case."""
+    words = [extensions] if isinstance(extensions, str) else extensions
+    if not isinstance(words, bytes) and isinstance(words, Iterable):
+        words = list(words)
+        if all(isinstance(word, str) for word in words):
+            names = (word.removeprefix(".").lower() for text in words for word in text.replace(";", " ").split())
+            return tuple(name for name in names if name)
+    raise TypeError(f"{name} must be names of fields, as in 'jpg cls', not {extensions!r}")
+
+
+def is_named(field: str, names: Iterable[str]) -> bool:
+    """Returns whether a field has one of the names, which may be globs, in any case and without its leading dot."""
+    lowered = field.lower().removeprefix(".")
+    return any(fnmatch.fnmatchcase(lowered, name) for name in names)
+
+
+def matches(field: str, extensions: Iterable[str]) -> bool:
+    """Returns whether a field is one of the extensions, or ends in one after a dot."""
+    dotted = "." + field.lower()
+    return any(dotted.endswith("." + extension) for extension in extensions)

@@ -12,13 +12,13 @@ import numpy as np
 
 from torchdata_wds.cli.terminal import guess_text, printable, shorten
 from torchdata_wds.codecs.decoder import Decoder
-from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.images.decoding import image_decoder
 from torchdata_wds.codecs.images.files import deep_reader, open_image, read_orientation
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, to_pil, turn
-from torchdata_wds.codecs.matching import handle_extension, matches, parse_extensions
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
+from torchdata_wds.codecs.plans import describe_value
+from torchdata_wds.codecs.table import handle_extension, matches, parse_extensions
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.codecs.images.files import open_image, read_deep, read_orientation, resize_deep
-from torchdata_wds.codecs.images.jpeg import read_header, read_jpeg
 from torchdata_wds.codecs.images.pixels import (
     IMAGE_FIELDS,
     Pixels,
@@ -23,6 +24,27 @@ from torchdata_wds.codecs.plans import shown_call
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
+
+# JPEG files: what follows their first bytes is a list of segments, each with a marker and its length.
+_START = b"\xff\xd8\xff"
+_FRAME = struct.Struct(">BHHB")
+
+# Quantization and Huffman tables, the restart interval, comments.
+_SKIPPED = frozenset([0xDB, 0xC4, 0xDD, 0xFE])
+
+# Baseline, extended and progressive: what is coded with Huffman tables and is not lossless.
+_FRAMES = frozenset([0xC0, 0xC1, 0xC2])
+_SCAN = 0xDA
+_FIRST_APPLICATION, _LAST_APPLICATION = 0xE0, 0xEF
+
+# EXIF, XMP and Photoshop's resources: Pillow parses them as it opens a file, and some damage there ends that.
+_METADATA = frozenset([0xE1, 0xED])
+_SEVERAL_IMAGES = b"MPF\0"
+
+# Pillow refuses files where an application segment is cut short; of the usual ones only Adobe's is below 16 bytes.
+_USUAL_LENGTH = 16
+_ADOBE = 14, 0xEE
+_SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
 
 
 class ImageDecoder:
@@ -73,7 +95,7 @@ class ImageDecoder:
         """Decodes an image file into an array, a tensor or a PIL image."""
         spec, max_size, exif_transpose = self._parsed, self.max_size, self.exif_transpose
         if spec.container != "pil":
-            pixels = _read_plain_jpeg(data, spec.mode, max_size, exif_transpose)
+            pixels = _read_jpeg(data, spec.mode, max_size, exif_transpose)
             if pixels is not None:
                 return to_values(pixels, spec)
         with open_image(data) as image:
@@ -93,25 +115,48 @@ class ImageDecoder:
 image_decoder = ImageDecoder
 
 
-def _read_plain_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: bool) -> Pixels | None:
-    """Reads a JPEG file without Pillow; None where the file is left to Pillow."""
-    header = read_header(data)
+def _read_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: bool) -> Pixels | None:
+    """Reads a JPEG file by simplejpeg, which writes the pixels straight into an array; None where Pillow is to read it.
+
+    Pillow has the same decoder, libjpeg-turbo, and the same settings: whole grey and colour files of 8 bits become the
+    same pixels. Everything else is left to Pillow (other kinds of JPEG, damage of any sort, images that it holds for
+    bombs), so that what a file becomes, or which exception, does not depend on what is installed.
+    """
+    libraries = _libraries()
+    if libraries is None or not data.startswith(_START):
+        return None
+    simplejpeg, pillow = libraries
+    try:
+        header = _read_header(data)
+    except (IndexError, struct.error):
+        return None
     if header is None:
         return None
-    if max_size is None and not header.has_metadata:
-        return read_jpeg(data, header, mode)
+    width, height, channels, has_metadata = header
+    if pillow.MAX_IMAGE_PIXELS is not None and width * height > pillow.MAX_IMAGE_PIXELS:
+        return None
+    if mode == "L" and channels != 1:
+        return None  # the decoder's own grey of colours is not rounded as Pillow's
     orientation = 1
-    if header.has_metadata:
+    if has_metadata:  # only Pillow can judge whether the file opens, and how the image is turned
         with open_image(data) as image:
             orientation = read_orientation(image) if exif_transpose else 1
-    size = fitting_size(header.size, max_size)
-    pixels = read_jpeg(data, header, mode, None if size == header.size else (2 * size[0], 2 * size[1]))
-    if pixels is None:
+    size = fitting_size((width, height), max_size)
+    if size != (width, height):
+        # the smallest of the sizes 1/1, 1/2, 1/4 and 1/8 that is at least twice the result, as in Pillow's draft mode
+        factor = min(width // (2 * size[0]), height // (2 * size[1]))
+        scale = next(scale for scale in (8, 4, 2, 1) if scale <= max(1, factor))
+        width, height = -(-width // scale), -(-height // scale)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, _SPACES[mode], min_width=width, min_height=height)
+    except Exception:  # noqa: BLE001 - whatever it refuses or warns of: Pillow decides
         return None
-    if size != header.size:
-        from PIL import Image
-
-        pixels = np.asarray(_resize(Image.fromarray(pixels), size))
+    if pixels.shape[:2] != (height, width):
+        return None
+    if mode == "L":
+        pixels = pixels[:, :, 0]
+    if size != (width, height):
+        pixels = np.asarray(pillow.fromarray(pixels).resize(size, pillow.Resampling.LANCZOS))
     return turn(pixels, orientation)
 
 
@@ -127,12 +172,48 @@ def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
         if image.mode in ("P", "PA") and mode != "RGBA" and "transparency" in image.info:
             flat = image.convert("RGBA")
         flat = flat.convert(mode)
-    return _resize(flat, size)
-
-
-def _resize(image: Image, size: tuple[int, int]) -> Image:
-    if image.size == size:
-        return image
+    if flat.size == size:
+        return flat
     from PIL.Image import Resampling
 
-    return image.resize(size, Resampling.LANCZOS)
+    return flat.resize(size, Resampling.LANCZOS)
+
+
+def _read_header(data: bytes) -> tuple[int, int, int, bool] | None:
+    """Reads width, height, channels (1 for grey, 3 for colour), and whether there is metadata; None if not ordinary.
+
+    It walks over the segments before the first scan.
+    """
+    position, width, height, channels, has_metadata = 2, 0, 0, 0, False
+    while True:
+        marker, length = data[position + 1], data[position + 2] << 8 | data[position + 3]
+        if data[position] != 0xFF:
+            return None
+        if marker in _SKIPPED:
+            pass
+        elif _FIRST_APPLICATION <= marker <= _LAST_APPLICATION:
+            if length < _USUAL_LENGTH and (length, marker) != _ADOBE:
+                return None
+            if marker in _METADATA:
+                has_metadata = True
+            elif data[position + 4 : position + 8] == _SEVERAL_IMAGES:
+                return None
+        elif marker in _FRAMES and not channels:
+            bits, height, width, channels = _FRAME.unpack_from(data, position + 4)
+            if bits != 8 or channels not in (1, 3) or not width or not height:
+                return None
+        else:
+            return (width, height, channels, has_metadata) if marker == _SCAN and channels else None
+        position += 2 + length
+
+
+@functools.cache
+def _libraries() -> tuple[Any, Any] | None:
+    """simplejpeg, and Pillow for its limit of pixels; None where simplejpeg is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    from PIL import Image
+
+    return simplejpeg, Image

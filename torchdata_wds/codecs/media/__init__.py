@@ -7,10 +7,10 @@ import math
 from typing import Any, ClassVar, overload
 
 from torchdata_wds.checks import check_flags, checked_int, is_number
-from torchdata_wds.codecs.matching import ExtensionDecoder
 from torchdata_wds.codecs.media.audio import read_samples
 from torchdata_wds.codecs.media.video import read_frames
 from torchdata_wds.codecs.plans import changed_options, shown_call
+from torchdata_wds.codecs.table import ExtensionDecoder
 
 __all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"

@@ -39,8 +39,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.options import EncodeOptions
+from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.codecs.stored.reading import FORTRAN, MAX_DEPTH, SCALAR, U64, class_named, decode_value, too_deep
 from torchdata_wds.codecs.values.numpy import encode_npy
 from torchdata_wds.environment import is_secure

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions, import_optional
+from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from torchdata_wds.codecs.failures import describe_value
 from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
+from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.handlers import warn_once
 
 _BOM = b"\xef\xbb\xbf"

@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.codecs import Decoder, Encoder, EncoderLike
-from torchdata_wds.codecs.matching import is_named
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
+from torchdata_wds.codecs.table import is_named
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.handlers import Handler, reraise_exception, warn_once
 from torchdata_wds.pipes.base import Held, register

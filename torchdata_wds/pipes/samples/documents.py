@@ -11,8 +11,8 @@ from torch.utils.data import IterDataPipe
 
 from torchdata_wds.checks import check_choice, check_count, is_number
 from torchdata_wds.codecs.decoder import describe_failure
-from torchdata_wds.codecs.failures import StepFailedError
 from torchdata_wds.codecs.images.decoding import ImageDecoder
+from torchdata_wds.codecs.plans import StepFailedError
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import MissingFieldError, SampleError
 from torchdata_wds.format.documents.assembling import FoundDocument, find_documents

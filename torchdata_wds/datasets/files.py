@@ -25,7 +25,7 @@ from torchdata_wds.pipes.base import Held, WdsPipe
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample, noting_absent
 from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
-from torchdata_wds.pipes.seeds import Seed
+from torchdata_wds.pipes.seeds import Seed, Seeded
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 
@@ -44,7 +44,7 @@ class EntryUrl(str):
     entry: int
 
 
-class SpecShardsIterDataPipe(WdsPipe[str]):
+class SpecShardsIterDataPipe(WdsPipe[str], Seeded):
     """Lists the shards of a dataset file's entries as `EntryUrl`; all consumers draw those of the epoch alike."""
 
     repeats_shards = True
@@ -55,11 +55,6 @@ class SpecShardsIterDataPipe(WdsPipe[str]):
         self.entries = entries
         self.storage_options = storage.StorageOptions(storage_options)
         self._seed = Seed()
-
-    def set_seed(self, seed: int) -> SpecShardsIterDataPipe:
-        """Makes the coming epochs' draws a function of the seed and their number."""
-        self._seed.set(seed)
-        return self
 
     def __iter__(self) -> Iterator[str]:
         entries = self.entries.value
@@ -205,12 +200,11 @@ def load_dataset(
         A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
 
     Raises:
-        MissingFieldError: through the handler when iterated, for a sample without a field of its entry's extensions.
         SpecError: if the file is wrong; it names the file, the entry and the key. Also when iterated, if fewer shards
             are found than are to be chosen.
-        UnsafeDataError: for what a stranger's file may not do.
-        ShardOpenError: if the file cannot be read.
-        ImportError: if the file is YAML and PyYAML is not installed.
+        UnsafeDataError, ShardOpenError, ImportError: for what a stranger's file may not do, a file that cannot be read,
+            and YAML without PyYAML.
+        MissingFieldError: through the handler when iterated, for a sample without a field of its entry's extensions.
         ValueError, TypeError: if an argument is wrong.
 
     Example:
@@ -271,10 +265,11 @@ def _groups(source: Any, allow_pipe: bool, options: storage.StorageOptions) -> l
 
 def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storage.StorageOptions) -> None:
     """Raises now what would otherwise end the first epoch."""
+    names = ", ".join(entry.keys)
     if entry.keys and transforms is None:
         raise entry.place.error(
-            f"has {', '.join(entry.keys)}, which only a function can use: pass transforms=f to load_dataset, where "
-            f"f(sample, {', '.join(entry.keys)}) returns a sample; known keys are {', '.join(ENTRY_KEYS)}"
+            f"has {names}, which only a function can use: pass transforms=f to load_dataset, where "
+            f"f(sample, {names}) returns a sample; known keys are {', '.join(ENTRY_KEYS)}"
         )
     if entry.keys and transforms is not None:
         try:
@@ -284,7 +279,7 @@ def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storag
         try:
             signature.bind({}, **entry.keys)
         except TypeError as error:
-            raise entry.place.error(f"transforms cannot be called with {', '.join(entry.keys)}: {error}") from error
+            raise entry.place.error(f"transforms cannot be called with {names}: {error}") from error
         for key in entry.keys.keys() - signature.parameters.keys():  # **kwargs would take a misspelled key as well
             if near := difflib.get_close_matches(key, ENTRY_KEYS, n=1, cutoff=0.8):
                 raise entry.place.error(

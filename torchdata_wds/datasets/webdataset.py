@@ -146,14 +146,17 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     if shuffle is not None and not is_count(shuffle, 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
-    _refuse(
-        repeat=repeat,
-        detshuffle=detshuffle,
-        nodesplitter=nodesplitter,
-        workersplitter=workersplitter,
-        empty_check=empty_check,
-        seed=seed,
-    )
+    refused = {
+        "repeat": repeat,
+        "detshuffle": detshuffle,
+        "nodesplitter": nodesplitter,
+        "workersplitter": workersplitter,
+        "empty_check": empty_check,
+        "seed": seed,
+    }
+    for name, value in refused.items():
+        if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
+            raise ValueError(f"WebDataset does not take {name}={value!r} here: {_INSTEAD[name]}")
     if mode not in (None, "resampled"):
         raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")
     if callable(shardshuffle):
@@ -209,13 +212,6 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     return pipe
 
 
-def _refuse(**given: Any) -> None:
-    """Raises a ValueError for an argument that is not taken, unless it asks for what is done anyway."""
-    for name, value in given.items():
-        if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
-            raise ValueError(f"WebDataset does not take {name}={value!r} here: {_INSTEAD[name]}")
-
-
 def _either(name: str, value: Any, other: str, same: Any) -> Any:
     """Returns the value that was passed under one of two names."""
     if value is not None and same is not None:
@@ -226,12 +222,12 @@ def _either(name: str, value: Any, other: str, same: Any) -> Any:
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
     if isinstance(urls, IterDataPipe):
         return urls
-    is_file = isinstance(urls, (str, os.PathLike)) and str(urls).lower().endswith((".yaml", ".yml", ".json"))
-    if is_file or isinstance(urls, Mapping):
+    is_one = isinstance(urls, (str, os.PathLike))
+    if isinstance(urls, Mapping) or (is_one and str(urls).lower().endswith((".yaml", ".yml", ".json"))):
         raise ShardListError(
             "WebDataset takes shards; a dataset file or dict that lists them goes to load_dataset(...)"
         )
-    if not isinstance(urls, (str, os.PathLike, Iterable)):
+    if not is_one and not isinstance(urls, Iterable):
         raise ShardListError(f"WebDataset takes a pattern or a list of patterns, not {urls!r}")
     patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
     if not patterns:

@@ -15,8 +15,7 @@ from tests.kits.damage import DAMAGES, GOOD, MEMBERS
 from tests.kits.shards import END, tar_bytes
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format import read_members
-from torchdata_wds.format.tar import name_filter
-from torchdata_wds.format.tar import special as links
+from torchdata_wds.format.tar import links, name_filter
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.tar.headers import HeaderError, parse_header, parse_number, parse_records
 

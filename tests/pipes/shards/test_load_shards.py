@@ -21,7 +21,7 @@ import torchdata_wds
 from tests.kits.damage import DAMAGES, GOOD, KEYS, MEMBERS
 from tests.kits.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError, handlers
-from torchdata_wds.format.tar import special as links
+from torchdata_wds.format.tar import links
 from torchdata_wds.pipes import division
 
 pytestmark = pytest.mark.usefixtures("each_reader")

@@ -28,8 +28,8 @@ from torchdata_wds.format.samples.building import Draft, check_new, make_sample
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, grouping_rules, is_metadata
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
+from torchdata_wds.format.tar.links import HardLinks
 from torchdata_wds.format.tar.members import ShardMember
-from torchdata_wds.format.tar.special import HardLinks, read_payload
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
 from torchdata_wds.storage import can_reopen, mask_url, open_shard
 from torchdata_wds.storage.urls import url_text
@@ -79,12 +79,6 @@ class _Part(NamedTuple):
     stop: int
 
 
-class _Archive(TarEntries):
-    """Entries of an archive, whose headers are kept."""
-
-    keeps_raw = True
-
-
 class ShardValidation:
     """Reads one shard whole: iterating, once, yields findings, and each sample after the findings about it.
 
@@ -114,12 +108,12 @@ class ShardValidation:
         self._entered: str | None = None  # the member whose content is being read
 
     def __iter__(self) -> Iterator[Finding | CheckedSample]:
-        archive: _Archive | None = None
+        archive: TarEntries | None = None
         is_broken = False
         options = self._options
         try:
             with open_shard(self.url) as stream:
-                archive = _Archive(
+                archive = TarEntries(
                     stream,
                     self.shard,
                     max_member_bytes=options.max_member_bytes,
@@ -138,7 +132,7 @@ class ShardValidation:
         if self._index.fault is not None and not (is_broken and self._index.is_readable):
             yield Finding("error", "index", self._index.fault, self.shard)
 
-    def _read(self, archive: _Archive) -> Iterator[Finding | CheckedSample]:
+    def _read(self, archive: TarEntries) -> Iterator[Finding | CheckedSample]:
         """Reads all members, and checks a run of one key when its end has been seen."""
         reopen = (lambda offset: open_shard(self.url, offset=offset)) if can_reopen(self.url) else None
         has_globals = False
@@ -164,7 +158,7 @@ class ShardValidation:
                 archive.skip(entry)
         yield from self._close_run()
 
-    def _read_file(self, entry: TarEntry, archive: _Archive, links: HardLinks) -> Iterator[Finding | CheckedSample]:
+    def _read_file(self, entry: TarEntry, archive: TarEntries, links: HardLinks) -> Iterator[Finding | CheckedSample]:
         """Reads a member, reports what is odd about it, and adds it to its sample."""
         parts = None
         try:
@@ -180,7 +174,7 @@ class ShardValidation:
         data: bytes | ShardFormatError
         self._entered = entry.name
         if entry.kind != HARD_LINK:
-            data = read_payload(archive, entry, look=lambda segments, size: odd.extend(odd_pieces(segments, size)))
+            data = archive.take(entry, look=lambda segments, size: odd.extend(odd_pieces(segments, size)))
         else:
             try:
                 data = links.resolve(entry)
@@ -274,7 +268,7 @@ class ShardValidation:
             else:
                 yield self._of(part, "error", "undecodable", cli_message(error))
 
-    def _end_at(self, error: WdsError, archive: _Archive | None) -> Iterator[Finding | CheckedSample]:
+    def _end_at(self, error: WdsError, archive: TarEntries | None) -> Iterator[Finding | CheckedSample]:
         """Reports damage that ends the shard, after the sample before it if that is complete."""
         entered = None
         if self._entered is not None:  # the member in which the archive failed: another key ends the sample before

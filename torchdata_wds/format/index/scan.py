@@ -15,8 +15,8 @@ from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
 from torchdata_wds.format.tar.entries import TarEntries
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
+from torchdata_wds.format.tar.links import hard_link_error
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
-from torchdata_wds.format.tar.special import hard_link_error
 from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import is_local, local_path, url_text
 

@@ -14,8 +14,8 @@ from torchdata_wds.format.samples.names import split_name
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.fast import LookAhead
 from torchdata_wds.format.tar.headers import DIRECTORY, HEADER_WORDS, VOLUME_LABEL, is_file
+from torchdata_wds.format.tar.links import HardLinks, Reopen
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit, singles
-from torchdata_wds.format.tar.special import HardLinks, Reopen
 from torchdata_wds.format.tar.streams import ByteSource
 from torchdata_wds.handlers import warn_seldom
 from torchdata_wds.option_types import Select

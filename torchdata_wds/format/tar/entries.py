@@ -10,7 +10,7 @@ from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, DamageKind, ShardFormat
 from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.file_kinds import describe_file
 from torchdata_wds.format.tar.headers import BLOCK, REGULAR, Header, HeaderError, padding, text
-from torchdata_wds.format.tar.sparse_maps import SparseSource, full_size
+from torchdata_wds.format.tar.sparse_maps import Segments, SparseSource, full_size, locate, unpack
 from torchdata_wds.format.tar.streams import ByteSource, gap_seeker
 
 #: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
@@ -61,8 +61,6 @@ class TarEntries:
     one, is used as that of `gap_seeker`. `shard` is its URL as messages may show it.
     """
 
-    keeps_raw = False
-
     def __init__(
         self,
         stream: ByteSource,
@@ -96,17 +94,22 @@ class TarEntries:
                 block = self._pass_end_marker()
             if not block:
                 return
-            header = self._parse(block)
-            if self.keeps_raw:
-                self.raw.append(block)
+            try:
+                header = headers.parse_header(block)
+            except HeaderError as error:
+                at = self.offset - BLOCK
+                if at == self._first:
+                    what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
+                    raise self.damaged("no-tar", what, describe_file(block, self.shard), at=at) from None
+                raise self.damaged("bad-header", f"has a damaged header: {error};", at=at) from None
+            self.raw.append(block)
             if header.kind in headers.EXTENSIONS:
                 self._extend(header)
                 continue
             yield self._entry(header, block)
             if self._extended:
                 self._own, self._long, self._extended = {}, {}, 0
-            if self.raw:
-                self.raw.clear()
+            self.raw.clear()
             self._start = self.offset
 
     def passed(self, length: int) -> None:
@@ -114,24 +117,30 @@ class TarEntries:
         self.offset += length
         self._start = self.offset
 
-    def take(self, entry: TarEntry) -> bytes:
-        """Reads an entry's payload."""
-        self.check_size(entry, entry.size)
-        try:
-            return self._take(entry)
-        except MemoryError as error:
-            raise self.out_of_memory(entry, entry.size) from error
+    def take(self, entry: TarEntry, *, look: Callable[[Segments, int], None] | None = None) -> bytes:
+        """Reads an entry's content, with the holes of a sparse member filled with zeros.
 
-    def check_size(self, entry: TarEntry, size: int) -> None:
-        """Raises if content of `size` bytes is more than `max_member_bytes`."""
+        `look` is called with the map and the full size of a sparse member whose map is right.
+        """
+        size = entry.size if entry.sparse_size is None else max(entry.size, entry.sparse_size)
         if size > self.max_member_bytes:
             what = f"holds member {entry.name} of {size:,} bytes, more than the limit of {self.max_member_bytes:,},"
             raise self.damaged("too-large", what, _RAISE_LIMIT, member=entry.name, at=entry.offset)
-
-    def out_of_memory(self, entry: TarEntry, size: int) -> ShardFormatError:
-        """Makes the error for a member that the memory has no room for."""
-        what = f"holds member {entry.name} of {size:,} bytes, more than this process has memory for,"
-        return self.damaged("too-large", what, _LEAVE_OUT, member=entry.name, at=entry.offset)
+        try:
+            content = self._take(entry)
+            if entry.sparse is None or entry.sparse_size is None:
+                return content
+            segments, begin = locate(entry.sparse, content)
+            content = unpack(content, begin, segments, entry.sparse_size)
+        except MemoryError as error:
+            what = f"holds member {entry.name} of {size:,} bytes, more than this process has memory for,"
+            raise self.damaged("too-large", what, _LEAVE_OUT, member=entry.name, at=entry.offset) from error
+        except HeaderError as error:
+            what = f"holds a damaged sparse member {entry.name}: {error};"
+            raise self.damaged("sparse", what, "Write it again.", member=entry.name, at=entry.offset) from None
+        if look is not None:
+            look(segments, entry.sparse_size)
+        return content
 
     def skip(self, entry: TarEntry) -> None:
         """Passes an entry's payload, if its kind has one, without reading it where that is possible."""
@@ -218,17 +227,6 @@ class TarEntries:
         advice = Advice(*(f"Expected at least {missing:,} more bytes. {words}" for words in advice))
         raise self.damaged("cut", f"is cut off {where}", advice, member=member)
 
-    def _parse(self, block: bytes) -> Header:
-        try:
-            return headers.parse_header(block)
-        except HeaderError as error:
-            at = self.offset - BLOCK
-            if at == self._first:
-                what = f"is no tar archive: its first bytes are {block[:40]!r}, and {error},"
-                raise self.damaged("no-tar", what, describe_file(block, self.shard), at=at) from None
-            what = f"has a damaged header: {error};"
-            raise self.damaged("bad-header", what, at=at) from None
-
     def _extend(self, header: Header) -> None:
         """Reads a long name, a long link or PAX records, which describe the entry that follows."""
         kind, size = header.kind, header.size
@@ -238,8 +236,7 @@ class TarEntries:
         if kind != headers.GLOBAL_PAX:
             self._count_extended(BLOCK + size)
         content = self._take(TarEntry("(extended header)", kind, size + padding(size), "", self.offset))
-        if self.keeps_raw:
-            self.raw.append(content)
+        self.raw.append(content)
         try:
             if kind in (headers.LONG_NAME, headers.LONG_LINK):
                 self._long["path" if kind == headers.LONG_NAME else "linkpath"] = headers.long_name(content, size)
@@ -308,12 +305,9 @@ class TarEntries:
             raise HeaderError("a sparse member has two maps")
         blocks, more = [block], block[482]
         while more:
-            block = self._read_block()
-            if not block:
-                self._cut("inside a header", BLOCK)
             self._count_extended(BLOCK)
-            if self.keeps_raw:
-                self.raw.append(block)
+            block = self._read_block()
+            self.raw.append(block)
             blocks.append(block)
             more = block[504]
         return blocks

@@ -1,4 +1,4 @@
-"""Members whose content is not simply stored: sparse ones, and hard links.
+"""Hard links: the members that they stand for.
 
 A link's bytes come from a second look at the shard, so that the normal path keeps nothing. Where a shard cannot be
 opened a second time, the members just before a link are kept: most links point at neighbours.
@@ -16,34 +16,10 @@ from typing import Generic, TypeVar
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
-from torchdata_wds.format.tar.headers import HARD_LINK, HeaderError, is_file
+from torchdata_wds.format.tar.headers import HARD_LINK, is_file
 from torchdata_wds.format.tar.members import MemberRun, ShardMember
-from torchdata_wds.format.tar.sparse_maps import Segments, locate, unpack
 from torchdata_wds.format.tar.streams import ByteSource
 from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
-
-
-def read_payload(entries: TarEntries, entry: TarEntry, *, look: Callable[[Segments, int], None] | None = None) -> bytes:
-    """Reads an entry's content, with the holes of a sparse member filled with zeros.
-
-    `look` is called with the map and the full size of a sparse member whose map is right.
-    """
-    if entry.sparse is None or entry.sparse_size is None:
-        return entries.take(entry)
-    entries.check_size(entry, entry.sparse_size)
-    stored = entries.take(entry)
-    try:
-        segments, begin = locate(entry.sparse, stored)
-        content = unpack(stored, begin, segments, entry.sparse_size)
-    except MemoryError as error:
-        raise entries.out_of_memory(entry, entry.sparse_size) from error
-    except HeaderError as error:
-        what = f"holds a damaged sparse member {entry.name}: {error};"
-        raise entries.damaged("sparse", what, "Write it again.", member=entry.name, at=entry.offset) from None
-    if look is not None:
-        look(segments, entry.sparse_size)
-    return content
-
 
 Reopen = Callable[[int], AbstractContextManager[ByteSource]]
 
@@ -97,7 +73,7 @@ class HardLinks:
 
     def read(self, entry: TarEntry, entries: TarEntries) -> bytes:
         """Reads the content of a member, or what it links to."""
-        data = self.resolve(entry) if entry.kind == HARD_LINK else read_payload(entries, entry)
+        data = self.resolve(entry) if entry.kind == HARD_LINK else entries.take(entry)
         if self.recent is not None:
             self.recent.note(ShardMember("", entry.name, data))
         return data
@@ -167,7 +143,7 @@ class HardLinks:
         target = next(iter(entries))
         if target is None:
             raise hard_link_error(entry, self.shard, "is not the same when it is read again. Write it")
-        data = read_payload(entries, target)
+        data = entries.take(target)
         self._position = entries.offset
         if not is_decompressed(self._second):  # type: ignore[arg-type]
             self.close()

@@ -37,8 +37,7 @@ from torchdata_wds.errors import (
     WdsError,
 )
 from torchdata_wds.format import ShardIndex, ShardInfo, ShardMember, dali_index, index_shard, wids_index
-from torchdata_wds.format.documents.parsing import ImageSegment, TextSegment
-from torchdata_wds.format.documents.writing import interleaved_sample
+from torchdata_wds.format.documents.layouts import ImageSegment, TextSegment, interleaved_sample
 from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.handlers import (
     ignore_and_continue,

@@ -10,17 +10,17 @@ import pytest
 from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.documents.assembling import MOST_WAITING, FoundDocument, find_documents
-from torchdata_wds.format.documents.parsing import (
+from torchdata_wds.format.documents.layouts import (
     IMAGE_EXTENSIONS,
     ImageSegment,
     TextSegment,
     find_images,
     find_json,
     in_order_of_place,
+    interleaved_sample,
     load_json,
     parse_document,
 )
-from torchdata_wds.format.documents.writing import interleaved_sample
 
 
 def info(name: str, index: int = 0, **more: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import SKIP_SAMPLES, SampleError
-from torchdata_wds.format.documents.parsing import (
+from torchdata_wds.format.documents.layouts import (
     IMAGE_EXTENSIONS,
     Document,
     find_images,
@@ -53,7 +53,7 @@ class FoundDocument(NamedTuple):
 def find_documents(
     samples: Iterable[Any], layout: Layout, shown: Callable[[str], str] = str, *, shards: int = 1
 ) -> Iterator[FoundDocument | SampleError]:
-    """Finds the documents in a stream of samples.
+    """Finds the documents in a stream of samples; they come as they are complete, and errors in place of what is none.
 
     Where a document names images that its own sample does not have, in the layouts ``auto`` and ``dash``, it waits for
     samples ``<key>-<image>`` until all have come, the next document comes, or the shard ends; samples that come before
@@ -61,8 +61,7 @@ def find_documents(
     the beginning of another's takes nothing from that.
 
     Samples of at most `shards` shards may come in turn: when one more begins, the one unused for longest ends. `shown`
-    turns a URL into what messages may show. Documents come in the order in which they are complete, and errors in
-    place of what is not one.
+    turns a URL into what messages may show.
     """
     finders: dict[str, _Finder] = {}  # the last one is that of the sample before
     for sample in samples:
@@ -84,9 +83,7 @@ class _Finder:
     """What is open between two samples of a shard: one document, and images that wait or that others may share."""
 
     def __init__(self, layout: Layout, shown: Callable[[str], str], url: Any) -> None:
-        self.layout = layout
-        self.shown = shown
-        self.url = url
+        self.layout, self.shown, self.url = layout, shown, url
         self.waits = layout in _WAITING
         self.first: tuple[str, bool] | None = None
         self.open: FoundDocument | None = None
@@ -130,8 +127,11 @@ class _Finder:
     def _share(self, found: FoundDocument, key: str) -> Iterator[FoundDocument]:
         """Offers a document's plain image to others: with ``12-3.json``, ``12-3.jpg`` may be image 3 of document 12."""
         named = find_images((entry.name for entry in found.document.images if entry.name), found.fields).values()
-        plain = {field: value for field, value in found.fields.items() if field.lower() in IMAGE_EXTENSIONS}
-        plain = {field: value for field, value in plain.items() if field not in named}
+        plain = {
+            field: value
+            for field, value in found.fields.items()
+            if field.lower() in IMAGE_EXTENSIONS and field not in named
+        }
         if not plain or not self.waits:
             return
         if key in self.wanted:
@@ -173,23 +173,18 @@ class _Finder:
             if may_wait and not is_document(value) and any(map(is_image_field, sample)):
                 return None
             if field is None:
-                raise ValueError(
-                    "expected the JSON of a document, found only the fields "
-                    f"{[name for name in sample if not is_metadata(name)]}"
-                )
+                others = [name for name in sample if not is_metadata(name)]
+                raise ValueError(f"expected the JSON of a document, found only the fields {others}")
             document = parse_document(value, "auto" if self.waits else self.layout)
         except Exception as cause:
-            raise self._error(sample, key, cause) from cause
+            shard = self._shard(sample.get("__url__"))
+            text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
+            where = f"sample {key!r}" + (f" in shard {shard}" if shard else "")
+            message = f"field 'json' of {where} is no interleaved document: {text}."
+            raise SampleError(message, shard=shard, advice=SKIP_SAMPLES, key=key, field="json") from cause
         metadata = {name: item for name, item in sample.items() if is_metadata(name)}
         fields = {name: item for name, item in sample.items() if name != field and not is_metadata(name)}
         return FoundDocument(metadata, document, fields)
-
-    def _error(self, sample: Mapping[str, Any], key: str, cause: Exception) -> SampleError:
-        shard = self._shard(sample.get("__url__"))
-        text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
-        where = f"sample {key!r}" + (f" in shard {shard}" if shard else "")
-        message = f"field 'json' of {where} is no interleaved document: {text}."
-        return SampleError(message, shard=shard, advice=SKIP_SAMPLES, key=key, field="json")
 
     def _give_up(self, keys: list[str]) -> SampleError:
         for key in keys:

@@ -16,7 +16,7 @@ from torchdata_wds.codecs.plans import StepFailedError
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import MissingFieldError, SampleError
 from torchdata_wds.format.documents.assembling import FoundDocument, find_documents
-from torchdata_wds.format.documents.parsing import (
+from torchdata_wds.format.documents.layouts import (
     OUR_FIELDS,
     ImageEntry,
     ImageSegment,

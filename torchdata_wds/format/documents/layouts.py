@@ -1,4 +1,4 @@
-"""Interleaved documents: what their JSON says, made one form whatever its layout."""
+"""Interleaved documents: what their JSON says, made one form whatever its layout, and samples to write of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torchdata_wds.checks import is_number
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.option_types import Layout
 
 # As the codecs have them; a test compares. JPEG first: images are mostly stored re-encoded.
@@ -15,9 +18,9 @@ IMAGE_EXTENSIONS = (
     *("jpe", "jfif", "apng", "jp2", "j2k", "ico", "img", "image"),
 )
 
-#: What MMC4's form has besides what an image's ``info`` and a document's ``metadata`` keep.
-INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})
-DOCUMENT_KEYS = frozenset({"text_list", "image_info", "similarity_matrix"})
+# What MMC4's form has besides what an image's ``info`` and a document's ``metadata`` keep.
+_INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})
+_DOCUMENT_KEYS = frozenset({"text_list", "image_info", "similarity_matrix"})
 
 #: The fields that documents have as `.wds_interleaved()` yields them.
 OUR_FIELDS = ("segments", "similarity_matrix", "metadata")
@@ -107,7 +110,7 @@ def parse_document(value: Any, layout: Layout) -> Document:
             raise ValueError(f"expected text_list[{number}] to be a str, found {_kind(text)}")  # noqa: TRY004
     images = [_parse_info(info, number, len(texts)) for number, info in enumerate(_list(value, "image_info"))]
     matrix = _parse_matrix(value.get("similarity_matrix"), len(images), len(texts))
-    metadata = {name: rest for name, rest in value.items() if name not in DOCUMENT_KEYS}
+    metadata = {name: rest for name, rest in value.items() if name not in _DOCUMENT_KEYS}
     return Document(texts, sorted(images, key=lambda entry: entry.place), matrix, metadata)
 
 
@@ -129,7 +132,7 @@ def _parse_info(info: Any, number: int, texts: int) -> ImageEntry:
     similarity = info.get("matched_sim")
     if similarity is not None and not _is_finite(similarity):
         raise ValueError(f"expected {where}.matched_sim to be a finite number or null, found {_kind(similarity)}")
-    rest = {key: item for key, item in info.items() if key not in INFO_KEYS}
+    rest = {key: item for key, item in info.items() if key not in _INFO_KEYS}
     return ImageEntry(name, place, similarity, base64, rest, number)
 
 
@@ -169,9 +172,7 @@ def _parse_parallel(value: Mapping[str, Any]) -> Document:
 
 def _parse_infos(metadata: Any, count: int) -> list[dict[str, Any]]:
     """Reads what OBELICS says about each place: a list, or the JSON of one."""
-    if metadata is None:
-        return [{} for _ in range(count)]
-    infos = json.loads(metadata) if isinstance(metadata, str) else metadata
+    infos = json.loads(metadata) if isinstance(metadata, str) else [None] * count if metadata is None else metadata
     if not isinstance(infos, list) or len(infos) != count:
         found = f"{len(infos)}" if isinstance(infos, list) else _kind(infos)
         raise ValueError(f"expected metadata to be a list of {count}, one for each place, found {found}")
@@ -190,7 +191,7 @@ def _list(value: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _kind(value: Any) -> str:
@@ -249,3 +250,85 @@ def in_order_of_place(
         yield from placed.get(number, ())
         yield TextSegment(text)
     yield from placed.get(len(texts), ())
+
+
+def interleaved_sample(document: Mapping[str, Any], *, extension: str = "jpg") -> dict[str, Any]:
+    """Turns a document, as ``.wds_interleaved()`` yields it, into a sample to write: ``json``, and a field per image.
+
+    The fields are called as the images; images without a name, or with one that can be no field (an address, say), by
+    their number. Values are not encoded: the writers do that, by the extension. The JSON is MMC4's, with
+    ``matched_text_index`` equal to the number of texts for images behind the last text.
+
+    Args:
+        document: ``__key__``, ``segments``, and if wanted ``metadata``, ``similarity_matrix`` and further fields.
+        extension: That of images whose names have none that is an image's.
+
+    Returns:
+        A new sample, for ``TarWriter``, ``ShardWriter`` or ``.save_wds_shards``; `.wds_interleaved()` reads it back.
+
+    Raises:
+        SampleError: if there are no segments, a segment is none, or an image would not be read back as it is.
+
+    Example:
+        >>> segments = [ImageSegment(b"...", "cat.png"), TextSegment("A cat.")]
+        >>> interleaved_sample({"__key__": "a", "segments": segments})["json"]["image_info"]
+        [{'image_name': 'cat.png', 'matched_text_index': 0}]
+    """
+    key = document.get("__key__")
+    sample = {field: value for field, value in document.items() if field not in OUR_FIELDS}
+    segments = document.get("segments")
+    if not isinstance(segments, (list, tuple)):
+        raise _unwritable(key, f"expected a list of segments, found {type(segments).__name__}")
+    if "json" in sample:
+        raise _unwritable(key, "it has a field 'json' besides, where its texts are written; rename that")
+    texts: list[str] = []
+    infos: list[dict[str, Any]] = []
+    images: list[tuple[str, str, Any]] = []  # the name that each is written under, its field, and the image
+    for segment in segments:
+        if isinstance(segment, TextSegment) and isinstance(segment.text, str):
+            texts.append(segment.text)
+        elif isinstance(segment, ImageSegment):
+            name, field, info = _named(segment, len(infos), extension)
+            images.append((name, field, segment.image))
+            infos.append({"image_name": name, "matched_text_index": len(texts), **info})
+        else:
+            raise _unwritable(key, f"expected TextSegment (of a str) and ImageSegment, found {type(segment).__name__}")
+    sample.update(_fields_of(images, key, sample))
+    metadata = document.get("metadata") or {}
+    if _DOCUMENT_KEYS & set(metadata):
+        raise _unwritable(key, f"its metadata has {sorted(_DOCUMENT_KEYS & set(metadata))}, which segments are for")
+    matrix = document.get("similarity_matrix")
+    scores = {} if matrix is None else {"similarity_matrix": matrix}
+    return {**sample, "json": {"text_list": texts, "image_info": infos, **scores, **metadata}}
+
+
+def _fields_of(images: list[tuple[str, str, Any]], key: object, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the fields of images, and sees to it that these are found in them again, and those that are missing not."""
+    fields: dict[str, Any] = {}
+    for _, field, image in images:
+        if image is not None and (field in sample or fields.setdefault(field, image) is not image):
+            raise _unwritable(key, f"the field {field!r} would be two things; rename one of them")
+    found = find_images((name for name, _, _ in images), [*sample, *fields])
+    for name, field, image in images:
+        if found.get(name) != (None if image is None else field):
+            raise _unwritable(key, f"image {name!r} would be read back as another, or not at all; rename it")
+    return fields
+
+
+def _named(segment: ImageSegment, number: int, extension: str) -> tuple[str, str, dict[str, Any]]:
+    """Returns the name that an image is written under, its field, and what else its ``info`` says."""
+    info = {key: value for key, value in (segment.info or {}).items() if key not in _INFO_KEYS}
+    if segment.similarity is not None:
+        info = {"matched_sim": segment.similarity, **info}
+    name = segment.name
+    if not name or "/" in name or "\0" in name or name.startswith(".") or is_metadata(name):
+        if name:
+            info.setdefault("raw_url", name)
+        name = f"{number}.{extension}"
+    return name, (name if is_image_field(name) else f"{name}.{extension}").lower(), info
+
+
+def _unwritable(key: object, reason: str) -> SampleError:
+    return SampleError(
+        f"document {key!r} cannot be written: {reason}", key=key if isinstance(key, str) else None, field="segments"
+    )

@@ -1,14 +1,13 @@
 """Samples in a few words: what each field holds, for people who look into shards."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL.Image import Image
 
 from torchdata_wds.cli.terminal import guess_text, printable, shorten
 from torchdata_wds.codecs.decoder import Decoder
@@ -21,9 +20,6 @@ from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.codecs.table import handle_extension, matches, parse_extensions
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SHOWN_BYTES = 24
 _LONGEST_ITEM = 200
@@ -50,22 +46,18 @@ class FieldSummary(NamedTuple):
     picture: Image | None = None
 
 
+class ImageView(NamedTuple):
+    """An image file in words, such as ``JPEG image, RGB, 640 x 480``, and its thumbnail, RGB or RGBA, if wanted."""
+
+    text: str
+    picture: Image | None
+
+
 class Summarizer:
-    r"""Summarizes samples of bytes.
+    """Summarizes samples of bytes, each field in at most `width` characters.
 
     Fields are decoded as by `Decoder`, pickles never; images to their pixels, so that damage shows; video and audio not
-    at all.
-
-    Args:
-        width: The longest summary, in characters.
-        max_size: The longest side of the thumbnails in pixels; 0 keeps the images' own size, None makes none.
-
-    Example:
-        >>> for summary in Summarizer()({"__key__": "a", "cls": b"7", "json": b'{"a": [1]}', "raw": b"x\x00"}):
-        ...     print(*summary[:3])
-        cls 1 7
-        json 10 {"a": [1]}
-        raw 2 2 bytes: 78 00
+    at all. `max_size` is the longest side of thumbnails in pixels; 0 keeps the images' own size, None makes none.
     """
 
     def __init__(self, *, width: int = 80, max_size: int | None = None) -> None:
@@ -119,19 +111,10 @@ class Summarizer:
         except DecodingError as error:
             # what the codec said, without the key and the field, which are shown beside it
             kind, said = type(error.__cause__).__name__, " ".join(str(error.__cause__).split())
-            reason = f"{kind}: {said}" if said else kind
-            if kind == "UnidentifiedImageError":
-                reason = "not an image of a known format"
-            text, is_damaged = f"does not decode: {reason}", True
+            reason = "not an image of a known format" if kind == "UnidentifiedImageError" else f"{kind}: {said}"
+            text, is_damaged = f"does not decode: {reason.removesuffix(': ')}", True
         text = shorten(printable(text), self._width)
         return FieldSummary(field, len(data), text, is_damaged, matches(field, IMAGE_FIELDS), picture)
-
-
-class ImageView(NamedTuple):
-    """An image file in words, such as ``JPEG image, RGB, 640 x 480``, and its thumbnail, RGB or RGBA, if wanted."""
-
-    text: str
-    picture: Image | None
 
 
 def view_image(data: bytes, max_size: int | None = None) -> ImageView:
@@ -160,18 +143,17 @@ def view_image(data: bytes, max_size: int | None = None) -> ImageView:
 
 
 def summarize(value: Any, width: int = 80) -> str:
-    r"""Describes a decoded value in at most `width` printable characters, however large it is."""
+    """Describes a decoded value in at most `width` printable characters, however large it is."""
+    if isinstance(value, bytes) and (text := guess_text(value, width + 1)) is not None:
+        value = text or "empty"
     if isinstance(value, str):
         return shorten(printable(value[: width + 1]), width)
-    if isinstance(value, bytes) and (text := guess_text(value, width + 1)) is not None:
-        return summarize(text, width) or "empty"
-    pieces, length = [], 0
+    shown = ""
     for piece in _pieces(value, 0):
-        pieces.append(printable(piece))
-        length += len(pieces[-1])
-        if length > width:
+        shown += printable(piece)
+        if len(shown) > width:
             break
-    return shorten("".join(pieces), width)
+    return shorten(shown, width)
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
@@ -186,8 +168,7 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
         yield "..."
     else:
         for number, item in enumerate(value):
-            if number:
-                yield ", "
+            yield ", " if number else ""
             if is_mapping:
                 yield f"{_atom(item)}: "
                 item = value[item]

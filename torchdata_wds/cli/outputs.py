@@ -5,7 +5,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 from torchdata_wds.cli.command import Rekeying, UsageError, add_writing, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader
@@ -41,7 +41,7 @@ def check_one_output(output: str) -> None:
         )
 
 
-class SampleOutput:
+class SampleOutput(TarWriter):
     """One archive of samples whose fields are bytes; after an exception none is complete."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -52,7 +52,7 @@ class SampleOutput:
         self.count = 0
         self._rekey: Rekeying | None = arguments.rekey
         with usage_checked():
-            self._writer = TarWriter(
+            super().__init__(
                 arguments.output,
                 encoder=False,
                 compress=compression(arguments),
@@ -61,12 +61,12 @@ class SampleOutput:
                 overwrite=arguments.force,
             )
 
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: Mapping[str, Any]) -> int:
         """Adds a sample, whole or not at all; SampleError says that it could not be read back."""
         if self._rekey is not None:
             sample = self._rekey(sample, self.count)
         try:
-            self._writer.write(sample)
+            size = super().write(sample)
         except SampleError as error:
             # of a key that came before, or is not a name: new keys are the remedy
             if type(error) is not ReappearingKeyError and (type(error) is not SampleError or error.field is not None):
@@ -76,13 +76,7 @@ class SampleOutput:
                 f"{stop} New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep such samples."
             ) from error
         self.count += 1
-
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._writer.__exit__(*error)
+        return size
 
 
 def copy_samples(samples: Iterable[Mapping[str, Any]], output: SampleOutput, reader: SampleReader) -> None:

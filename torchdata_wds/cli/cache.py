@@ -4,8 +4,6 @@ Other files are ignored: copies are known by their names or marks, files of samp
 ``.lock`` files by the form of their names.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """``cat``: the samples of many shards in one archive."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Iterator, Mapping

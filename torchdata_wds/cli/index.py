@@ -1,7 +1,5 @@
 """``index``: indexes of shards, from their headers."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
@@ -62,7 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
     results = []
     with (
-        closing(map_in_order(make_index, jobs, arguments.parallel)) as made,  # type: ignore[type-var]
+        closing(map_in_order(make_index, jobs, arguments.parallel)) as made,
         Progress("shards", len(jobs), only_on_terminal=True) as progress,
     ):
         for result in made:

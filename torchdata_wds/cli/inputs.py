@@ -1,7 +1,5 @@
 """Arguments that say which samples are read, the same in all commands, and the reading of them."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re

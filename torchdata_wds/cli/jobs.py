@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -28,7 +28,7 @@ PATIENCE, GRACE = 1.0, 5.0
 CHECK_INTERVAL = 1.0
 
 
-def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
+def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Generator[R, None, None]:
     """Calls a function for each item and yields the results in the order of the items.
 
     With one process, or one item, no process is started and nothing is pickled. What the function raises is raised when

@@ -1,7 +1,5 @@
 """``show``: samples as text, as a contact sheet, or as a page of HTML."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import io

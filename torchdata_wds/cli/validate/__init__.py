@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
     reports = map_in_order(partial(report_shard, rules=rules, most=arguments.most), urls, processes)
     hidden = not (sys.stdout.isatty() or stdout_is_apart())
     progress = Progress("shards", len(urls), only_on_terminal=True, hidden=hidden)
-    with closing(reports), progress:  # type: ignore[type-var]
+    with closing(reports), progress:
         for report in reports:
             printer.print_report(report)
             totals.take(report)

@@ -154,7 +154,7 @@ class RunningGraph:
         seed_graph: SeedGraph,
         replace: Callable[..., Any],
     ) -> None:
-        self.end: Any = datapipe  # the last pipe in the main process
+        self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
         self.runs: list[Any] = []  # a `WorkerPool` each, or one `LocalIterDataPipe`: what stands for them
         self.workers = 0
@@ -176,7 +176,7 @@ class RunningGraph:
             apply_sharding(branch, 1, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
             self.branches[number] = self._functions.initialized(branch, 1, 0)
             self._put(self.branches[number], branch)
-        last = self.end
+        last: Any = self.end
         while is_torchdata(last, "FullSync"):
             last = last.datapipe
         self._run(LocalIterDataPipe(last, self._seed_here, reset=self._reset_here), last)

@@ -62,9 +62,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     from worker 0, 1, ..., so their order depends only on seeds and the number of workers. Workers live until
     ``DataLoader2.shutdown()``; torch uses one thread in each.
 
-    Small items are sent several at once, but wait for one another only milliseconds. Tensors and arrays of 64 KB and
-    more cross in shared memory, which is reused once nothing in the main process, or in a process forked from it,
-    refers to them. What ``wds_collate`` stacks in a worker is stacked there.
+    Small items are sent several at once; tensors and arrays of 64 KB and more cross in shared memory, where
+    ``wds_collate`` stacks them. It is used again once nothing in the main process, or forked from it, refers to them.
 
     Every epoch has a new order. A ``DataLoader2`` that was never seeded draws from torch's global generator, as torch's
     DataLoader does, and so obeys ``torch.manual_seed``; after ``dl.seed(s)`` all epochs follow from ``s``. Pipes
@@ -171,8 +170,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
             else:
                 graph.keep_here()
         self._skips.watch(graph.runs, graph.end if graph.workers else None)
-        end: IterDataPipe[Any] = graph.end
-        return end
+        return graph.end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
         """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start.
@@ -323,14 +321,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     def _describe(self, datapipe: IterDataPipe[Any]) -> signatures.Signature:
         ranks, rank = distributed_place() or Place()
-        return {
-            "num_workers": self.num_workers,
-            "ranks": ranks,
-            "rank": rank,
-            "distributed": self.distributed,
-            "seed": self.seed,
-            "stages": signatures.graph_signature(datapipe),
-        }
+        known = {"num_workers": self.num_workers, "ranks": ranks, "rank": rank, "distributed": self.distributed}
+        return {**known, "seed": self.seed, "stages": signatures.graph_signature(datapipe)}
 
     def _draw(self, seed_generator: Any) -> Seeds:
         """Returns the epoch's two seeds: one shared by all ranks, and this rank's own."""

@@ -192,7 +192,7 @@ def test_loader_gives_whole_epochs_when_workers_ended_before_they_began(is_seen:
         for link in list(loader.reading_service._graph.runs[0]._links):
             link._process.kill()
             link._process.join()
-            link._board.answer(link._number, 0)
+            link._answered.value = 0
         with monkeypatch.context() as patch:
             if not is_seen:  # they are about to end
                 patch.setattr(WorkerLink, "is_lost", False)

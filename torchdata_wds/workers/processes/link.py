@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import multiprocessing.forkserver
 import os
@@ -37,8 +38,7 @@ class WorkerLink:
     ) -> None:
         self._number = number
         self._workers = workers
-        self._board = board
-        board.answer(number, 0)
+        self._answered = context.RawValue(ctypes.c_uint64)  # the last order that the worker has taken up; 0 if none
         self._message: Message | None = None
         self._turn = self._first_turn = 0
         self._keeps_facts = False
@@ -47,7 +47,7 @@ class WorkerLink:
         kept = ahead + _SPARE_SEGMENTS
         limits = Limits(max(_MOST_SEGMENTS // workers, kept), kept)
         self._connection, theirs = context.Pipe()
-        arguments = (graph, number, workers, theirs, self._credits, limits, board)
+        arguments = (graph, number, workers, theirs, self._credits, limits, board, self._answered)
         self._process: BaseProcess = context.Process(
             target=run_worker, args=arguments, name=f"wds-worker-{number}", daemon=True
         )
@@ -101,7 +101,7 @@ class WorkerLink:
 
     @property
     def _ended_at_once(self) -> bool:
-        return not self._board.answered(self._number) and not self._process.is_alive()
+        return not self._answered.value and not self._process.is_alive()
 
     @property
     def never_began(self) -> bool:
@@ -111,7 +111,7 @@ class WorkerLink:
     @property
     def is_stuck(self) -> bool:
         """Whether the worker has taken up an earlier order, and not yet the last one."""
-        return 0 < self._board.answered(self._number) < self._turn
+        return bool(0 < self._answered.value < self._turn)
 
     def wait_for_facts(self, timeout: float | None) -> None:
         """Waits until the graph has reported where the epoch began."""
@@ -187,7 +187,7 @@ class WorkerLink:
         process = self._process
         process.join(timeout=1)  # its exit code may take a moment
         code = process.exitcode
-        if self._is_new and not self._board.answered(self._number) and code == 1:
+        if self._is_new and not self._answered.value and code == 1:
             return RuntimeError(
                 f"worker {self._number} of {self._workers} ended before it could begin: its traceback stands above. "
                 "Most often it cannot import what the graph holds: functions and classes that are defined under if "

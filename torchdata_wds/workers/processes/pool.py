@@ -54,7 +54,7 @@ class WorkerPool(WdsPipe[Any]):
         self._prefetch_factor = prefetch_factor
         self._context = torch.multiprocessing.get_context(multiprocessing_context)
         self._timeout = timeout or None
-        self._board = NoticeBoard(self._context, num_workers)
+        self._board = self._context.RawValue(NoticeBoard)
         self._owner = os.getpid()
         self._links: list[WorkerLink] = []
         # Stages of the main process may read from a thread (prefetch, fullsync) that outlives an epoch broken off.
@@ -207,7 +207,7 @@ class WorkerPool(WdsPipe[Any]):
 
 def _end(board: NoticeBoard, links: list[WorkerLink], lock: threading.RLock) -> None:
     board.turn += 1
-    board.close()
+    board.closing = True
     with interrupts_held():  # which is a matter of seconds
         for link in links:
             link.hang_up()

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -39,37 +38,11 @@ from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream
 from torchdata_wds.workers.worker_functions import WorkerFunctions
 
 
-class NoticeBoard:
-    """Numbers in shared memory by which the main process and its workers tell each other what is current."""
+class NoticeBoard(ctypes.Structure):
+    """Numbers in shared memory by which the main process tells its workers what is current."""
 
-    def __init__(self, context: BaseContext, workers: int) -> None:
-        self._slots = context.RawArray(ctypes.c_uint64, 2 + workers)
-
-    @property
-    def turn(self) -> int:
-        """The number of the current order: work on any other is in vain."""
-        return self._slots[0]
-
-    @turn.setter
-    def turn(self, turn: int) -> None:
-        self._slots[0] = turn
-
-    @property
-    def closing(self) -> bool:
-        """Whether the main process has begun to shut its workers down."""
-        return bool(self._slots[1])
-
-    def close(self) -> None:
-        """Notes that the workers are to end."""
-        self._slots[1] = 1
-
-    def answered(self, worker: int) -> int:
-        """The number of the last order that a worker has taken up; 0 if none."""
-        return self._slots[2 + worker]
-
-    def answer(self, worker: int, turn: int) -> None:
-        """Notes that a worker has taken up an order; 0 is a worker that starts."""
-        self._slots[2 + worker] = turn
+    # The number of the current order: work on any other is in vain. Whether the workers are to end.
+    _fields_ = (("turn", ctypes.c_uint64), ("closing", ctypes.c_bool))
 
 
 class RemoteTraceback(Exception):  # noqa: N818  # the name that concurrent.futures and multiprocessing use
@@ -128,19 +101,12 @@ GRACE = 1.5
 
 
 class Order(NamedTuple):
-    """What the main process asks of a worker: the stream of one pass over the graph.
+    """What the main process asks of a worker: the stream of one pass over the graph."""
 
-    Attributes:
-        turn: Its number, which stands on the notice board while the order is current.
-        seeds: The seed that all workers share, and the one that this set of workers derives its own from.
-        point: Where the stream goes on; None begins it.
-        epoch: The number of the epoch, counted from 0.
-    """
-
-    turn: int
-    seeds: Seeds
-    point: Point | None = None
-    epoch: int = 0
+    turn: int  # its number, which stands on the notice board while the order is current
+    seeds: Seeds  # the seed that all workers share, and the one that this set of workers derives its own from
+    point: Point | None = None  # where the stream goes on; None begins it
+    epoch: int = 0  # its number, from 0
 
 
 class WorkerGraph:
@@ -194,10 +160,12 @@ def run_worker(
     credits: Any,
     limits: Limits,
     board: NoticeBoard,
+    answered: Any,
 ) -> None:
     """Answers the orders of the main process until it hangs up: what a worker process runs.
 
-    `credits` counts the messages that may still be sent, `limits` the segments of shared memory that there may be.
+    `credits` counts the messages that may still be sent, `limits` the segments of shared memory that there may be;
+    `answered` has the number of the last order that the worker has taken up.
     """
     ignore_interrupts()
     # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
@@ -211,8 +179,14 @@ def run_worker(
     with suppress(KeyboardInterrupt, EOFError, ConnectionError):
         while not board.closing:
             order: Order = connection.recv()
-            board.answer(worker, order.turn)
-            _set_worker_info(graph, order.seeds, worker, workers)
+            answered.value = order.turn
+            # What augmentations draw from, and what ``get_worker_info`` returns: there is no public way to set that.
+            random.seed(mix(order.seeds[1], worker, "random"))
+            np.random.seed(mix(order.seeds[1], worker, "numpy") >> 32)
+            seed = mix(order.seeds[1], worker, "torch")
+            torch.manual_seed(seed)
+            info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=graph.datapipe)
+            torch_worker._worker_info = info
             with closing(graph.items(order, worker, workers)) as items:
                 _answer(order, items, sender, board)
 
@@ -233,35 +207,20 @@ def _answer(order: Order, items: Iterator[Any], sender: Sender, board: NoticeBoa
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  # whatever pickling may raise
-            sender.add(_unsendable(item, error))
+            explained = RuntimeError(
+                f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
+                f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the "
+                "stage that makes it behind .join_workers()"
+            )
+            explained.__cause__ = error
+            sender.add(Failure(explained, _where()))
             break
     sender.finish()
-
-
-def _set_worker_info(graph: WorkerGraph, seeds: Seeds, worker: int, workers: int) -> None:
-    """Seeds the generators that augmentations draw from, and sets what ``get_worker_info`` returns."""
-    random.seed(mix(seeds[1], worker, "random"))
-    np.random.seed(mix(seeds[1], worker, "numpy") >> 32)
-    seed = mix(seeds[1], worker, "torch")
-    torch.manual_seed(seed)
-    # There is no public way to say so.
-    info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=graph.datapipe)
-    torch_worker._worker_info = info
 
 
 def _where() -> str:
     worker = get_worker_info()
     return f"worker {worker.id if worker else 0} (pid {os.getpid()})"
-
-
-def _unsendable(item: Any, error: Exception) -> Failure:
-    explained = RuntimeError(
-        f"{_where()} could not send an item of type {type(item).__qualname__} to the main process: "
-        f"{type(error).__name__}: {error}. Yield bytes, arrays, tensors or plain Python objects, or move the stage "
-        "that makes it behind .join_workers()"
-    )
-    explained.__cause__ = error
-    return Failure(explained, _where())
 
 
 def _guard(board: NoticeBoard) -> None:
@@ -271,20 +230,13 @@ def _guard(board: NoticeBoard) -> None:
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    starter = os.getppid()
-    while not wait([parent.sentinel], CHECK_INTERVAL):
-        if os.getppid() != starter:  # a process forked later may hold the sentinel's other end open
-            break
-        if board.closing:
-            _kill_commands()  # which may be what the main thread waits for
-            time.sleep(GRACE)
-            os._exit(0)
-    _kill_commands()
-    os._exit(1)
-
-
-def _kill_commands() -> None:
-    # Not imported: a process that never loaded it runs no commands.
-    storage = sys.modules.get("torchdata_wds.storage")
+    starter, is_orphan = os.getppid(), False
+    while not (is_orphan or board.closing):
+        # A process forked later may hold the sentinel's other end open.
+        is_orphan = bool(wait([parent.sentinel], CHECK_INTERVAL)) or os.getppid() != starter
+    storage = sys.modules.get("torchdata_wds.storage")  # a process that never loaded it runs no commands
     if storage is not None:
-        storage.kill_commands()
+        storage.kill_commands()  # which may be what the main thread waits for
+    if not is_orphan:
+        time.sleep(GRACE)
+    os._exit(1 if is_orphan else 0)

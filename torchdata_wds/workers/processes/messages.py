@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing  # makes ForkingPickler know the tensors that are not packed here
 
-from torchdata_wds.workers.processes.shared_memory import Limits, Segment, SegmentPool, SegmentTable, Span
+from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool, SegmentTable, Span
 
 #: From how many bytes on a buffer is left outside of the pickle: below, one more copy costs less than the bookkeeping.
 LARGE = 1 << 16
@@ -48,11 +48,7 @@ class Packer:
         self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
 
     def pack(self, item: Any) -> int:
-        """Adds an item; returns how many bytes all items take so far, inside and outside the pickle.
-
-        Raises:
-            Exception: whatever pickling the item raises; the item is left out then.
-        """
+        """Adds an item; returns how many bytes all items take so far. If pickling the item raises, it is left out."""
         size, outside = self._file.tell(), len(self._outside)
         try:
             self._pickler.dump(item)
@@ -137,25 +133,15 @@ PATIENCE = 0.005
 
 
 class Envelope(NamedTuple):
-    """What is sent of a message.
+    """What is sent of a message."""
 
-    Attributes:
-        turn: The order that it answers.
-        is_last: Whether the stream ends with it.
-        ends: Where the pickle of each item ends.
-        pieces: All pickles, then the large buffers of the items: bytes, or their places in shared memory.
-        segments: The segments in which they are.
-        new: Those segments whose descriptors follow.
-        facts: What the graph has reported up to its items.
-    """
-
-    turn: int
-    is_last: bool
-    ends: list[int]
-    pieces: list[Any]
-    segments: list[int]
-    new: list[int]
-    facts: list[Any]
+    turn: int  # the order that it answers
+    is_last: bool  # whether the stream ends with it
+    ends: list[int]  # where the pickle of each item ends
+    pieces: list[Any]  # all pickles, then the large buffers of the items: bytes, or their places in shared memory
+    segments: list[int]  # the segments in which they are
+    new: list[int]  # those segments whose descriptors follow
+    facts: list[Any]  # what the graph has reported up to its items
 
 
 class Sender:
@@ -198,12 +184,7 @@ class Sender:
             self._begun = time.perf_counter()
 
     def add(self, item: Any) -> None:
-        """Sends an item, now or together with others that follow soon.
-
-        Raises:
-            OSError: if the main process has hung up.
-            Exception: whatever else pickling the item raises.
-        """
+        """Sends an item, now or with others that follow soon; an OSError if the main process has hung up."""
         with self._lock:
             self._get_credit()
             size = self._packer.pack(item)
@@ -231,19 +212,17 @@ class Sender:
         body, outside = self._packer.take()
         large = [memoryview(body)] if len(body) >= LARGE else []
         places, segments = self._segments.store([*large, *outside])
-        pieces = places if large else [body, *places]
+        pieces: list[Any] = places if large else [body, *places]
+        pieces = [pickle.PickleBuffer(piece) if isinstance(piece, memoryview) else piece for piece in pieces]
         new = [segment for segment in segments if segment.descriptor >= 0]
-        envelope = Envelope(
-            turn=self._turn,
-            is_last=is_last,
-            ends=ends,
-            pieces=[pickle.PickleBuffer(piece) if isinstance(piece, memoryview) else piece for piece in pieces],
-            segments=[segment.number for segment in segments],
-            new=[segment.number for segment in new],
-            facts=self._facts(),
-        )
+        used, untold = [segment.number for segment in segments], [segment.number for segment in new]
+        envelope = Envelope(self._turn, is_last, ends, pieces, used, untold, self._facts())
         self._connection.send_bytes(pickle.dumps(tuple(envelope), pickle.HIGHEST_PROTOCOL))
-        _send_descriptors(self._connection, new)
+        if new:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as channel:
+                socket.send_fds(channel, [b"d"], [segment.descriptor for segment in new])
+            for segment in new:
+                segment.close_descriptor()
         self._has_credit = False
 
     def _send_late(self) -> None:
@@ -278,11 +257,7 @@ class Message:
         return self._taken == len(self._ends)
 
     def take(self) -> Any:
-        """Returns the next item.
-
-        Raises:
-            Exception: whatever unpickling it raises; it counts as taken.
-        """
+        """Returns the next item; it counts as taken also if unpickling it raises."""
         start = self._ends[self._taken - 1] if self._taken else 0
         data = self._body[start : self._ends[self._taken]]
         self._taken += 1
@@ -299,12 +274,7 @@ class Message:
 
 
 class Receiver:
-    """The main process's end of its connection to a worker, whose process has `sentinel`.
-
-    Attributes:
-        is_settled: Whether every message that began to arrive has been read and noted. After an exception in between,
-            as at Ctrl-C, it is False: what comes next cannot be understood.
-    """
+    """The main process's end of its connection to a worker, whose process has `sentinel`."""
 
     def __init__(self, connection: Connection, sentinel: int, credits: Any, limits: Limits) -> None:
         self._connection = connection
@@ -312,16 +282,15 @@ class Receiver:
         self._credits = credits
         self._segments = SegmentTable(limits)
         self._turn = 0
+        # Whether every message that began to arrive has been read and noted. After an exception in between, as at
+        # Ctrl-C, it is False: what comes next cannot be understood.
         self.is_settled = True
 
     def receive(self, timeout: float | None) -> Message | None:
         """Waits up to `timeout` seconds (None: for ever) for a message; returns None if none comes.
 
-        The caller sets `is_settled` once it has noted the message.
-
-        Raises:
-            OSError: if the connection has ended, with the worker or by this process, or too many files are open.
-            EOFError: if the connection has ended.
+        The caller sets `is_settled` once it has noted the message. An OSError or EOFError if the connection has ended,
+        with the worker or by this process; an OSError also if too many files are open.
         """
         ready = wait([self._connection, self._sentinel], timeout)
         if not ready:
@@ -342,14 +311,6 @@ class Receiver:
             for piece in envelope.pieces
         ]
         return Message(envelope.turn, envelope.is_last, envelope.ends, body, outside, envelope.facts)
-
-
-def _send_descriptors(connection: Connection, segments: Sequence[Segment]) -> None:
-    if segments:
-        with socket.socket(fileno=os.dup(connection.fileno())) as channel:
-            socket.send_fds(channel, [b"d"], [segment.descriptor for segment in segments])
-        for segment in segments:
-            segment.close_descriptor()
 
 
 def _receive_descriptors(connection: Connection, numbers: Sequence[int]) -> list[int]:

@@ -24,41 +24,29 @@ import numpy as np
 
 # Two counts, because other threads go on while handlers of a fork run: what begins or ends between the two counts to
 # the fork as well.
-_begun = 0
-_ended = 0
+_forks = {"begun": 0, "ended": 0}
+
+
+def _count(what: str) -> None:
+    _forks[what] += 1
+
+
+os.register_at_fork(
+    before=lambda: _count("begun"),
+    after_in_parent=lambda: _count("ended"),
+    after_in_child=lambda: _forks.update(ended=_forks["begun"]),
+)
 
 
 def fork_mark() -> int:
     """Returns a mark of this moment, for `has_forked_since`."""
-    return _begun if _begun == _ended else -1
+    return _forks["begun"] if _forks["begun"] == _forks["ended"] else -1
 
 
 def has_forked_since(mark: int) -> bool:
-    """Returns whether a process may have been forked since a mark was made, and sees the memory of that time.
+    """Returns whether a process may have been forked since a mark was made, and sees the memory of that time."""
+    return mark != _forks["begun"] or _forks["begun"] != _forks["ended"]
 
-    Example:
-        >>> has_forked_since(fork_mark())
-        False
-    """
-    return mark != _begun or _begun != _ended
-
-
-def _begin() -> None:
-    global _begun
-    _begun += 1
-
-
-def _end() -> None:
-    global _ended
-    _ended += 1
-
-
-def _end_in_child() -> None:
-    global _ended
-    _ended = _begun
-
-
-os.register_at_fork(before=_begin, after_in_parent=_end, after_in_child=_end_in_child)
 
 # Bytes before the data of a segment: the first of them says whether it is in use, the rest aligns the data.
 _HEADER = 64
@@ -83,19 +71,16 @@ class Span(NamedTuple):
 
 
 class Segment:
-    """One piece of shared memory, as the worker sees it; memory is only taken for bytes that are written.
+    """One piece of shared memory, as the worker sees it; memory is only taken for bytes that are written."""
 
-    Raises:
-        OSError: if there can be no more.
-    """
+    descriptor = -1  # while there is none
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number
         self.capacity = capacity
-        self.descriptor = -1
         self._loan: weakref.ref[Array] | None = None
         self._loan_mark = fork_mark()
-        self.descriptor = _open_file(_HEADER + capacity)  # -1 once it is closed
+        self.descriptor = _open_file(_HEADER + capacity)
         self.memory = memoryview(mmap.mmap(self.descriptor, _HEADER + capacity))
         self.address = _address(self.memory)
 
@@ -157,14 +142,12 @@ class SegmentPool:
     def store(self, pieces: Iterable[memoryview]) -> tuple[list[Span | memoryview], list[Segment]]:
         """Puts data where the main process finds it.
 
-        Returns:
-            For each piece its place in a segment, or the piece itself if all segments are in use; and the segments.
+        Returns for each piece its place in a segment, or the piece itself if all segments are in use; and the segments.
         """
         with self._lock:
             places: list[Span | memoryview] = [self._span_of_lent(piece) or piece for piece in pieces]
             self._copy(places)
-            used = {place.segment for place in places if isinstance(place, Span)}
-            segments = [self._segments[number] for number in used]
+            segments = [self._segments[number] for number in {place.segment for place in places if type(place) is Span}]
             for segment in segments:
                 segment.memory[0] = _IN_USE
         return places, segments

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
 
 from torchdata_wds.pipes.form_names import argument_hint
 from torchdata_wds.pipes.forms import WdsPipe
+from torchdata_wds.pipes.pickling import Held
 
 __all__ = ["Held", "WdsPipe", "in_order", "register", "functional_forms"]
-T = TypeVar("T")
 P = TypeVar("P", bound=type[IterDataPipe[Any]])
 
 #: Every functional name of the package with its pipe, in the order of definition.
@@ -57,19 +57,3 @@ def register(name: str) -> Callable[[P], P]:
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
     """Returns names as a tuple, those of a set in the same order in every process."""
     return tuple(sorted(names) if isinstance(names, (set, frozenset)) else names)
-
-
-class Held(Generic[T]):
-    """Hides a collection from graph traversal, which pickles every collection that a pipe holds.
-
-    Functions that cannot be pickled, such as lambdas, would end every traversal; held here they work wherever nothing
-    is sent to another process.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return repr(self.value)

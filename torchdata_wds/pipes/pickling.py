@@ -1,4 +1,4 @@
-"""Functions that cannot be sent to other processes: an error names the stage that holds one, and the cure."""
+"""What pipes hold that cannot be pickled: hidden from graph traversal, and named in the errors of other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe
 
@@ -24,6 +24,34 @@ _COPIERS = {
 }
 
 _MOST_PARTS = 100
+T = TypeVar("T")
+
+
+class Held(Generic[T]):
+    """Hides a collection from graph traversal, which pickles every collection that a pipe holds.
+
+    Functions that cannot be pickled, such as lambdas, would end every traversal; held here they work wherever nothing
+    is sent to another process.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def parts_of(value: Any) -> list[Any]:
+    """Returns what a partial, a `Held` or a collection holds; of long ones, which are lists of shards, the first."""
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, dict):
+        return list(islice(value.values(), _MOST_PARTS))
+    if isinstance(value, (list, tuple)):
+        return list(value[:_MOST_PARTS])
+    return [value.value] if isinstance(value, Held) else []
 
 
 def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
@@ -49,19 +77,10 @@ def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
 def _functions(values: Iterable[Any], depth: int = 4) -> Iterator[FunctionType]:
     """Yields the functions among arguments, in partials and small collections too."""
     for value in values:
-        parts: Iterable[Any] = ()
         if isinstance(value, FunctionType):
             yield value
-        elif isinstance(value, functools.partial):
-            parts = (value.func, *value.args, *value.keywords.values())
-        elif isinstance(value, dict):
-            parts = islice(value.values(), _MOST_PARTS)
-        elif isinstance(value, (list, tuple)):
-            parts = value[:_MOST_PARTS]
-        elif type(value).__name__ == "Held":
-            parts = (value.value,)
-        if depth:
-            yield from _functions(parts, depth - 1)
+        elif depth:
+            yield from _functions(parts_of(value), depth - 1)
 
 
 class _MainFinder(pickle.Pickler):

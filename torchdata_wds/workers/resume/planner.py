@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,8 @@ from torch.utils.data.datapipes.iter import (
 )
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 
-from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.pickling import parts_of
 from torchdata_wds.pipes.resume_facts import Facts, Reached, Step, Wanted, Way, said_by
 
 #: Native pipes that give one item for each, and those that may stand before the loader.
@@ -41,13 +41,7 @@ _BEFORE_LOADER = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileListe
 
 
 def is_torchdata(pipe: DataPipe, *names: str) -> bool:
-    """Returns whether a pipe is one of torchdata's, by their short names; never imports torchdata.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> is_torchdata(IterableWrapper([1]), "Cycler", "Header")
-        False
-    """
+    """Returns whether a pipe is one of torchdata's, by their short names; never imports torchdata."""
     torchdata = sys.modules.get("torchdata.datapipes.iter")  # loaded wherever there is such a pipe
     return any(type(pipe) is getattr(torchdata, name, None) for name in names)
 
@@ -59,11 +53,8 @@ def is_one_to_one(pipe: DataPipe) -> bool:
 
 def gives_shards_again(pipe: DataPipe) -> bool:
     """Returns whether a pipe that stands before the loader gives the same shards once more at no cost."""
-    return (
-        bool(said_by(pipe, "repeats_shards"))
-        or type(pipe) in _BEFORE_LOADER
-        or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
-    )
+    is_known = type(pipe) in _BEFORE_LOADER or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
+    return is_known or bool(said_by(pipe, "repeats_shards"))
 
 
 class _Batches(Step):
@@ -90,25 +81,15 @@ _TRUSTED = ("builtins", "_operator", "operator", "torch.utils.data", "torchdata_
 
 
 class Chain(NamedTuple):
-    """The stages of a stream from its end up to the grouping of samples.
+    """The stages of a stream from its end up to the grouping of samples."""
 
-    Attributes:
-        counted: The stages that count in ``skipped`` what they leave out: they give one item for each other.
-        steps: The stages that do not give one item for each, last one first.
-        grouper: Where samples are made; None where the stages do not lead to one.
-        epochs: All ``wds_epoch`` of the graph.
-        obstacle: Why items cannot be skipped, for people; None where they can.
-        draws: Whether a stage may draw from the global random generators.
-        private: The stages with a function that has a random generator of its own, whose state nobody keeps.
-    """
-
-    counted: list[Any]
-    steps: list[Step]
-    grouper: Any
-    epochs: list[Any]
-    obstacle: str | None
-    draws: bool
-    private: list[str]
+    counted: list[Any]  # the stages that give one item for each, and count in ``skipped`` what they leave out
+    steps: list[Step]  # the stages that do not, last one first
+    grouper: Any  # where samples are made; None where the stages do not lead to one
+    epochs: list[Any]  # all ``wds_epoch`` of the graph
+    obstacle: str | None  # why items cannot be skipped, for people; None where they can
+    draws: bool  # whether a stage may draw from the global random generators
+    private: list[str]  # the stages with a function that has a random generator of its own, whose state nobody keeps
 
     @property
     def ratios(self) -> tuple[int, int]:
@@ -246,23 +227,15 @@ def _arguments(pipe: DataPipe) -> list[Any]:
 
 
 def _is_function(value: Any, depth: int = 4) -> bool:
-    inside: Iterable[Any] = ()
     if isinstance(value, IterDataPipe) or not depth:
         return False
-    if isinstance(value, functools.partial):
-        inside = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, Held):
-        inside = (value.value,)
-    elif isinstance(value, (list, tuple)):
-        inside = value[:100]  # specs are short, lists of shards are not
-    elif isinstance(value, dict):
-        inside = list(value.values())[:100]
-    elif callable(value):
+    inside = parts_of(value)
+    if callable(value) and not isinstance(value, functools.partial):
         named = value if hasattr(value, "__qualname__") else type(value)
         if not str(getattr(named, "__module__", None)).startswith(_TRUSTED):
             return True
         # an object of this package may hold a function that it was given
-        inside = () if named is value else _contents(value)
+        inside = [] if named is value else _contents(value)
     return any(_is_function(part, depth - 1) for part in inside)
 
 

@@ -37,27 +37,19 @@ _BLOCK = 4096
 
 
 class ShardContent(NamedTuple):
-    """What is known of a local shard.
+    """What is known of a local shard."""
 
-    Attributes:
-        number: Its place in the list.
-        size: Its size in bytes.
-        check: A CRC-32 of its first block and the one in its middle.
-        samples: How many samples its index says it has; None without one.
-        digest: The beginning of the digest that the index has; "" without one.
-    """
-
-    number: int
-    size: int
-    check: int
-    samples: int | None = None
-    digest: str = ""
+    number: int  # its place in the list
+    size: int  # in bytes
+    check: int  # a CRC-32 of its first block and the one in its middle
+    samples: int | None = None  # how many its index says it has; None without one
+    digest: str = ""  # the beginning of the digest that the index has; "" without one
 
 
 def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
     """Looks at local shards of a list; those that cannot be read are left out."""
     step = -(-len(shards) // _MOST_SHARDS) or 1
-    found = [_content_of(number, shards[number]) for number in range(0, len(shards), step)]
+    found = (_content_of(number, shards[number]) for number in range(0, len(shards), step))
     return [content for content in found if content is not None]
 
 
@@ -117,9 +109,6 @@ _NO_ARGUMENTS = {
 #: How many changed shards a message names.
 _MOST_CHANGES = 3
 
-#: Stages that change nothing but the order and the number of the patterns.
-_ORDER_ONLY = (Shuffler, ShardingFilter)
-
 #: The lists of shards themselves, which are no part of a state.
 _LISTS = "lists"
 
@@ -131,16 +120,12 @@ def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
     """Describes the stages of a graph: the name of each, and a checksum of its arguments."""
     described = []
     for pipe in all_pipes(traverse_dps(datapipe)):
-        arguments = [(name, list(_describe(value))) for name, value in sorted(_arguments(pipe).items())]
+        if (names := said_by(pipe, "state_arguments")) is None:
+            names = [name for name in vars(pipe) if name[0] != "_" and name not in _NO_ARGUMENTS]
+        arguments = [(name, list(_describe(vars(pipe)[name]))) for name in sorted(names)]
         text = f"{full_name(pipe)} {arguments!r}"
         described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
     return described
-
-
-def _arguments(pipe: Any) -> dict[str, Any]:
-    if (names := said_by(pipe, "state_arguments")) is not None:
-        return {name: vars(pipe)[name] for name in names}
-    return {name: value for name, value in vars(pipe).items() if name[0] != "_" and name not in _NO_ARGUMENTS}
 
 
 def _describe(value: Any, depth: int = 5) -> Iterator[str]:
@@ -180,20 +165,16 @@ def describe_shards(*datapipes: Any) -> Signature:
         ShardListError: if a pattern no longer matches anything.
     """
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
-    reads = any(getattr(type(pipe), "reads_shards", False) for datapipe in datapipes for pipe in upstream(datapipe))
+    pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
+    reads = any(getattr(type(pipe), "reads_shards", False) for pipe in pipes)
     contents = [[tuple(content) for content in contents_of(shards)] if reads else [] for shards in lists]
     described = {"shards": list(map(_digest, lists)), "contents": contents, _LISTS: lists}
-    counts = _counts_of([pipe for datapipe in datapipes for pipe in upstream(datapipe)], lists)
-    if counts:
+    # The numbers of samples that splitters among the pipes use, where no server must be asked.
+    urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
+    known = [pipe.known_counts(shards) for pipe in pipes if said_by(pipe, "known_counts") for shards in urls]
+    if counts := [count for found in known for count in found or ()]:
         described["index"] = f"{sum(counts):,} samples (checksum {zlib.crc32(repr(counts).encode()):08x})"
     return described
-
-
-def _counts_of(pipes: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[int]:
-    """Returns the numbers of samples that splitters among the pipes use, where no server must be asked."""
-    urls = [[os.fspath(url) for url in shards if isinstance(url, (str, os.PathLike))] for shards in lists]
-    found = [pipe.known_counts(shards) for pipe in pipes if said_by(pipe, "known_counts") for shards in urls]
-    return [count for counts in found for count in counts or ()]
 
 
 def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
@@ -201,7 +182,9 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
     listed: set[int] = set()
     for pipe in {id(found): found for found in upstream(datapipe)}.values():
         if said_by(pipe, "list_again"):
-            above = [found for found in upstream(pipe.source_datapipe) if type(found) not in _ORDER_ONLY]
+            # Some stages change nothing but the order and the number of the patterns.
+            order_only = (Shuffler, ShardingFilter)
+            above = [found for found in upstream(pipe.source_datapipe) if type(found) not in order_only]
             if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
                 listed.update(map(id, above))
                 lists.append(pipe.list_again([item for found in above for item in found.iterable]))

@@ -22,18 +22,12 @@ from torch.utils.data.graph import DataPipe, traverse_dps
 from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 
 from torchdata_wds.checks import checked_int
-from torchdata_wds.consumers import Place, rank_place
+from torchdata_wds.consumers import Grid, rank_place
 from torchdata_wds.pipes.seeds import above_filters, mix
 from torchdata_wds.workers.local import LocalIterDataPipe
+from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain
-from torchdata_wds.workers.resume.signatures import (
-    Signature,
-    check_signature,
-    describe_shards,
-    graph_signature,
-    without_lists,
-)
 from torchdata_wds.workers.resume.stream import Seeds
 from torchdata_wds.workers.skips import log_skips
 
@@ -147,10 +141,8 @@ class StatefulPipeline(IterableDataset[Any]):
     def __init__(self, pipe: IterDataPipe[Any], *, seed: int = 0) -> None:
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulPipeline takes the last pipe of a graph, not {pipe!r}")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TypeError(f"seed must be a whole number, not {seed!r}")
         self.pipe = pipe
-        self.seed = seed
+        self.seed = checked_int("seed", seed, -(2**63), 2**64 - 1)
         self._numbers = EpochNumbers()
         self._seen = 0
         self._restored: dict[str, Any] | None = None
@@ -158,9 +150,9 @@ class StatefulPipeline(IterableDataset[Any]):
 
     def _forget(self) -> None:
         """Forgets all epochs."""
-        self._place: tuple[tuple[int, int], Place] | None = None
+        self._place: Grid | None = None
         self._run: LocalIterDataPipe | None = None
-        self._signature: Signature = {}
+        self._signature: signatures.Signature = {}
         self._epoch = -1
         self._stream_epoch = 0  # in which the stream began that wds_epoch cuts
         self._is_over = False  # whether the epoch has come to its end, so that the run's streams are those of the next
@@ -177,16 +169,15 @@ class StatefulPipeline(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the state is asked for before the first item is.
         restored, self._restored = self._restored, None
-        worker, ranks = get_worker_info(), rank_place()
-        place = (worker.num_workers, worker.id) if worker else (0, 0), ranks
+        worker = get_worker_info()
+        place = Grid(*rank_place(), worker.num_workers if worker else 0, worker.id if worker else 0)
         if place != self._place or restored is not None:  # another place than before: a worker forked since
             self._forget()
         is_new = self._run is None
         run = self._run or self._start(place)
         self._packed.clear()
         if restored is not None:
-            check_signature(restored["signature"], self._signature)
-            self._signature = without_lists(self._signature)
+            signatures.check_signature(restored["signature"], self._signature)
             self._epoch = self._count(is_new, restored["epoch"])
             self._stream_epoch, self._is_over = restored["stream_epoch"], restored["is_over"]
             stream_seeds = self._seeds(self._stream_epoch)
@@ -239,7 +230,7 @@ class StatefulPipeline(IterableDataset[Any]):
         _, order, packed = self._packed[known]
         counts, _ = run.streams.turns.at(run.streams.taken)
         return {
-            "signature": without_lists(self._signature),
+            "signature": signatures.without_lists(self._signature),
             "epoch": self._epoch,
             "stream_epoch": self._stream_epoch,
             "is_over": self._is_over,
@@ -254,18 +245,17 @@ class StatefulPipeline(IterableDataset[Any]):
         """
         self._restored = state_dict or None
 
-    def _start(self, place: tuple[tuple[int, int], Place]) -> LocalIterDataPipe:
+    def _start(self, place: Grid) -> LocalIterDataPipe:
         """Divides the work, and makes what runs the graph in this process."""
-        (workers, worker), (ranks, rank) = place
-        self._place = place
+        ranks, rank, workers, worker = self._place = place
         self._signature = {
             "num_workers": workers,
             "worker": worker,
             "ranks": ranks,
             "rank": rank,
             "seed": self.seed,
-            "stages": graph_signature(self.pipe),
-            **describe_shards(self.pipe),
+            "stages": signatures.graph_signature(self.pipe),
+            **signatures.describe_shards(self.pipe),
         }
         apply_sharding(self.pipe, ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         apply_sharding(self.pipe, max(workers, 1), worker, SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -278,7 +268,7 @@ class StatefulPipeline(IterableDataset[Any]):
 
     def _seeds(self, epoch: int) -> Seeds:
         assert self._place is not None
-        (workers, worker), (_, rank) = self._place
+        _, rank, workers, worker = self._place
         return mix(self.seed, epoch), mix(self.seed, epoch, "consumer", rank * max(workers, 1) + worker)
 
 

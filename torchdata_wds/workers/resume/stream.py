@@ -66,17 +66,11 @@ class OwnGenerators:
 
 
 class _NumpyState(NamedTuple):
-    """The state of numpy's global generator.
+    """The state of numpy's global generator."""
 
-    Attributes:
-        bits: Its bit generator, which holds all of it except half a pair of Gaussian numbers.
-        memory: What the bit generator's memory held.
-        full: The whole state where such a half is waiting; else None.
-    """
-
-    bits: Any
-    memory: bytes
-    full: Any
+    bits: Any  # its bit generator, which holds all of it except half a pair of Gaussian numbers
+    memory: bytes  # what the bit generator's memory held
+    full: Any  # the whole state where such a half is waiting; else None
 
 
 #: Bytes of an MT19937: 624 words and a position.
@@ -109,19 +103,12 @@ _SEEDED_ITEMS = 64
 
 
 class Point(NamedTuple):
-    """Where a stream goes on.
+    """Where a stream goes on."""
 
-    Attributes:
-        item: How many items of the epoch have been delivered.
-        stream_seeds: The seeds of the epoch that the stream began with: passes of ``wds_epoch`` follow from them.
-        facts: What was known of the stream.
-        skips: Whether items are skipped without making them; else they are made again.
-    """
-
-    item: int
-    stream_seeds: Seeds
-    facts: Facts
-    skips: bool
+    item: int  # how many items of the epoch have been delivered
+    stream_seeds: Seeds  # those of the epoch that the stream began with: passes of ``wds_epoch`` follow from them
+    facts: Facts  # what was known of the stream
+    skips: bool  # whether items are skipped without making them; else they are made again
 
 
 class Stream:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.kits.damage import DAMAGES
 from tests.kits.shards import sample_members, text_samples, write_tar
+from torchdata_wds.cli.validate import repaired_samples
 from torchdata_wds.cli.validate.findings import Finding, Totals
-from torchdata_wds.cli.validate.repairing import repaired_samples
 from torchdata_wds.cli.validate.shard_validation import ValidationRules, report_shard
 from torchdata_wds.errors import DecodingError, ShardFormatError
 
@@ -150,8 +150,9 @@ def test_totals_compare_fields_over_all_shards(tmp_path: Path) -> None:
         names = [f"{key}.{field}" for key in "ab" for field in fields]
         totals.take(report_shard(write_tar(tmp_path / f"{number}.tar", members(names)), ValidationRules(), 20))
     totals.take(report_shard(str(tmp_path / "no.tar"), ValidationRules(), 20))
-    assert (totals.good, totals.damaged, totals.sound, totals.bad) == (3, 1, 6, 0)
+    assert (totals.shards, totals.samples) == ({"good": 3, "bad": 1}, {"good": 6, "bad": 0})
     [finding] = totals.unlike_others(20)
     assert (finding.shard, finding.samples) == (str(tmp_path / "2.tar"), 2)
-    assert (totals.count_of("error"), totals.count_of("warning"), totals.count_of("note")) == (1, 0, 2)
+    assert {level: count for (level, _), count in totals.counts.items()} == {"error": 1, "note": 2}
+    assert (totals.has("error"), totals.has("warning")) == (True, False)
     assert list(totals.unlike_others(0)) == []

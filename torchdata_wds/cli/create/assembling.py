@@ -22,7 +22,7 @@ from torchdata_wds.format.samples.writable import check_field, check_key
 
 Missing = Literal["error", "skip-file", "skip-sample", "empty"]
 _SHOWN = 20
-_ABSENT = Stamp(-1, 0)
+_ABSENT = (-1, 0)
 
 
 class Part(NamedTuple):
@@ -143,7 +143,7 @@ class SampleAssembler:
         """Reads the samples; a SampleError if a part cannot be read, or was changed after it was checked."""
         self.check()
         numbers = iter(self._stamps)
-        stamps = map(Stamp, numbers, numbers)
+        stamps = zip(numbers, numbers, strict=True)
         parts = zip(self._parts.parts(Problems(self._parts.name)), stamps, strict=True)
         for key, run in groupby(parts, key=lambda pair: pair[0].key):
             if (sample := self._make(key, list(run))) is not None:

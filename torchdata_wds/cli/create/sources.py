@@ -21,15 +21,11 @@ _STRANGER = SpecPlace(Origin("list", trusted=False))
 _LONGEST_PATH = 4096
 
 
-class Stamp(NamedTuple):
-    """A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970."""
-
-    size: int
-    changed: int
-
+#: A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970.
+Stamp = tuple[int, int]
 
 #: The stamp of what is not a file.
-NO_FILE = Stamp(0, 0)
+NO_FILE = (0, 0)
 
 
 class MemberSource(NamedTuple):
@@ -130,7 +126,7 @@ def check_source(source: MemberSource) -> Stamp | None:
         raise SampleError(f"{path!r} is not a regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
     if not os.access(path, os.R_OK):
         raise SampleError(f"file {path!r} cannot be read: Permission denied")
-    return Stamp(status.st_size, status.st_mtime_ns & _BITS)
+    return status.st_size, status.st_mtime_ns & _BITS
 
 
 def read_source(source: MemberSource, stamp: Stamp) -> bytes:
@@ -149,12 +145,13 @@ def read_source(source: MemberSource, stamp: Stamp) -> bytes:
 
 
 def _read_file(path: str, stamp: Stamp) -> bytes:
+    size, _ = stamp
     # not by open(), which takes longer, and would wait for ever where a FIFO has taken the file's place
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            data = os.read(file, stamp.size + 1)
-            if 0 < len(data) < stamp.size:  # the system reads 2 GiB at most
+            data = os.read(file, size + 1)
+            if 0 < len(data) < size:  # the system reads 2 GiB at most
                 data += b"".join(iter(lambda: os.read(file, BUFFER_SIZE), b""))
             status = os.fstat(file)  # now, so that a change in the middle shows too
         finally:
@@ -163,12 +160,12 @@ def _read_file(path: str, stamp: Stamp) -> bytes:
         raise SampleError(f"file {path!r} was there, and cannot be read: {error.strerror or error}") from error
     if (status.st_size, status.st_mtime_ns & _BITS) != stamp:
         raise SampleError(
-            f"file {path!r} was changed after it was checked ({stamp.size:,} bytes then, {status.st_size:,} now). "
+            f"file {path!r} was changed after it was checked ({size:,} bytes then, {status.st_size:,} now). "
             "Start again when it no longer changes"
         )
-    if len(data) != stamp.size:
+    if len(data) != size:
         raise SampleError(
-            f"file {path!r} has more or fewer bytes than its size, {stamp.size:,}; if it is made as it is read, "
+            f"file {path!r} has more or fewer bytes than its size, {size:,}; if it is made as it is read, "
             "'pipe:cat PATH' in a recipe takes all of it"
         )
     return data

@@ -106,21 +106,20 @@ class ShardReport:
 
 
 class Totals:
-    """The findings of all shards, counted: `good` and `damaged` are shards, `sound` and `bad` samples."""
+    """The findings of all shards, counted, and how many shards and samples are good and bad."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Level, str]] = Counter()
-        self.good = self.damaged = self.sound = self.bad = 0
+        self.shards = {"good": 0, "bad": 0}
+        self.samples = {"good": 0, "bad": 0}
         self._field_sets = FieldSets()
 
     def take(self, report: ShardReport) -> None:
         """Adds a shard's findings."""
-        is_damaged = any(level == "error" for level, _ in report.counts)
-        self.good += not is_damaged
-        self.damaged += is_damaged
         self.counts += report.counts
-        self.sound += report.sound
-        self.bad += report.bad
+        self.shards["bad" if any(level == "error" for level, _ in report.counts) else "good"] += 1
+        self.samples["good"] += report.sound
+        self.samples["bad"] += report.bad
         self._field_sets.update(report.field_sets)
 
     def unlike_others(self, most: int) -> Iterator[Finding]:
@@ -132,6 +131,6 @@ class Totals:
             if given[finding.shard] <= most:
                 yield finding
 
-    def count_of(self, level: Level) -> int:
-        """The number of findings of a level."""
-        return sum(count for (found, _), count in self.counts.items() if found == level)
+    def has(self, level: Level) -> bool:
+        """Returns whether there is a finding of a level."""
+        return any(found == level for found, _ in self.counts)

@@ -75,7 +75,7 @@ class _Part(NamedTuple):
     field: str
     name: str
     data: bytes | Exception
-    start: int
+    offset: int
     stop: int
 
 
@@ -144,17 +144,17 @@ class ShardValidation:
                 if links.met:
                     links.note(entry)
                 for kind, message in odd_headers(entry, archive.raw):
-                    yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
+                    yield self._found(entry, "warning", kind, f"member {entry.name} {message}")
                 if archive.has_globals and not has_globals:
                     has_globals = True
                     what = f"member {entry.name}, and all after it, have a name or a size from a global header"
-                    yield self._about(entry, "warning", "global-header", what)
+                    yield self._found(entry, "warning", "global-header", what)
                 if is_file(entry.kind):
                     yield from self._read_file(entry, archive, links)
                     continue
                 if (odd := odd_kind(entry)) is not None:
                     self._passed_over += 1
-                    yield self._about(entry, "warning", *odd)
+                    yield self._found(entry, "warning", *odd)
                 archive.skip(entry)
         yield from self._close_run()
 
@@ -165,11 +165,11 @@ class ShardValidation:
             parts = self._rules.split(entry.name)
         except Exception as error:  # noqa: BLE001 - the rule is the user's
             what = f"the rule for keys fails for member {entry.name}: {type(error).__name__}: {error}"
-            yield self._about(entry, "error", "key-rule", what)
+            yield self._found(entry, "error", "key-rule", what)
         else:
             self._passed_over += parts is None
             for kind, message in odd_name(entry.name, parts is not None, archive.raw):
-                yield self._about(entry, "warning", kind, message)
+                yield self._found(entry, "warning", kind, message)
         odd: list[Oddity] = []
         data: bytes | ShardFormatError
         self._entered = entry.name
@@ -182,9 +182,9 @@ class ShardValidation:
                 data = error
         self._entered = None
         for kind, message in odd:
-            yield self._about(entry, "warning", kind, f"member {entry.name} {message}")
+            yield self._found(entry, "warning", kind, f"member {entry.name} {message}")
         if isinstance(data, Exception):
-            yield self._about(entry, "error", "hard-link", f"{cli_message(data)} Loaders end the shard here.")
+            yield self._found(entry, "error", "hard-link", f"{cli_message(data)} Loaders end the shard here.")
         elif links.recent is not None:
             links.recent.note(ShardMember(self.url, entry.name, data))
         if parts is None:
@@ -198,7 +198,7 @@ class ShardValidation:
         run, self._run = self._run, []
         if not run:
             return
-        key, start = run[0].key, run[0].start
+        key, start = run[0].key, run[0].offset
         report, plan = self.report, self.report.plan
         number, plan.count = plan.count, plan.count + 1
         self._index.compare(key, start, run[-1].stop)
@@ -207,7 +207,7 @@ class ShardValidation:
         try:
             check_new(self._draft(run[:1], key), self._seen, "allow" if rule == "allow" else "error", mask_url)
         except ReappearingKeyError as error:
-            again = self._of(run[0], "warning" if rule == "warn" else "error", "reappearing-key", cli_message(error))
+            again = self._found(run[0], "warning" if rule == "warn" else "error", "reappearing-key", cli_message(error))
             yield again
         sample, findings = self._make_sample(run)
         findings += self._decode(sample, run)
@@ -233,10 +233,10 @@ class ShardValidation:
         for part in run:
             if part.data == b"":
                 message = f"member {part.name} is empty: it has 0 bytes"
-                findings.append(self._of(part, "warning", "empty-field", message))
+                findings.append(self._found(part, "warning", "empty-field", message))
             if "__" in part.field and is_metadata(part.field) and self._field(part) not in RESERVED_FIELDS:
                 message = f"member {part.name} has a field of the form __x__, which is metadata and never written again"
-                findings.append(self._of(part, "warning", "metadata-field", message))
+                findings.append(self._found(part, "warning", "metadata-field", message))
         parts = [part for part in run if not isinstance(part.data, Exception)]
         with suppress(SampleError):
             return self._sample(parts, run[0].key), findings
@@ -250,7 +250,7 @@ class ShardValidation:
                 self._sample([firsts[field], part] if field in firsts else [part], part.key)
             except SampleError as error:
                 kind = "duplicate-field" if isinstance(error, DuplicateFieldError) else "reserved-field"
-                findings.append(self._of(part, "error", kind, cli_message(error)))
+                findings.append(self._found(part, "error", kind, cli_message(error)))
             else:
                 good.append(part)
                 firsts.setdefault(field, part)
@@ -264,9 +264,9 @@ class ShardValidation:
         for error in self._options.check_fields(sample):
             part = parts.get(getattr(error, "field", None), run[0])
             if isinstance(error, (UnsafeDataError, ImportError)):
-                yield self._of(part, "note", "not-decoded", cli_message(error))
+                yield self._found(part, "note", "not-decoded", cli_message(error))
             else:
-                yield self._of(part, "error", "undecodable", cli_message(error))
+                yield self._found(part, "error", "undecodable", cli_message(error))
 
     def _end_at(self, error: WdsError, archive: TarEntries | None) -> Iterator[Finding | CheckedSample]:
         """Reports damage that ends the shard, after the sample before it if that is complete."""
@@ -303,11 +303,9 @@ class ShardValidation:
     def _sample(self, parts: list[_Part], key: str) -> dict[str, Any]:
         return make_sample(self._draft(parts, key), self._rules, mask_url)
 
-    def _about(self, entry: TarEntry, level: Level, kind: str, message: str) -> Finding:
-        return Finding(level, kind, message, self.shard, member=entry.name, offset=entry.offset)
-
-    def _of(self, part: _Part, level: Level, kind: str, message: str) -> Finding:
-        return Finding(level, kind, message, self.shard, part.name, part.key, part.field, part.start)
+    def _found(self, member: TarEntry | _Part, level: Level, kind: str, message: str) -> Finding:
+        key, field = (member.key, member.field) if isinstance(member, _Part) else (None, None)
+        return Finding(level, kind, message, self.shard, member.name, key, field, member.offset)
 
 
 def report_shard(url: str, rules: ValidationRules, most: int) -> ShardReport:

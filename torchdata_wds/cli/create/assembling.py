@@ -6,6 +6,10 @@ two numbers for each part.
 
 from __future__ import annotations
 
+import base64
+import io
+import os
+import stat
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -14,14 +18,29 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from torchdata_wds.cli.create.sources import MemberSource, Stamp, check_source, read_source
 from torchdata_wds.cli.terminal import counted
-from torchdata_wds.errors import SampleError, SpecError, cli_message
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import SampleError, ShardFormatError, ShardOpenError, SpecError, UnsafeDataError, cli_message
+from torchdata_wds.format.dataset_files.trust import short
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.format.samples.writable import check_field, check_key
+from torchdata_wds.storage import mask_url, open_shard
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, stored_bytes
 
 Missing = Literal["error", "skip-file", "skip-sample", "empty"]
+
+#: What a part is made of: a path, a text, base64 digits, or a URL, which has ``pipe:`` before a command.
+Kind = Literal["file", "text", "base64", "pipe", "url"]
 _SHOWN = 20
+# An array of stamps has no room for more, and file systems go on after the year 2262.
+_BITS = (1 << 63) - 1
+_LONGEST_PATH = 4096
+
+#: A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970.
+Stamp = tuple[int, int]
+
+#: The stamp of what is not a file.
+NO_FILE = (0, 0)
 _ABSENT = (-1, 0)
 
 
@@ -30,13 +49,95 @@ class Part(NamedTuple):
 
     key: str
     field: str
-    source: MemberSource
+    kind: Kind
+    value: str
     line: int = 0
 
     @property
     def place(self) -> str:
         """Where the part is from, for messages."""
-        return f"line {self.line:,}" if self.line else str(self.source)
+        return f"line {self.line:,}" if self.line else f"file {self.value!r}"
+
+
+def check_source(part: Part) -> Stamp | None:
+    """Checks a source as far as that goes without reading or running anything.
+
+    Returns the stamp of a file, None if there is no such file, or `NO_FILE` for any other source.
+    """
+    if part.kind == "base64":
+        _decode_base64(part.value)
+    elif part.kind == "pipe":
+        if is_secure():
+            shard = mask_url(part.value)
+            raise UnsafeDataError(f"{shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
+        if not part.value.removeprefix("pipe:").strip():
+            raise SampleError("pipe: names no command; write 'pipe:cat a.jpg', say")
+    if part.kind != "file":
+        return NO_FILE
+    path = part.value
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files takes longer than this
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        shown = repr(path) if len(path) <= _LONGEST_PATH else short(path)
+        raise SampleError(f"file {shown} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise SampleError(f"{path!r} is a folder, and a member is a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise SampleError(f"{path!r} is not a regular file; in a recipe, 'pipe:cat PATH' reads it all the same")
+    if not os.access(path, os.R_OK):
+        raise SampleError(f"file {path!r} cannot be read: Permission denied")
+    return status.st_size, status.st_mtime_ns & _BITS
+
+
+def read_source(part: Part, stamp: Stamp) -> bytes:
+    """Reads a source as it is stored, compressed or not; a SampleError if a file no longer has its stamp."""
+    if part.kind == "file":
+        return _read_file(part.value, stamp)
+    if part.kind == "text":
+        return part.value.encode("utf-8", "surrogateescape")
+    if part.kind == "base64":
+        return _decode_base64(part.value)
+    try:
+        with io.BufferedReader(stored_bytes(open_shard(part.value)), BUFFER_SIZE) as stream:
+            return b"".join(iter(lambda: stream.read(BUFFER_SIZE), b""))
+    except (ShardOpenError, ShardFormatError) as error:
+        raise SampleError(cli_message(error), shard=error.shard) from error
+
+
+def _read_file(path: str, stamp: Stamp) -> bytes:
+    size, _ = stamp
+    # not by open(), which takes longer, and would wait for ever where a FIFO has taken the file's place
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            data = os.read(file, size + 1)
+            if 0 < len(data) < size:  # the system reads 2 GiB at most
+                data += b"".join(iter(lambda: os.read(file, BUFFER_SIZE), b""))
+            status = os.fstat(file)  # now, so that a change in the middle shows too
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise SampleError(f"file {path!r} was there, and cannot be read: {error.strerror or error}") from error
+    if (status.st_size, status.st_mtime_ns & _BITS) != stamp:
+        raise SampleError(
+            f"file {path!r} was changed after it was checked ({size:,} bytes then, {status.st_size:,} now). "
+            "Start again when it no longer changes"
+        )
+    if len(data) != size:
+        raise SampleError(
+            f"file {path!r} has more or fewer bytes than its size, {size:,}; if it is made as it is read, "
+            "'pipe:cat PATH' in a recipe takes all of it"
+        )
+    return data
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.strip(), validate=True)
+    except ValueError as error:
+        raise SampleError(f"what follows base64: is not Base64: {error}") from error
 
 
 class Problems:
@@ -131,7 +232,7 @@ class SampleAssembler:
                 if field not in self._fields:
                     check_part_field(field, key)
                     self._fields.add(field)
-                stamp = check_source(part.source)
+                stamp = check_source(part)
                 if stamp is None and self._missing == "error":
                     raise _no_file(part)
             except SampleError as error:
@@ -169,12 +270,12 @@ class SampleAssembler:
         try:
             if stamp == _ABSENT:
                 raise _no_file(part)
-            return read_source(part.source, stamp)
+            return read_source(part, stamp)
         except SampleError as error:
             place = f"{self._parts.name}, {part.place}"
             what = f"{place}: field {part.field!r} of sample {part.key!r}: {cli_message(error)}"
             placed = SampleError(what, shard=error.shard, key=part.key, field=part.field)
-            if self._missing == "error" or (stamp != _ABSENT and not part.source.is_elsewhere):
+            if self._missing == "error" or (stamp != _ABSENT and part.kind not in ("pipe", "url")):
                 raise placed from error
             self.missing_files += 1
             if self._report is not None:
@@ -192,5 +293,5 @@ def check_part_field(field: str, key: str) -> None:
 
 
 def _no_file(part: Part) -> SampleError:
-    path = part.source.value
+    path = part.value
     return SampleError(f"there is no file {path!r}" if path else "the cell names no file")

@@ -10,21 +10,22 @@ import string
 from collections.abc import Iterator
 
 from torchdata_wds.cli.command import UsageError
-from torchdata_wds.cli.create.assembling import Part, PartList, Problems, check_part_field
-from torchdata_wds.cli.create.sources import MemberSource, parse_path, parse_source
+from torchdata_wds.cli.create.assembling import Kind, Part, PartList, Problems, check_part_field
 from torchdata_wds.cli.tables import unescape_cell
 from torchdata_wds.cli.terminal import printable
-from torchdata_wds.errors import SampleError, SpecError
-from torchdata_wds.format.dataset_files.trust import short
+from torchdata_wds.environment import is_secure
+from torchdata_wds.errors import SampleError, ShardOpenError, SpecError, UnsafeDataError
+from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, join_url, short
 from torchdata_wds.format.samples.names import skip_reason, split_name
 from torchdata_wds.storage import mask_url
-from torchdata_wds.storage.urls import STDIN
+from torchdata_wds.storage.urls import STDIN, local_path, scheme_of
 
 #: The key of a sample in a plan without keys.
 KEY_FORMAT = "{number:09d}"
 _KEY = "__key__"
 _BASE64 = "base64:"
 _TAB = "\t"
+_STRANGER = SpecPlace(Origin("list", trusted=False))
 _BLANKS = re.compile(r"[ \t]+")
 
 # Between key and field: no file name has it, and it sorts before all others, so that names sort by key, then field.
@@ -49,7 +50,7 @@ class SampleFolder(PartList):
         start = os.path.join(self.url, "")  # noqa: PTH118 - a str, as millions of them are made
         for name in self._names:
             key, _, field = name.partition(_CUT)
-            yield Part(key, field, MemberSource("file", f"{start}{key}.{field}"))
+            yield Part(key, field, "file", f"{start}{key}.{field}")
 
     def _find(self, problems: Problems) -> Iterator[str]:
         waiting = [""]
@@ -103,8 +104,8 @@ class Recipe(_TextList):
 
     Example:
         >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")
-        >>> [(part.key, part.field, part.source.value) for part in recipe.parts(Problems(recipe.name))]
-        [('a', 'txt', 'hello world'), ('a', 'jpg', 'lists/cat.jpg')]
+        >>> [tuple(part) for part in recipe.parts(Problems(recipe.name))]
+        [('a', 'txt', 'text', 'hello world', 1), ('a', 'jpg', 'file', 'lists/cat.jpg', 2)]
     """
 
     def __init__(
@@ -139,15 +140,13 @@ class Recipe(_TextList):
         if names is None:
             raise SampleError(f"name {short(name)} belongs to no sample: {skip_reason(name)}; expected key.extension")
         try:
-            source = parse_source(rest[0], self._folder, trusted=self._trusted)
-            if source.kind == "pipe" and not self._trusted:
-                what = (
-                    "runs a command, which no recipe may do unasked. Pass --allow-pipe if you trust the recipe's author"
-                )
-                raise SampleError(f"{mask_url(source.value)} {what}")
+            kind, value = parse_source(rest[0], self._folder, trusted=self._trusted)
+            if kind == "pipe" and not self._trusted:
+                what = "which no recipe may do unasked. Pass --allow-pipe if you trust the recipe's author"
+                raise SampleError(f"{mask_url(value)} runs a command, {what}")
         except SampleError as error:
             raise SampleError(f"member {short(name)}: {error}") from error
-        return Part(*names, source, number)
+        return Part(*names, kind, value, number)
 
 
 def _key_of(line: str) -> str:
@@ -167,8 +166,8 @@ class Plan(_TextList):
 
     Example:
         >>> plan = Plan(b"__key__\t@jpg\tcls\nx\tcat.jpg\t3\n", "plan.tsv")
-        >>> [(part.key, part.field, part.source.kind, part.source.value) for part in plan.parts(Problems(plan.name))]
-        [('x', 'jpg', 'file', 'cat.jpg'), ('x', 'cls', 'text', '3')]
+        >>> [tuple(part) for part in plan.parts(Problems(plan.name))]
+        [('x', 'jpg', 'file', 'cat.jpg', 2), ('x', 'cls', 'text', '3', 2)]
     """
 
     cure = "Each row needs a key of its own"
@@ -239,25 +238,25 @@ class Plan(_TextList):
         if len(cells) != len(self._columns):
             raise SampleError(f"expected {len(self._columns):,} cells as in the first line, found {len(cells):,}")
         key = self._key_format.format(number=number)
-        sources = {}
+        sources: dict[str, tuple[Kind, str]] = {}
         for (field, names_files), cell in zip(self._columns.items(), cells, strict=True):
             try:
                 text = self._plain(cell)
                 if field == _KEY:
                     key = text
                 elif names_files:  # an empty cell is a missing file
-                    sources[field] = parse_path(text, self._folder) if text else MemberSource("file", "")
+                    sources[field] = parse_path(text, self._folder) if text else ("file", "")
                 elif self._base64 and text.startswith(_BASE64):
-                    sources[field] = MemberSource("base64", text.removeprefix(_BASE64))
+                    sources[field] = ("base64", text.removeprefix(_BASE64))
                 else:
                     cell.encode()
-                    sources[field] = MemberSource("text", text)
+                    sources[field] = ("text", text)
             except UnicodeEncodeError as error:
                 what = f"the text is not UTF-8, at its character {error.start + 1:,}"
                 raise SampleError(f"column {field!r}: {what}") from error
             except ValueError as error:
                 raise SampleError(f"column {field!r}: {error}") from error
-        return [Part(key, field, source, line) for field, source in sources.items()]
+        return [Part(key, field, *source, line) for field, source in sources.items()]
 
     def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
         """Yields the cells of each row, with the number of its first line; blank lines are passed over."""
@@ -280,3 +279,52 @@ class Plan(_TextList):
                 first = reader.line_num + 1
         except csv.Error as error:
             problems.add(f"line {first:,}", f"it is not CSV: {error}")
+
+
+def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> tuple[Kind, str]:
+    """Parses ``text:`` or ``base64:`` with what follows, ``pipe:command``, ``file:path``, a path, or a URL.
+
+    Relative paths are relative to a folder or URL. Only if `trusted`, and never under ``WDS_SECURE=1``, may a URL
+    render templates.
+
+    Example:
+        >>> parse_source("a cat.jpg", "images"), parse_source("text: two words")
+        (('file', 'images/a cat.jpg'), ('text', ' two words'))
+    """
+    if text.startswith("text:"):
+        return "text", text.removeprefix("text:")
+    if text.startswith(_BASE64):
+        return "base64", text.removeprefix(_BASE64)
+    if scheme_of(text) == "pipe":
+        return "pipe", text
+    return parse_path(text, folder, trusted=trusted)
+
+
+def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> tuple[Kind, str]:
+    """Parses a source that is a path or a URL as `parse_source` does: a table of data runs no command."""
+    scheme = scheme_of(text)
+    if text == STDIN:
+        raise SampleError("standard input ('-') cannot be the source of a member; write './-' for a file of that name")
+    if scheme == "pipe":
+        raise SampleError("a command (pipe:) is not a file; recipes may have commands")
+    try:
+        path = local_path(text)
+    except ShardOpenError as error:
+        raise SampleError(str(error)) from error
+    if not path:
+        raise SampleError("it names no file")
+    if scheme == "":
+        path = join_url(folder, path)
+    elif scheme == "file" and scheme_of(folder) == "":
+        path = os.path.join(folder, path)  # noqa: PTH118 - a str, as millions of them are made
+    if scheme == "file" or not scheme_of(path):
+        return "file", path
+    if not trusted or is_secure():
+        try:
+            _STRANGER.check_url(path)
+        except UnsafeDataError as error:
+            raise SampleError(
+                f"{mask_url(path)} renders templates, which could send secrets of this machine anywhere. A recipe may "
+                "name it with --allow-pipe, unless WDS_SECURE=1"
+            ) from error
+    return "url", path

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchdata_wds.cli.terminal import printable, shorten, shorten_middle
+from torchdata_wds.cli.terminal import printable, shorten
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ def test_printable_escapes_when_a_character_would_act(text: str, shown: str) -> 
 @given(st.text(), st.integers(0, 20))
 def test_shortened_texts_keep_to_the_width_when_cut(text: str, width: int) -> None:
     """Neither is longer than asked for, and a text that fits stays as it is."""
-    for cut in (shorten(text, width), shorten_middle(text, width)):
+    for cut in (shorten(text, width), shorten(text, width, middle=True)):
         assert len(cut) <= width
         assert cut == text or len(text) > width
 
 
 def test_shorten_middle_keeps_both_ends_when_cut() -> None:
     """Keys of one folder differ at their ends."""
-    assert shorten_middle("train/000/000123", 9) == "tra...123"
+    assert shorten("train/000/000123", 9, middle=True) == "tra...123"
     assert shorten("train/000/000123", 9) == "train/..."

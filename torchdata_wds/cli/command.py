@@ -38,9 +38,6 @@ class Command(NamedTuple):
     example: str = ""  # lines for a shell, shown at the end of the help
 
 
-# ---------------------------------------------------------------------------------------------------- rows of arguments
-
-
 def flag(parser: Parser, names: str, text: str) -> None:
     """Adds an argument that is there or not; its names are separated by blanks."""
     parser.add_argument(*names.split(), action="store_true", help=text)
@@ -90,9 +87,6 @@ def add_parallel(parser: Parser, text: str, default: int = 1) -> None:
 def add_seed(parser: Parser, owner: str) -> None:
     """Adds ``--seed`` of an argument that shuffles."""
     option(parser, "--seed", "SEED", f"of {owner}: the same seed gives the same order", whole_number)
-
-
-# --------------------------------------------------------------------------------------------------- types of arguments
 
 
 class Part(NamedTuple):

@@ -206,9 +206,6 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-# ------------------------------------------------------------------------------------------------ the demo's own shards
-
-
 def keep_shards(name: str, *, overwrite: bool = False) -> str:
     """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them.
 

@@ -1,13 +1,14 @@
 """Which fields of samples a command takes, and under which names: ``--fields "jpg;png label=cls *.json"``."""
 
 import argparse
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from torchdata_wds.cli.command import UsageError, choice, option, usage_checked
 from torchdata_wds.cli.terminal import counted, say
 from torchdata_wds.errors import DuplicateFieldError
-from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
+from torchdata_wds.format.samples.field_items import parse_field_items
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
 
 Missing = Literal["error", "skip", "empty"]  # what to do with a sample that lacks a chosen field
@@ -32,56 +33,52 @@ class FieldChoices:
 
     def choose(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns ``__key__``, ``__url__`` and the chosen fields, or None if the sample is left out."""
+        if (found := self._find(sample)) is None:
+            return None
         chosen = {name: sample[name] for name in _ALWAYS if name in sample}
-        for item in self._items:
-            found = self._find(sample, item)
-            if found is None:
-                return None
-            for name, value in found:
-                if name in chosen and name not in _ALWAYS:
-                    which, place = name_sample(sample)
-                    raise DuplicateFieldError(
-                        f"two items of the list of fields give {which} a field {name!r}; rename one of them, as "
-                        "new=old",
-                        **place,
-                        field=name,
-                    )
-                chosen[name] = value
+        for name, value in itertools.chain.from_iterable(found):
+            if name in chosen and name not in _ALWAYS:
+                which, place = name_sample(sample)
+                raise DuplicateFieldError(
+                    f"two items of the list of fields give {which} a field {name!r}; rename one of them, as new=old",
+                    **place,
+                    field=name,
+                )
+            chosen[name] = value
         return chosen
 
     def row(self, sample: Mapping[str, Any]) -> list[Any] | None:
         """Returns a value for each of `columns`, b"" for an empty one; None if the sample is left out."""
-        values = []
-        for item in self._items:
-            found = self._find(sample, item)
-            if found is None:
-                return None
-            if len(found) > 1:
+        if (found := self._find(sample)) is None:
+            return None
+        for column, fields in zip(self.columns, found, strict=True):
+            if len(fields) > 1:
                 which, place = name_sample(sample)
                 raise DuplicateFieldError(
-                    f"{which} has {len(found)} fields that match {item.column!r}, and a table has one column for "
-                    f"them: {[name for name, _ in found]}. Name the one that is meant",
+                    f"{which} has {len(fields)} fields that match {column!r}, and a table has one column for "
+                    f"them: {[name for name, _ in fields]}. Name the one that is meant",
                     **place,
-                    field=item.column,
+                    field=column,
                 )
-            values.append(found[0][1] if found else b"")
-        return values
+        return [fields[0][1] if fields else b"" for fields in found]
 
-    def _find(self, sample: Mapping[str, Any], item: FieldItem) -> list[tuple[str, Any]] | None:
-        """Returns the fields of one item with their new names; None if the sample is left out."""
-        if names := item.find(sample):
-            values = [(new, sample[name]) for new, name in names]
-            if item.new is None:
-                return values
-            # a key that becomes a field of its own is text in it
-            return [(new, value.encode() if isinstance(value, str) else value) for new, value in values]
-        if self.missing == "error":
-            raise missing_field(sample, item.names)
-        if self.missing == "skip":
-            self.left_out += 1
-            return None
-        self.left_empty += 1
-        return [] if item.is_glob else [(item.new or item.names[0], b"")]
+    def _find(self, sample: Mapping[str, Any]) -> list[list[tuple[str, Any]]] | None:
+        """Returns the fields of each item with their new names; None if the sample is left out."""
+        found = []
+        for item in self._items:
+            fields = [(new, sample[name]) for new, name in item.find(sample)]
+            if item.new is not None:  # a key that becomes a field of its own is text in it
+                fields = [(new, value.encode() if isinstance(value, str) else value) for new, value in fields]
+            if not fields:
+                if self.missing == "error":
+                    raise missing_field(sample, item.names)
+                if self.missing == "skip":
+                    self.left_out += 1
+                    return None
+                self.left_empty += 1
+                fields = [] if item.is_glob else [(item.new or item.names[0], b"")]
+            found.append(fields)
+        return found
 
 
 def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

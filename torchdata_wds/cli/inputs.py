@@ -83,9 +83,6 @@ def _split_name(pattern: re.Pattern[str], name: str) -> tuple[str, str] | None:
     return None if found is None or not (found[1] and found[2]) else (found[1], found[2])
 
 
-# ---------------------------------------------------------------------------------------------------------- the shards
-
-
 def list_inputs(arguments: argparse.Namespace) -> list[str]:
     """Lists the shards that the arguments name, or the part of them that ``--part`` takes."""
     urls = list_all_inputs(arguments)
@@ -143,9 +140,6 @@ def _read_list(url: str, allow_pipe: bool) -> Iterator[str]:
         if pattern and not pattern.startswith("#"):
             place.at(f"line {number}").check_pattern(pattern)
             yield join_url(folder_of(url), pattern) if is_remote else pattern
-
-
-# --------------------------------------------------------------------------------------------------------- the samples
 
 
 class SampleReader:

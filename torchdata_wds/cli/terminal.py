@@ -19,32 +19,23 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and fo
 
 
 def printable(text: str) -> str:
-    r"""Escapes everything that would move a cursor, hide, or turn the direction of writing.
+    r"""Escapes as in Python's strings, as ``\x1b``, all that would move a cursor, hide, or turn the line's direction.
 
     Letters of all scripts stay. Control and format characters, line ends, odd blanks, lone surrogates and unassigned
-    code points are written as in Python's strings.
-
-    Example:
-        >>> print(printable("größe\x1b[2J\n"))
-        größe\x1b[2J\n
+    code points do not.
     """
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def shorten(text: str, width: int) -> str:
-    """Cuts a text at its end: ``abcde...``."""
-    return text if len(text) <= width else text[: max(0, width - len(_GAP))] + _GAP[: max(0, width)]
-
-
-def shorten_middle(text: str, width: int) -> str:
-    """Cuts a text in its middle, as ``tra...123``: keys differ at their ends."""
+def shorten(text: str, width: int, *, middle: bool = False) -> str:
+    """Cuts a text at its end, as ``abcde...``, or in its middle, as ``tra...123``: keys differ at their ends."""
     if len(text) <= width:
         return text
     room = max(0, width - len(_GAP))
-    tail = room // 2
-    return text[: room - tail] + _GAP[: max(0, width)] + (text[-tail:] if tail else "")
+    tail = room // 2 if middle else 0
+    return text[: room - tail] + _GAP[: max(0, width)] + text[len(text) - tail :]
 
 
 def guess_text(data: bytes, length: int) -> str | None:
@@ -56,9 +47,6 @@ def guess_text(data: bytes, length: int) -> str | None:
             return None
         text = data[: error.start].decode()  # the last character was cut
     return None if _NO_TEXT.search(text) else text
-
-
-# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def say(text: str, command: str = "") -> None:
@@ -112,8 +100,6 @@ def logged() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
 
-
-# ------------------------------------------------------------------------------------------------------------- progress
 
 _SECONDS = 5.0
 _bars: list[Any] = []  # that are on the terminal now

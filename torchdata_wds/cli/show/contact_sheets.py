@@ -1,5 +1,6 @@
 """Contact sheets: many thumbnails in one picture, with their keys and other fields below."""
 
+import bisect
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
@@ -8,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.ImageFont import FreeTypeFont
 
 from torchdata_wds.cli.command import UsageError
-from torchdata_wds.cli.terminal import printable, shorten, shorten_middle
+from torchdata_wds.cli.terminal import printable, shorten
 from torchdata_wds.codecs.images.pixels import fitting_size
 
 _GAP = 8
@@ -108,9 +109,6 @@ def on_checkerboard(image: Image.Image) -> Image.Image:
     return board
 
 
-# ------------------------------------------------------------------------------------------------------------ the text
-
-
 def _label_lines(labels: Sequence[str], width: int) -> list[Line]:
     """Breaks labels into lines, each with the font that has its letters."""
     lines: list[Line] = []
@@ -143,17 +141,14 @@ def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """Returns the largest number up to a count that fits, by bisection: all smaller ones fit too."""
-    low, high = 0, count + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    """Returns the largest number up to a count that fits: all smaller ones fit too."""
+    return bisect.bisect_left(range(1, count + 1), True, key=lambda number: not fits(number))
 
 
 def fit_text(text: str, font: FreeTypeFont, width: int) -> str:
     """Shortens a text in its middle to a width in pixels."""
-    return shorten_middle(text, _most(len(text), lambda count: font.getlength(shorten_middle(text, count)) <= width))
+    most = _most(len(text), lambda count: font.getlength(shorten(text, count, middle=True)) <= width)
+    return shorten(text, most, middle=True)
 
 
 def _with_font(text: str) -> Line:

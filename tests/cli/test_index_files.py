@@ -8,7 +8,7 @@ import pytest
 from tests.kits.servers import serve_folder
 from tests.kits.shards import text_samples, write_tar
 from torchdata_wds import ShardIndex, ShardOpenError, index_shard
-from torchdata_wds.cli.index import IndexJob, dali_index_url, index_in_folder, listed_url, make_index, save_index
+from torchdata_wds.cli.index import dali_index_url, index_in_folder, listed_url, make_index, save_index
 
 
 def test_dali_index_url_is_that_of_its_own_program() -> None:
@@ -81,8 +81,8 @@ def test_make_index_reads_shards_from_anywhere(tmp_path: Path) -> None:
     own = str(tmp_path / "own.index")
     index_shard(shard, to=own)
     with serve_folder(tmp_path) as server:
-        result = make_index(IndexJob(f"{server}/x.tar", target=own, md5=True))
-        refused = make_index(IndexJob(f"{server}/x.tar", target=f"{server}/x.tar.index"))
+        result = make_index((f"{server}/x.tar", own), md5=True)
+        refused = make_index((f"{server}/x.tar", f"{server}/x.tar.index"))
     assert (result.outcome, result.failure) == ("unchanged", None)
     assert result.md5 == hashlib.md5(Path(shard).read_bytes()).hexdigest()
     assert isinstance(refused.failure, ShardOpenError)

@@ -1,11 +1,12 @@
 """``index``: indexes of shards, from their headers."""
 
 import argparse
+import functools
 import hashlib
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -49,18 +50,16 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--wids lists all shards, and --part leaves most of them out: run it once without --part")
     if is_list and arguments.output is not None and not arguments.dali:
         raise UsageError("-o is the folder of indexes, and --wids writes only a list, to the file that it names")
-    jobs = [
-        IndexJob(url, arguments.keys, _target(url, arguments), arguments.dali, arguments.force, arguments.md5)
-        for url in list_inputs(arguments)
-    ]
-    for target, count in Counter(job.target for job in jobs).items():
+    jobs = [(url, _target(url, arguments)) for url in list_inputs(arguments)]
+    for target, count in Counter(target for _, target in jobs).items():
         if count > 1 and target is not None:
             raise UsageError(f"{count:,} of the shards would have one index, {mask_url(target)}: index them apart")
     if arguments.output is not None and not scheme_of(arguments.output):
         Path(arguments.output).mkdir(parents=True, exist_ok=True)
+    options = {"keys": arguments.keys, "dali": arguments.dali, "md5": arguments.md5, "overwrite": arguments.force}
     results = []
     with (
-        closing(map_in_order(make_index, jobs, arguments.parallel)) as made,
+        closing(map_in_order(functools.partial(make_index, **options), jobs, arguments.parallel)) as made,
         Progress("shards", len(jobs), only_on_terminal=True) as progress,
     ):
         for result in made:
@@ -69,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 say(f"not indexed: {printable(message_of(result.failure))}")
             progress.advance()
     failed = sum(result.failure is not None for result in results)
-    is_listed = is_list and _write_list(arguments, jobs, results, failed)
+    is_listed = is_list and _write_list(arguments, (url for url, _ in jobs), results, failed)
     outcomes = Counter(result.outcome for result in results)
     told = [f"{counted(outcomes[word], 'index', 'indexes')} {word}" for word in _OUTCOMES if outcomes[word]]
     told += [f"{counted(len(jobs), 'shard')} listed"] if is_listed else []
@@ -112,17 +111,6 @@ def _without_suffixes(base: str) -> str:
     return base[:1] + base[1:].partition(".")[0]
 
 
-class IndexJob(NamedTuple):
-    """What to do for one shard: write an index to `target`, unless that is None, and compute the MD5 digest or not."""
-
-    url: str
-    keys: Literal["first_dot", "last_dot"] = "first_dot"
-    target: str | None = None
-    is_dali: bool = False
-    overwrite: bool = False
-    md5: bool = False
-
-
 class IndexResult(NamedTuple):
     """What happened to the file, or why it failed; and the shard's header and MD5 digest."""
 
@@ -132,20 +120,27 @@ class IndexResult(NamedTuple):
     md5: str | None = None
 
 
-def make_index(job: IndexJob) -> IndexResult:
-    """Makes the index of one shard; failures are results too."""
-    outcome = md5 = None
+def make_index(
+    job: tuple[str, str | None],
+    *,
+    keys: Literal["first_dot", "last_dot"] = "first_dot",
+    dali: bool = False,
+    md5: bool = False,
+    overwrite: bool = False,
+) -> IndexResult:
+    """Makes the index of one shard, and saves it unless its place is None; failures are results too."""
+    url, target = job
+    outcome = digest = None
     try:
-        index = index_shard(job.url, keys=job.keys, to=False)
-        if job.target is not None:
-            content = dali_index(index).encode() if job.is_dali else index
-            outcome = save_index(content, job.target, overwrite=job.overwrite)
-        if job.md5:
-            with stored_bytes(open_shard(job.url)) as stream:
-                md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        index = index_shard(url, keys=keys, to=False)
+        if target is not None:
+            outcome = save_index(dali_index(index).encode() if dali else index, target, overwrite=overwrite)
+        if md5:
+            with stored_bytes(open_shard(url)) as stream:
+                digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except WdsError as error:
         return IndexResult(outcome, error)
-    return IndexResult(outcome, None, index.header, md5)
+    return IndexResult(outcome, None, index.header, digest)
 
 
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
@@ -177,13 +172,13 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
 
 
 def _write_list(
-    arguments: argparse.Namespace, jobs: Sequence[IndexJob], results: Sequence[IndexResult], failed: int
+    arguments: argparse.Namespace, urls: Iterable[str], results: Sequence[IndexResult], failed: int
 ) -> bool:
     """Writes the list of all shards; returns whether it was written."""
     try:
         if failed:
             raise WdsError(f"{counted(failed, 'shard')} would be missing in it")
-        listed = [(listed_url(job.url, arguments.wids), result) for job, result in zip(jobs, results, strict=True)]
+        listed = [(listed_url(url, arguments.wids), result) for url, result in zip(urls, results, strict=True)]
         headers = [(url, result.header) for url, result in listed if result.header is not None]
         md5sums = {url: result.md5 for url, result in listed if result.md5 is not None}
         text = wids_list(headers, name=arguments.name, md5sums=md5sums)

@@ -162,24 +162,23 @@ class SampleReader:
         self._skips = arguments.errors in ("skip", "ignore")
         self._slice: slice = getattr(arguments, "slice", None) or slice(None)
         self._shard_slice: slice | None = getattr(arguments, "shard_slice", None)
+        self._reading = {"require_end_marker": not arguments.no_end_marker, "concatenated": arguments.concatenated}
+        self._grouping = {
+            "keys": arguments.keys,
+            "lowercase": not arguments.keep_case,
+            "on_duplicate": arguments.on_duplicate,
+            "on_reappearing": arguments.on_reappearing,
+        }
         self._loader = ShardLoaderIterDataPipe(
             IterableWrapper([self._slice_of(url) or url for url in self.urls], deepcopy=False),
             keys=arguments.keys,
-            require_end_marker=not arguments.no_end_marker,
-            concatenated=arguments.concatenated,
             max_member_bytes=int(arguments.max_member_bytes),
             read_ahead=read_ahead,
             interleave=interleave,
             handler=self._lose,
+            **self._reading,
         )
-        self._grouper = KeyGrouperIterDataPipe(
-            self._loader,
-            keys=arguments.keys,
-            lowercase=not arguments.keep_case,
-            on_duplicate=arguments.on_duplicate,
-            on_reappearing=arguments.on_reappearing,
-            handler=self._lose,
-        )
+        self._grouper = KeyGrouperIterDataPipe(self._loader, handler=self._lose, **self._grouping)
         self._errors: Counter[str] = Counter()
         self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 

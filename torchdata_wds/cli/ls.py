@@ -57,7 +57,6 @@ class SizeReader(SampleReader):
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
         self.counts: list[tuple[str, dict[str, int]]] = []
-        self._arguments = arguments
         self._skipped: Counter[str] = Counter()
         self._hidden = not arguments.totals
 
@@ -77,32 +76,16 @@ class SizeReader(SampleReader):
         return self._skipped
 
     def _samples(self) -> Generator[dict[str, Any], None, None]:
-        arguments = self._arguments
         return group_members(
-            self._units(),
-            keys=arguments.keys,
-            lowercase=not arguments.keep_case,
-            on_duplicate=arguments.on_duplicate,
-            on_reappearing=arguments.on_reappearing,
-            on_error=self._lose,
-            skipped=self._skipped,
-            shown=mask_url,
+            self._units(), on_error=self._lose, skipped=self._skipped, shown=mask_url, **self._grouping
         )
 
     def _units(self) -> Iterator[Unit]:
         """Yields the members of all shards, of which most are only sizes; each shard ends with a mark."""
-        arguments = self._arguments
-        split = key_splitter(arguments.keys)
+        split = key_splitter(self._grouping["keys"])
         for visit, url in enumerate(self.urls, 1):
-            members = read_sizes(
-                url,
-                visit=visit,
-                require_end_marker=not arguments.no_end_marker,
-                concatenated=arguments.concatenated,
-                skipped=self._skipped,
-            )
             try:
-                with closing(members):
+                with closing(read_sizes(url, visit=visit, skipped=self._skipped, **self._reading)) as members:
                     first = next(members, Mark.END)
                     self.counts.append((url, dict.fromkeys(_COUNTED, 0)))  # once it is open, even without samples
                     part, units = self._slice_of(url), chain((first,), members)

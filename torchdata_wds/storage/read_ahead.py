@@ -27,14 +27,6 @@ class ReadAhead(Source, Generic[T]):
     """Opens a stream in a thread of its own, at once, and reads at most `lead` bytes before they are wanted.
 
     `opening` returns the stream and whatever else it found out.
-
-    Example:
-        >>> import io
-        >>> ahead = ReadAhead(lambda: (io.BytesIO(b"shard"), "more"))
-        >>> stream, found = ahead.opened()
-        >>> with stream:
-        ...     stream.read(3), found
-        (b'sha', 'more')
     """
 
     def __init__(self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD) -> None:

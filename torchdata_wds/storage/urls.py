@@ -20,23 +20,16 @@ LOCAL = ("", "file")
 # Two letters at least: "D:/x.tar" is a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _PERHAPS_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!//)|(?i:\bpipe:)")
-_WITHOUT_SLASHES = ("pipe", "file")
 
 # Protocols of fsspec that read through the URL after their "::"; libarchive cannot be imported to find out.
 _CHAINING = frozenset(
     {"simplecache", "filecache", "blockcache", "cached", "zip", "tar", "libarchive", "reference", "dir"}
 )
-_CHAIN_ARGUMENTS = frozenset({"fo", "target_protocol"})
 
 
 def is_chaining(part: str) -> bool:
-    """Returns whether the part before a ``::`` is a chaining protocol of fsspec: ``simplecache``, ``zip://inner.tar``.
-
-    Example:
-        >>> is_chaining("simplecache"), is_chaining("zip://a.tar"), is_chaining("a.tar"), is_chaining("s3://b/a.tar")
-        (True, True, False, False)
-    """
-    protocol, _, _ = part.partition("://")
+    """Returns whether the part before a ``::`` is a chaining protocol of fsspec: ``simplecache``, ``zip://a.tar``."""
+    protocol = part.partition("://")[0]
     return protocol in _CHAINING or (protocol.isidentifier() and _takes_a_target(protocol))
 
 
@@ -50,7 +43,7 @@ def _takes_a_target(protocol: str) -> bool:
         parameters = inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters
     except (ImportError, ValueError):
         return False
-    return not _CHAIN_ARGUMENTS.isdisjoint(parameters)
+    return "fo" in parameters or "target_protocol" in parameters
 
 
 def url_text(url: str | os.PathLike[str]) -> str:
@@ -86,9 +79,8 @@ def scheme_of(url: str) -> str:
     if found is None:
         return ""
     scheme, rest = found[1].lower(), url[found.end() :]
-    if scheme in _WITHOUT_SLASHES or rest.startswith("//"):
-        return scheme
-    return scheme if rest.startswith(":") and is_chaining(found[1]) else ""
+    is_url = scheme in ("pipe", "file") or rest.startswith("//") or (rest.startswith(":") and is_chaining(found[1]))
+    return scheme if is_url else ""
 
 
 def is_local(url: str) -> bool:
@@ -121,11 +113,9 @@ def local_path(url: str) -> str:
 
 
 def mask_url(url: str | os.PathLike[str]) -> str:
-    """Replaces what is secret in a URL or a ``pipe:`` command by ``***``, for messages and logs.
+    """Replaces what is secret in a URL or a ``pipe:`` command by ``***``, for messages and logs; see `mask_text`.
 
-    Masked are passwords before a host; query parameters, options and headers whose name says signature, token, key,
-    password or the like; and secret arguments of curl, wget, gpg, openssl and others. A local path is left as it is,
-    unless it may hold a mistyped URL.
+    A local path is left as it is, unless it may hold a mistyped URL.
 
     Example:
         >>> mask_url("https://me:pw@host/x.tar?part=1&X-Amz-Signature=abc")

@@ -54,3 +54,5 @@ def test_content_range_is_nothing_when_it_is_no_range() -> None:
     for value in ("", "bytes", "items 0-1/2", "bytes 0-1", "bytes 1/2", "bytes 0-1/" + "9" * 5000, "bytes ²-3/4"):
         assert content_range({"Content-Range": value}) == (None, None)
     assert content_range({"Content-Range": " bytes 0-1/* "}) == (0, None)
+    assert content_range({"Content-Range": "bytes 5-9/100"}) == (5, 100)
+    assert content_range({"Content-Range": "bytes */100"}) == (None, 100)

@@ -29,6 +29,7 @@ def test_open_shard_reads_what_a_command_writes(tmp_path: Path) -> None:
     assert read(f"pipe:cat '{tmp_path}/a b'") == b"0123456789"
     assert read(f"pipe:cat '{tmp_path}/a b' | gunzip", offset=4) == b"456789"
     assert read("pipe:cat") == b""
+    assert read("PIPE:printf x") == b"x"
 
 
 def test_open_shard_reads_much_when_the_command_also_complains_much() -> None:

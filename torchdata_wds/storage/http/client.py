@@ -11,9 +11,10 @@ import os
 import re
 import socket
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
@@ -60,12 +61,7 @@ class HttpOptions:
 
 
 def read_http_options(scheme: str, chosen: Mapping[str, Any]) -> HttpOptions:
-    """Checks what ``storage_options`` say about a protocol; no message shows a value that may be secret.
-
-    Example:
-        >>> read_http_options("https", {"headers": {"X-Token": "abc"}, "retries": 3})
-        HttpOptions(retries=3, connect_timeout=30, read_timeout=60)
-    """
+    """Checks what ``storage_options`` say about a protocol; no message shows a value that may be secret."""
     where = f"storage_options for {scheme!r}"
     names = [option.name for option in fields(HttpOptions)]
     if unknown := [name for name in chosen if name not in names]:
@@ -107,22 +103,16 @@ def _read_headers(where: str, given: object) -> dict[str, str]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Returns how many seconds a server wants to be left alone: `Retry-After` as seconds or a date, within reason.
-
-    Example:
-        >>> retry_after({"Retry-After": "7"}), retry_after({"Retry-After": "86400"}), retry_after({})
-        (7.0, 300.0, 0.5)
-    """
+    """Returns how many seconds a server wants to be left alone: `Retry-After` as seconds or a date, within reason."""
     value = headers.get("Retry-After", "").strip()
-    if value.isascii() and value.isdecimal():
-        seconds = float(value)
-    else:
-        try:
+    try:
+        if value.isascii() and value.isdecimal():
+            seconds = float(value)
+        else:
             date = parsedate_to_datetime(value)
-        except (TypeError, ValueError):
-            return _SECONDS
-        date = date if date.tzinfo else date.replace(tzinfo=UTC)
-        seconds = (date - datetime.now(UTC)).total_seconds()
+            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return _SECONDS
     return min(max(seconds, 0.0), _LONGEST_SECONDS)
 
 

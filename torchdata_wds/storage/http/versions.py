@@ -65,24 +65,14 @@ class Version:
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Reads the first byte and the length of the whole from a Content-Range, each None if it is not told.
-
-    Example:
-        >>> content_range({"Content-Range": "bytes 5-9/100"}), content_range({"Content-Range": "bytes */100"})
-        ((5, 100), (None, 100))
-    """
+    """Reads the first byte and the length of the whole from a Content-Range, each None if it is not told."""
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     first, total = found.groups() if found else (None, None)
     return int(first) if first else None, int(total) if total and total != "*" else None
 
 
 def is_number(text: str) -> bool:
-    """Returns whether a header holds a number that may be an object's length.
-
-    Example:
-        >>> is_number("1024"), is_number("-5"), is_number("9" * 5000)
-        (True, False, False)
-    """
+    """Returns whether a header holds a number that may be an object's length."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 

@@ -38,15 +38,7 @@ _REDIRECTED = (301, 302, 307, 308)
 
 
 def object_address(url: str) -> str:
-    """Returns the address of an object at AIStore's gateway.
-
-    Example:
-        >>> import os
-        >>> os.environ["AIS_ENDPOINT"] = "http://host:51080"
-        >>> object_address("ais://bucket/a b.tar"), object_address("s3://bucket/x.tar")[-12:]
-        ('http://host:51080/v1/objects/bucket/a%20b.tar?provider=ais', 'provider=aws')
-        >>> del os.environ["AIS_ENDPOINT"]
-    """
+    """Returns the address of an object at AIStore's gateway; a ShardOpenError if there is none."""
     scheme, _, rest = url.partition("://")
     endpoint, provider = ais_endpoint(), _PROVIDERS.get(scheme.lower())
     bucket, _, name = rest.partition("/")

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
-_PREFIX = "pipe:"
 _ENOUGH_READ = 128 + signal.SIGPIPE
 _SHOWN_LINES, _SHOWN_BYTES = 5, 2000
 _POLL_SECONDS = 0.02
@@ -253,7 +252,7 @@ def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
     shard = place.shown
     if is_secure():
         raise UnsafeDataError(f"shard {shard} would run a command, which WDS_SECURE=1 forbids", shard=shard)
-    command = place.url[len(_PREFIX) :].strip()
+    command = place.url[len("pipe:") :].strip()
     if not command:
         example = "cat > x.tar" if writing else "cat x.tar"
         raise ShardOpenError(f"shard {shard!r} names no command; write pipe:{example}", shard=shard)
@@ -287,10 +286,7 @@ def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
 
 
 def kill_commands() -> None:
-    """Kills every command that this process has started for a shard, each with its whole group.
-
-    For a watchdog in a worker process: the reader gets an error that says that the command was killed.
-    """
+    """Kills every command that this process has started for a shard; its reader gets an error that says so."""
     for command in list(_running.values()):
         command.kill()
 

@@ -38,7 +38,7 @@ ByteStream = io.BufferedReader
 
 
 class Source(io.RawIOBase):
-    """A source that gives its bytes in pieces: a backend writes `take` or `readinto`, and `_close`."""
+    """A source that gives its bytes in pieces: a backend writes `take` or `fill`, and `_close`."""
 
     def take(self, size: int) -> bytes:  # noqa: ARG002  (backends use it)
         """Returns up to `size` bytes; none only at the verified end."""
@@ -58,12 +58,15 @@ class Source(io.RawIOBase):
         """True."""
         return True
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Reads bytes into the buffer and returns their number; 0 only at the verified end."""
-        view = memoryview(buffer)
+    def fill(self, view: memoryview) -> int:
+        """Reads bytes into a buffer and returns their number; 0 only at the verified end."""
         data = self.take(len(view))
         view[: len(data)] = data
         return len(data)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Reads as `fill`."""
+        return self.fill(memoryview(buffer))
 
     def close(self) -> None:
         """Releases all resources; idempotent."""
@@ -97,7 +100,7 @@ class ShardSource(Source):
         """Returns what the source tells."""
         return stored_version(self._source)
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def fill(self, view: memoryview) -> int:
         """Reads decompressed bytes; raises the same failure each time once there was one."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -106,14 +109,13 @@ class ShardSource(Source):
         try:
             if self._skip:
                 self._read_past()
-            return self._fill(memoryview(buffer))
+            return self._read_into(view)
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream or client library raises
-            failure = _shard_error(error, self._shard, self._position)
+            self._failure = _shard_error(error, self._shard, self._position)
             for name, why in self.names:
-                if isinstance(failure, WdsError):
-                    failure = _named(failure, name, why)
-            self._failure = failure
-            raise failure from failure.__cause__
+                if isinstance(self._failure, WdsError):
+                    self._failure = _named(self._failure, name, why)
+            raise self._failure from self._failure.__cause__
 
     def interrupt(self) -> None:
         """Interrupts the source."""
@@ -124,7 +126,7 @@ class ShardSource(Source):
         """Whether the source turned out to be compressed; known once something was read."""
         return self._pieces is not None
 
-    def _fill(self, view: memoryview) -> int:
+    def _read_into(self, view: memoryview) -> int:
         if not self.has_begun:
             self.has_begun = True
             data = CompressedInput(self._source, self._shard)
@@ -145,7 +147,7 @@ class ShardSource(Source):
     def _read_past(self) -> None:
         scratch = memoryview(bytearray(min(self._skip, BUFFER_SIZE)))
         while self._skip:
-            count = self._fill(scratch[: self._skip])
+            count = self._read_into(scratch[: self._skip])
             if not count:
                 raise ends_before(self._shard, self._position, self._position + self._skip)
             self._skip -= count

@@ -7,12 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, Source, StoredVersion, interrupt, stored_version
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 #: The most bytes of a shard that are read ahead.
 LARGEST_LEAD = 16 << 20
@@ -61,9 +58,8 @@ class ReadAhead(Source, Generic[T]):
         """Returns what tells the shard from others, as its stream says."""
         return None if self._stream is None else stored_version(self._stream)
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def fill(self, view: memoryview) -> int:
         """Takes the next bytes, none at the end of the stream; raises what reading raised, each time."""
-        view = memoryview(buffer)
         if not self._rest:
             with self._changed:
                 self._changed.wait_for(lambda: self._pieces or self._is_over)

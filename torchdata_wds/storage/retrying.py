@@ -6,15 +6,13 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from torchdata_wds.errors import TRY_AGAIN, ShardOpenError, WdsError
 from torchdata_wds.storage.byte_streams import Source
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -104,20 +102,14 @@ def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") ->
                 raise
 
 
+@dataclass(eq=False)
 class Failure(Exception):  # noqa: N818 - told of inside this package; users see a ShardOpenError
-    """A connection, request or body that failed, for a `reason` without secrets; `error` is what a library raised.
+    """A connection, request or body that failed."""
 
-    A `lasting` failure would happen again. `wait` is the least number of seconds before the next attempt.
-    """
-
-    def __init__(
-        self, reason: str, *, lasting: bool = False, wait: float = 0.0, error: Exception | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.lasting = lasting
-        self.wait = wait
-        self.error = error
+    reason: str  # without secrets
+    lasting: bool = False  # whether it would happen again
+    wait: float = 0.0  # the least number of seconds before the next attempt
+    error: Exception | None = None  # what a library raised
 
 
 class RetryingSource(Source):
@@ -125,7 +117,8 @@ class RetryingSource(Source):
 
     A backend writes `_connect`, which opens the object at `_position`, checks that it is the same one, and sets
     `_connection` (or `_ended`) and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`. The two
-    that touch the network raise `Failure`. Reading gives up after `retries` further attempts that bring nothing new.
+    that touch the network raise `Failure` or what a client library raises. Reading gives up after `retries` further
+    attempts that bring nothing new.
     """
 
     def __init__(self, shard: str, start: int, retries: int) -> None:
@@ -139,26 +132,20 @@ class RetryingSource(Source):
     def connect(self) -> None:
         """Opens the object, unless it is open, and makes sure that it is the same one as before."""
         while self._connection is None and not self._ended:
-            try:
+            with self._bearing_failures():
                 self._connect()
-            except Failure as failure:
-                self._bear(failure)
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def fill(self, view: memoryview) -> int:
         """Reads bytes into the buffer; 0 only at the verified end."""
-        view = memoryview(buffer)
         while True:
             self.connect()
             if self._ended:
                 return 0
-            try:
+            with self._bearing_failures():
                 count = self._receive(view)
-            except Failure as failure:
-                self._bear(failure)
-                continue
-            if count:
-                self._deliver(view[:count])
-            return count
+                if count:
+                    self._deliver(view[:count])
+                return count
 
     def interrupt(self) -> None:
         """Ends a pause that another thread waits in; a request under way ends by itself."""
@@ -183,8 +170,18 @@ class RetryingSource(Source):
         self._position += len(data)
         self._patience.renew()
 
-    def _bear(self, failure: Failure) -> None:
+    @contextlib.contextmanager
+    def _bearing_failures(self) -> Iterator[None]:
         """Drops a connection that failed, and waits; a ShardOpenError if there is no point in going on."""
+        try:
+            yield
+            return
+        except (WdsError, MemoryError):
+            raise
+        except Failure as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+            failure = Failure(error_words(error), lasting=isinstance(error, HOPELESS), error=error)
         self._disconnect()
         reason = f"failed at byte {self._position:,}: {failure.reason}" if self._has_begun else failure.reason
         if not failure.lasting and self._patience.endures(reason, failure.wait):
@@ -197,16 +194,16 @@ class RetryingSource(Source):
                 f"; gave up at byte {self._position:,} after {attempts} attempt{'s' * (attempts > 1)} without progress "
                 f"(retries={self._patience.retries})"
             )
-        if self._has_begun:
+        if not self._has_begun:
+            refusal = self._refusal(failure, more)
+        else:
             of = "" if self._total() is None else f" of {self._total():,}"
-            error = ShardOpenError(
+            refusal = ShardOpenError(
                 f"shard {self._shard} broke off after {self._position:,}{of} bytes: {failure.reason}{more}.",
                 shard=self._shard,
                 advice=TRY_AGAIN,
             )
-        else:
-            error = self._refusal(failure, more)
-        raise error from (failure.error and masked_cause(failure.error))
+        raise refusal from (failure.error and masked_cause(failure.error))
 
     def _changed(self, what: str) -> ShardOpenError:
         return ShardOpenError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +16,11 @@ from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import Failure, RetryingSource
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import cannot_open
+
+try:  # isal's takes a third of the time of zlib's
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
 
 _OWN_DECODERS = ("gzip", "x-gzip", "zstd")
 
@@ -71,26 +75,19 @@ class Delivered:
         self.end = b""
         self.has_checksum = with_checksum
         self._checksum = 0
-        if with_checksum:
-            try:  # isal's takes a third of the time of zlib's
-                from isal.isal_zlib import crc32
-            except ImportError:
-                from zlib import crc32
-            self._crc32: Callable[[bytes | memoryview, int], int] = crc32
 
     def add(self, data: bytes | memoryview) -> None:
         """Remembers what comes next."""
         end = bytes(data[-_OVERLAP:])
         self.end = end if len(end) == _OVERLAP else (self.end + end)[-_OVERLAP:]
         if self.has_checksum:
-            self._checksum = self._crc32(data, self._checksum)
+            self._checksum = crc32(data, self._checksum)
 
     def differs_from(self, other: Delivered) -> bool:
         """Returns whether the other, which ends at the same place, cannot be of the same object."""
-        common = min(len(self.end), len(other.end))
-        if self.end[len(self.end) - common :] != other.end[len(other.end) - common :]:
-            return True
-        return self.has_checksum and other.has_checksum and self._checksum != other._checksum
+        shorter, longer = sorted((self.end, other.end), key=len)
+        is_known = self.has_checksum and other.has_checksum
+        return not longer.endswith(shorter) or (is_known and self._checksum != other._checksum)
 
 
 class HttpSource(RetryingSource):

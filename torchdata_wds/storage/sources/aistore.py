@@ -10,7 +10,7 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urljoin, urlsplit
 
 from torchdata_wds.environment import ais_endpoint, ais_token
 from torchdata_wds.errors import ShardListError
@@ -122,7 +122,8 @@ class _AisStore:
             _check(answer)
             if file is None:
                 return answer
-        headers = self._headers if _host(place) == _host(address) else {}
+        is_same_host = urlsplit(place.lower())[:2] == urlsplit(address.lower())[:2]
+        headers = self._headers if is_same_host else {}
         if file is not None:
             headers = {**headers, "Content-Length": str(os.fstat(file.fileno()).st_size)}
         return _check(self._send(method, place, headers, file))
@@ -142,11 +143,6 @@ def _check(answer: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
     message = f"AIStore answered {answer.status} {answer.reason or ''}".rstrip() + (f": {told}" if told else "")
     kinds: dict[int, type[OSError]] = {404: FileNotFoundError, 401: PermissionError, 403: PermissionError}
     raise kinds.get(answer.status, OSError)(message)
-
-
-def _host(url: str) -> tuple[str, str]:
-    scheme, _, rest = url.partition("://")
-    return scheme.lower(), rest.partition("/")[0].lower()
 
 
 def _headers(options: StorageOptions) -> dict[str, str]:

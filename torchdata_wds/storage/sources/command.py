@@ -23,16 +23,13 @@ import tempfile
 import time
 import weakref
 from collections.abc import Collection
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, wrap_source
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import mask_text
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
 _ENOUGH_READ = 128 + signal.SIGPIPE
@@ -222,9 +219,9 @@ class CommandSource(Source):
         self._command = command
         self._ended = False
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def fill(self, view: memoryview) -> int:
         """Reads output; checks the status at its end."""
-        count: int = 0 if self._ended else self._command.pipe.readinto(buffer)  # type: ignore[attr-defined]
+        count: int = 0 if self._ended else self._command.pipe.readinto(view)  # type: ignore[attr-defined]
         if not count and not self._ended:
             self._ended = True
             status = self._command.wait()

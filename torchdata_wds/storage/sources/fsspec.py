@@ -9,16 +9,16 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from torchdata_wds.errors import ShardOpenError, WdsError
+from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place, StorageOptions
-from torchdata_wds.storage.retrying import HOPELESS, Failure, Patience, RetryingSource, attempt, error_words
+from torchdata_wds.storage.retrying import Failure, Patience, RetryingSource, attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import cannot_open, mask_url
 
@@ -124,16 +124,6 @@ def _is_folder(filesystem: Any, path: str) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except (WdsError, MemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        raise Failure(error_words(error), lasting=isinstance(error, HOPELESS), error=error) from None
-
-
 class RemoteSource(RetryingSource):
     """An object of a store, which is opened again at the same byte where reading it fails.
 
@@ -158,16 +148,15 @@ class RemoteSource(RetryingSource):
         if self._has_begun:
             with contextlib.suppress(Exception):
                 self._filesystem.invalidate_cache()  # s3fs, for one, takes size and version from an older listing
-        with _failures():
-            file = _open_file(self._filesystem, self._path)
-            try:
-                self._check(file)
-                if self._position:
-                    file.seek(self._position)
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    file.close()
-                raise
+        file = _open_file(self._filesystem, self._path)
+        try:
+            self._check(file)
+            if self._position:
+                file.seek(self._position)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                file.close()
+            raise
         self._connection = file
         if not self._has_begun:
             self._has_begun = True
@@ -196,11 +185,10 @@ class RemoteSource(RetryingSource):
             raise ends_before(self._shard, size, self._position)
 
     def _receive(self, view: memoryview) -> int:
-        with _failures():
-            data: bytes = self._connection.read(len(view))
-            total = self._total()
-            if not data and total is not None and self._position < total:
-                raise EOFError(f"it ended after {self._position:,} of {total:,} bytes")
+        data: bytes = self._connection.read(len(view))
+        total = self._total()
+        if not data and total is not None and self._position < total:
+            raise EOFError(f"it ended after {self._position:,} of {total:,} bytes")
         view[: len(data)] = data
         return len(data)
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
@@ -16,9 +16,6 @@ from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import STDIN, cannot_open, local_path
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 # Larger reads bypass the buffer; at its end, a read of less than the buffer's size does not.
 _BUFFER_SIZE = 1 << 16
@@ -31,7 +28,7 @@ class LocalFile(io.FileIO):
         super().__init__(path, "rb")
         self._shard = shard
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         """Reads bytes; an error names the shard."""
         try:
             return super().readinto(buffer) or 0

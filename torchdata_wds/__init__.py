@@ -67,10 +67,10 @@ from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe as Sa
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe as ShardCacher
 from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe as ShardLister
+from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe as ShardResampler
 from torchdata_wds.pipes.shards.load_records import CborShardLoaderIterDataPipe as CborShardLoader
 from torchdata_wds.pipes.shards.load_records import MsgpackShardLoaderIterDataPipe as MsgpackShardLoader
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe as ShardLoader
-from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe as ShardResampler
 from torchdata_wds.pipes.shards.save_shards import ShardSaverIterDataPipe as ShardSaver
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe as ShardSplitter
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochCounter

@@ -22,9 +22,8 @@ from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.samples.map import TupleMapperIterDataPipe
 from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe
 from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
-from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
+from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe, ShardResamplerIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
-from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
 
 _SEED = (
     "orders follow the loader's seed: DataLoader2(pipe, reading_service=WorkersReadingService(n, seed=s)), "

@@ -11,26 +11,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
 from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.codecs.stored import StoredValue, decode_value, encode_value
-from torchdata_wds.consumers import Place, place_among_ranks, place_of, process_place, upstream
+from torchdata_wds.consumers import Place, divided_place, place_of, process_place, upstream
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
 from torchdata_wds.handlers import (
     Handler,
-    SkipCounts,
-    check_handler,
     ignore_and_continue,
     keep_going,
     reraise_exception,
     warn_and_continue,
     warn_once,
 )
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.chain_text import short_name
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.seeds import mix
-from torchdata_wds.pipes.shards.resample_shards import ShardResamplerIterDataPipe
+from torchdata_wds.pipes.shards.list_shards import ShardResamplerIterDataPipe
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe
 from torchdata_wds.storage.cache.sample_file import SampleReader, SampleWriter, open_or_begin, open_samples
 from torchdata_wds.storage.urls import mask_url, scheme_of
@@ -39,7 +38,7 @@ T = TypeVar("T")
 
 
 @register("cache_samples")
-class SampleCacherIterDataPipe(WdsPipe[T]):
+class SampleCacherIterDataPipe(HandlingPipe[T]):
     """Keeps samples in a SQLite file, and serves them from it (functional name: ``cache_samples``).
 
     The first pass writes what it passes on; later passes and runs read the complete file, without the stages above.
@@ -47,15 +46,11 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
     shard that could not be opened, or may have ended the stream at an error (as a handler of your own may): the next
     pass starts over. While another process writes the same file, samples pass through.
 
-    The file does not record the stages above. Delete it when they change, or the shards, or the place these come from
-    (rewriting rules, endpoints), and give each pipeline its own file. Their order and random choices are frozen:
-    shuffle and augment after this stage. Every pass that writes has the same order, whatever the seed, so that an
-    epoch can be resumed even if its file was lost, and the files of several consumers fit together. An endless stream
-    needs `max_samples`; put ``wds_epoch`` after this stage. Samples read back equal, with the few exceptions that
-    `torchdata_wds.codecs.stored` lists.
-
-    If several consumers (workers of ranks) divide the work, each has its own file next to `file`, such as
-    ``cache-00001-of-00004.db`` for ``cache.db``. Another number of consumers has other files.
+    The file does not record the stages above: delete it when they or the shards change, and give each pipeline its own
+    file. Every pass that writes has the same order, whatever the seed: shuffle and augment after this stage. An endless
+    stream needs `max_samples`; put ``wds_epoch`` after this stage. Samples read back equal, with the few exceptions
+    that `torchdata_wds.codecs.stored` lists. If several consumers (workers of ranks) divide the work, each has its own
+    file next to `file`, such as ``cache-00001-of-00004.db`` for ``cache.db``; another number of consumers has others.
 
     Args:
         source_datapipe: Yields samples, tuples, batches or anything else.
@@ -74,8 +69,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
             ``join_workers`` or another stage of the main process comes before.
         CacheError: if the file is damaged, not a sample cache, too short, or cannot be created.
         UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
-        EncodingError: through the handler, if a sample holds something that cannot be stored.
-        DecodingError: through the handler, if a sample cannot be read back.
+        EncodingError, DecodingError: through the handler, if a sample cannot be stored or read back.
 
     Example:
         >>> import pathlib, tempfile
@@ -101,47 +95,44 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                 f"max_samples must be a whole number of samples from 1, or None for all, not {max_samples!r}"
             )
         check_flags(allow_pickle=allow_pickle)
-        self.source_datapipe = source_datapipe
+        super().__init__(source_datapipe, handler)
         self.file = _checked(file)
         if self.file is not None:
             _check_above(source_datapipe)
         self.max_samples = max_samples
         self.allow_pickle = allow_pickle
-        self.handler = check_handler(handler)
-        self.skipped = SkipCounts()
 
     def __iter__(self) -> Iterator[T]:
         if self.file is None:
             yield from self.source_datapipe
             return
-        path = self._path(self.file)
+        path = part_name(self.file, divided_place(self) or process_place())
         reader, writer = open_or_begin(path)
         if reader is not None:
             yield from self._serve(reader)
-            return
-        if writer is not None:
+        elif writer is not None:
             yield from self._fill(writer)
-            return
-        self._fix_order()
-        warn_once(
-            f"cache_samples busy {path}",
-            f"the sample cache {path} is being written by another process or iteration: samples pass through this one",
-        )
-        yield from islice(self.source_datapipe, self.max_samples)
+        else:
+            self._fix_order()
+            warn_once(
+                f"cache_samples busy {path}",
+                f"the sample cache {path} is being written by another process or iteration: samples pass through this "
+                "one",
+            )
+            yield from islice(self.source_datapipe, self.max_samples)
 
     def __len__(self) -> int:
         """The number of samples of an epoch: those of the finished file, or of the source."""
-        if self.file is not None:
-            try:
-                if (reader := open_samples(self._path(self.file))) is not None:
-                    with reader:
-                        return self._checked_count(reader)
-            except WdsError as error:
-                raise TypeError(f"the length of cache_samples is not known: {error}") from error
-            if self.handler is not reraise_exception:
-                raise TypeError("cache_samples may skip samples: its length is not known; .set_length(n) sets one")
-        length = len(self.source_datapipe)
-        return length if self.file is None or self.max_samples is None else min(length, self.max_samples)
+        if self.file is None:
+            return len(self.source_datapipe)
+        try:
+            if (reader := open_samples(part_name(self.file, divided_place(self) or process_place()))) is not None:
+                with reader:
+                    return self._checked_count(reader)
+        except WdsError as error:
+            raise TypeError(f"the length of cache_samples is not known: {error}") from error
+        length = self.source_length()
+        return length if self.max_samples is None else min(length, self.max_samples)
 
     def _fill(self, writer: SampleWriter) -> Iterator[T]:
         """Passes samples on and writes them."""
@@ -159,8 +150,14 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                     continue
                 count += 1
                 pickles |= is_pickled
-                is_kept = is_kept and self._store(writer, data)
                 is_last = count == self.max_samples
+                if is_kept:
+                    try:
+                        writer.append(data)
+                    except CacheError as error:
+                        writer.abort()
+                        is_kept = False
+                        warn_once(f"cache_samples full {writer.path}", f"{error}. Samples pass through meanwhile")
                 if is_last and is_kept:
                     # Before the last sample is out: a consumer that takes max_samples may never resume this generator.
                     self._finish(writer, failed_before, ended=False, pickles=pickles)
@@ -193,16 +190,6 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
             raise kind(f"cache_samples cannot store sample {key!r}: {error}", key=key) from error.__cause__
         return stored
 
-    def _store(self, writer: SampleWriter, data: bytes) -> bool:
-        """Writes a sample; returns whether that succeeded. If not, the pass continues without a file."""
-        try:
-            writer.append(data)
-        except CacheError as error:
-            writer.abort()
-            warn_once(f"cache_samples full {writer.path}", f"{error}. Samples pass through meanwhile")
-            return False
-        return True
-
     def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
         """Completes the file, unless it may lack samples that the next pass would have."""
         if failed := self._failures() - failed_before:
@@ -223,12 +210,10 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
         count = 0
         for pipe in upstream(self.source_datapipe):
             skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
-            if not isinstance(skipped, Counter):
-                continue
-            if handler in (warn_and_continue, ignore_and_continue):
-                count += skipped["ShardOpenError"]
-            else:
-                count += sum(times for name, times in skipped.items() if name.endswith(("Error", "Exception")))
+            if isinstance(skipped, Counter):
+                continues = handler in (warn_and_continue, ignore_and_continue)
+                ends = ("ShardOpenError",) if continues else ("Error", "Exception")
+                count += sum(times for name, times in skipped.items() if name.endswith(ends))
         return count
 
     def _serve(self, reader: SampleReader) -> Iterator[T]:
@@ -252,7 +237,7 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
     def _checked_count(self, reader: SampleReader) -> int:
         """Returns how many samples to read; raises if the file lacks some, or holds pickles that are not allowed."""
         samples, ended, pickles, shares = reader.facts
-        found = place_of(self).consumers
+        found, wanted = place_of(self).consumers, self.max_samples
         if shares != found:
             raise CacheError(
                 f"the sample cache {reader.path} is one of {shares} that share the samples, but the stages above now "
@@ -265,18 +250,13 @@ class SampleCacherIterDataPipe(WdsPipe[T]):
                 f"the sample cache {reader.path} holds pickles, which can run any code while they are loaded, and "
                 f"{reason}. If you trust whoever wrote it, allow them; otherwise delete it, and it is made again"
             )
-        if not ended and (self.max_samples is None or self.max_samples > samples):
-            wanted = "all" if self.max_samples is None else f"{self.max_samples:,}"
+        if not ended and (wanted is None or wanted > samples):
             raise CacheError(
-                f"the sample cache {reader.path} has only the first {samples:,} samples, and {wanted} are wanted: pass "
-                f"max_samples={samples}, or delete it, and it is made again"
+                f"the sample cache {reader.path} has only the first {samples:,} samples, and "
+                f"{'all' if wanted is None else f'{wanted:,}'} are wanted: pass max_samples={samples}, or delete it, "
+                "and it is made again"
             )
-        return samples if self.max_samples is None else min(samples, self.max_samples)
-
-    def _path(self, file: str) -> Path:
-        """Returns the file of this consumer."""
-        is_divided = any(isinstance(pipe, ShardingFilterIterDataPipe) for pipe in upstream(self))
-        return part_name(file, place_among_ranks(place_of(self)) if is_divided else process_place())
+        return samples if wanted is None else min(samples, wanted)
 
     def _fix_order(self) -> None:
         """Gives all passes over the source the same order, so that files written by different passes fit together."""
@@ -312,7 +292,6 @@ def _checked(file: object) -> str | None:
 def _check_above(source: IterDataPipe[Any]) -> None:
     """Refuses stages above that yield other samples in each pass, or whose failures this stage cannot see."""
     for pipe in upstream(source):
-        reason = ""
         if isinstance(pipe, EpochCounterIterDataPipe):
             reason = "whose stream continues from epoch to epoch, and would repeat its first epoch forever"
         elif hasattr(pipe, "is_replicable") and not pipe.is_replicable():
@@ -320,6 +299,6 @@ def _check_above(source: IterDataPipe[Any]) -> None:
                 "in the main process, where it can neither see whether workers skipped shards, nor set the order in "
                 "which they read them"
             )
-        if reason:
-            name = type(pipe).__name__.removesuffix("IterDataPipe")
-            raise ValueError(f"cache_samples comes after {name}, {reason}: put it before")
+        else:
+            continue
+        raise ValueError(f"cache_samples comes after {short_name(pipe)}, {reason}: put it before")

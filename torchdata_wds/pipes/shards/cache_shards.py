@@ -189,7 +189,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
     def _index(self) -> Callable[[str], ShardFacts | None]:
         """Returns a function that looks up a shard's size and digest in the index of a splitter above."""
         splitter = next((pipe for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe)), None)
-        return (lambda _: None) if splitter is None or splitter.index is None else splitter.index.facts
+        return getattr(splitter.index, "facts", lambda _: None) if splitter is not None else lambda _: None
 
     def _cached(
         self,

@@ -7,37 +7,28 @@ from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 
-from torchdata_wds.consumers import (
-    Place,
-    in_stock_worker,
-    place_among_ranks,
-    place_of,
-    process_place,
-    rank_place,
-    upstream,
-)
+from torchdata_wds.consumers import Place, divided_place, in_stock_worker, process_place, rank_place
 from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.shards import ShardInfo, ShardNames
-from torchdata_wds.handlers import Handler, SkipCounts, check_handler, keep_going, reraise_exception
+from torchdata_wds.handlers import Handler, keep_going, reraise_exception
 from torchdata_wds.option_types import StartShard
-from torchdata_wds.pipes.base import Held, WdsPipe, register
+from torchdata_wds.pipes.base import Held, register
 from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.samples.field_specs import expect_sample
+from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.storage import StorageOptions
 from torchdata_wds.writers.shard_writer import ShardWriter
 from torchdata_wds.writers.tar_writer import TarOptions, check_options
 
 
 @register("save_wds_shards")
-class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
+class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
     """Saves samples into numbered shards (functional name: ``save_wds_shards``).
 
-    Nothing happens before it is iterated, and an epoch writes all that flows in. A shard appears under its name when it
-    is whole; a break or an exception leaves the open one as ``.partial``. Each worker of each rank writes shards of its
-    own: they take turns with the numbers, or ``{worker}`` in the pattern tells them apart. The handler is called once
-    per sample; errors of the destination are always raised.
+    An epoch writes all that flows in. A shard appears under its name when it is whole; a break or an exception leaves
+    the open one as ``.partial``. Each worker of each rank writes shards of its own: they take turns with the numbers,
+    or ``{worker}`` in the pattern tells them apart. Errors of the destination do not go to the handler.
 
     Args:
         source_datapipe: Yields samples.
@@ -55,8 +46,7 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         ShardInfo: ``path``, ``count`` of samples, ``bytes`` and ``sha256`` of each finished shard.
 
     Raises:
-        TypeError: if an option has the wrong type.
-        ValueError: if an option is not valid.
+        TypeError, ValueError: if an option is not valid.
         SampleError: through the handler: MissingFieldError, ReappearingKeyError, EncodingError.
         ShardOpenError: if a shard cannot be written, or exists.
 
@@ -84,21 +74,26 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
         **options: Unpack[TarOptions],
     ) -> None:
         check_options(options, "max_count", "max_bytes", "start_shard", "post", "overwrite", "handler")
-        self.source_datapipe = source_datapipe
+        super().__init__(source_datapipe, handler)
         self.pattern = os.fspath(pattern) if isinstance(pattern, os.PathLike) else pattern
         self.max_count = max_count
         self.max_bytes = max_bytes
         self.start_shard = start_shard
         self.post = post
         self.overwrite = overwrite
-        self.handler = check_handler(handler)
         options["storage_options"] = StorageOptions(options.get("storage_options"))
         self.options = Held(options)
-        self.skipped = SkipCounts()
         self._writer(Place())  # checks the options
 
     def __iter__(self) -> Iterator[ShardInfo]:
-        with self._writer(self._place()) as writer:
+        # Which of how many writers this is: as the work is divided, or else as processes are.
+        place = divided_place(self)
+        if place is None and in_stock_worker():
+            raise ValueError(
+                "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart without "
+                ".sharding_filter() before it, and each would write the same shards; put one after the list of shards"
+            )
+        with self._writer(place or process_place()) as writer:
             reported = 0
             for sample in self.source_datapipe:
                 if not self._save(sample, writer):
@@ -135,15 +130,3 @@ class ShardSaverIterDataPipe(WdsPipe[ShardInfo]):
             overwrite=self.overwrite,
             **self.options.value,
         )
-
-    def _place(self) -> Place:
-        """Returns which of how many writers this is: as the work is divided, or else as processes are."""
-        if not any(isinstance(found, ShardingFilterIterDataPipe) for found in upstream(self)):
-            if in_stock_worker():
-                raise ValueError(
-                    "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart "
-                    "without .sharding_filter() before it, and each would write the same shards; put one after the "
-                    "list of shards"
-                )
-            return process_place()
-        return place_among_ranks(place_of(self))

@@ -23,44 +23,10 @@ _LONGEST_HEADER = 1 << 20
 _KINDS = "It must be a wids shard list, or an object from URL or base name to the number of samples"
 
 
-class ShardCounts:
-    """Where the number of samples of each shard comes from."""
-
-    #: Whether `of` asks no server and reads at most one file.
-    is_local = False
-
-    def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
-        """Returns the number of samples of each shard; a ShardListError for one whose number is not known."""
-        raise NotImplementedError
-
-    def facts(self, url: str) -> ShardFacts | None:  # noqa: ARG002  (for those that know)
-        """Returns size and digest of a shard whose samples were counted last, where they are known."""
-        return None
-
-
-def shard_counts(index: Index) -> ShardCounts | None:
-    """Turns an ``index=`` argument into the source of the numbers of samples; None remains None.
-
-    Example:
-        >>> shard_counts({"x.tar": 5}).of(["data/x.tar"], StorageOptions())
-        [5]
-    """
-    if index is None:
-        return None
-    if index is True:
-        return _Sidecars()
-    if isinstance(index, (str, os.PathLike)):
-        return _CountFile(os.fspath(index))
-    if isinstance(index, Mapping):
-        return _CountTable(index.items(), "the dict given as index=")
-    raise TypeError(
-        "index must be True (an index beside each shard), the path or URL of one JSON file, a dict from URL or base "
-        f"name to the number of samples, or None, not {index!r}"
-    )
-
-
-class _Sidecars(ShardCounts):
+class _Sidecars:
     """The index beside each shard. Those on servers are read once, local ones each time."""
+
+    is_local = False
 
     def __init__(self) -> None:
         self._known: dict[str, IndexHeader] = {}
@@ -87,34 +53,12 @@ class _Sidecars(ShardCounts):
         return [self._known[url].samples for url in urls]
 
     def facts(self, url: str) -> ShardFacts | None:
-        """Returns what the index beside a shard states of it."""
+        """Returns what the index beside a shard whose samples were counted last states of it."""
         header = self._known.get(url)
         return None if header is None else header_facts(header)
 
 
-class _CountFile(ShardCounts):
-    """One JSON file for all shards. One on a server is read once, a local one each time."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._table: _CountTable | None = None
-        self.is_local = is_local(url)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _CountFile, (self._url,)
-
-    def __repr__(self) -> str:
-        return repr(mask_url(self._url))
-
-    def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
-        """Reads the file and looks the shards up."""
-        table = self._table or _read_table(self._url, storage_options)
-        if not self.is_local:
-            self._table = table
-        return table.of(urls, storage_options)
-
-
-class _CountTable(ShardCounts):
+class _CountTable:
     """Counts by URL, or by base name where only one shard has it."""
 
     is_local = True
@@ -157,13 +101,79 @@ class _CountTable(ShardCounts):
             )
         other = taken.setdefault(entries[0], url)
         if len(entries) > 1 or other != url:
-            among = f"{mask_url(entries[0])} and {mask_url(entries[1])}" if len(entries) > 1 else mask_url(other)
+            among = " and ".join(map(mask_url, entries[:2] if len(entries) > 1 else [other]))
             raise ShardListError(
                 f"{self._source} has a number of samples for the base name of shard {shown}, which {among} has too: "
                 "give the whole URLs as they are listed",
                 shard=shown,
             )
         return self._counts[entries[0]]
+
+
+class _CountFile:
+    """One JSON file for all shards. One on a server is read once, a local one each time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._table: _CountTable | None = None
+        self.is_local = is_local(url)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _CountFile, (self._url,)
+
+    def __repr__(self) -> str:
+        return repr(mask_url(self._url))
+
+    def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
+        """Reads the file and looks the shards up."""
+        table = self._table or self._read(storage_options)
+        if not self.is_local:
+            self._table = table
+        return table.of(urls, storage_options)
+
+    def _read(self, storage_options: StorageOptions) -> _CountTable:
+        source = f"the index {mask_url(self._url)}"
+        try:
+            with open_shard(self._url, storage_options=storage_options) as stream:
+                content = json.loads(stream.read())
+            if not isinstance(content, dict):
+                raise ShardListError(f"{source} is a JSON {type(content).__name__}, not an object. {_KINDS}")
+            is_wids = "shardlist" in content or "datasets" in content
+            return _CountTable(wids_counts(content, self._url) if is_wids else content.items(), source)
+        except ShardListError:
+            raise
+        except ShardOpenError as error:
+            raise ShardListError(f"{source} cannot be read: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ShardListError(f"{source} is malformed: {type(error).__name__}: {error}. {_KINDS}") from error
+        except (ValueError, RecursionError) as error:
+            raise ShardListError(f"{source} is not JSON: {error}. {_KINDS}") from error
+
+
+#: Where the number of samples of each shard comes from. `of` returns those of shards, or raises ShardListError;
+#: `is_local` says whether that asks no server and reads at most one file.
+ShardCounts = _Sidecars | _CountFile | _CountTable
+
+
+def shard_counts(index: Index) -> ShardCounts | None:
+    """Turns an ``index=`` argument into the source of the numbers of samples; None remains None.
+
+    Example:
+        >>> shard_counts({"x.tar": 5}).of(["data/x.tar"], StorageOptions())
+        [5]
+    """
+    if index is None:
+        return None
+    if index is True:
+        return _Sidecars()
+    if isinstance(index, (str, os.PathLike)):
+        return _CountFile(os.fspath(index))
+    if isinstance(index, Mapping):
+        return _CountTable(index.items(), "the dict given as index=")
+    raise TypeError(
+        "index must be True (an index beside each shard), the path or URL of one JSON file, a dict from URL or base "
+        f"name to the number of samples, or None, not {index!r}"
+    )
 
 
 def header_facts(header: IndexHeader) -> ShardFacts | None:
@@ -175,14 +185,10 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
     """Reads the first line of the index beside a shard."""
     shown = mask_url(url)
     try:
-        place = index_url(url)
-        line = b""
+        place, line = index_url(url), b""
         with open_shard(place, storage_options=storage_options) as stream:
-            while b"\n" not in line and len(line) < _LONGEST_HEADER:
-                piece = stream.read(_PIECE)
+            while b"\n" not in line and len(line) < _LONGEST_HEADER and (piece := stream.read(_PIECE)):
                 line += piece
-                if len(piece) < _PIECE:
-                    break
         return parse_index_header(line.partition(b"\n")[0], mask_url(place))
     except ShardFormatError as error:
         raise ShardListError(f"the index beside shard {shown} cannot be used: {error}", shard=shown) from error
@@ -192,21 +198,3 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
             "with index=True; or give split_shards the numbers of samples as a JSON file or a dict",
             shard=shown,
         ) from error
-
-
-def _read_table(url: str, storage_options: StorageOptions) -> _CountTable:
-    source = f"the index {mask_url(url)}"
-    try:
-        with open_shard(url, storage_options=storage_options) as stream:
-            content = json.loads(stream.read())
-    except ShardOpenError as error:
-        raise ShardListError(f"{source} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ShardListError(f"{source} is not JSON: {error}. {_KINDS}") from error
-    if not isinstance(content, dict):
-        raise ShardListError(f"{source} is a JSON {type(content).__name__}, not an object. {_KINDS}")
-    try:
-        is_wids = "shardlist" in content or "datasets" in content
-        return _CountTable(wids_counts(content, url) if is_wids else content.items(), source)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ShardListError(f"{source} is malformed: {type(error).__name__}: {error}. {_KINDS}") from error

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple, TypeVar
 
 from torchdata_wds import storage
@@ -102,38 +102,30 @@ def is_opened(item: Any) -> bool:
 
 def as_source(item: Any, options: storage.StorageOptions, skip: int = 0) -> ShardSource:
     """Returns what an item of the loader's source stands for, without its first `skip` samples."""
+    cached, given, found = None, None, item
     if isinstance(item, CachedShard):
-        part = ShardSlice(item.url) if item.part is None else _checked(item.part)
-        source = ShardSource(part, options, cached=item, strict=item.part is not None)
-    elif isinstance(item, ShardSlice):
-        source = ShardSource(_checked(item), options, strict=True)
-    elif isinstance(item, (str, os.PathLike)):
-        if isinstance(item, str):
-            check_letter(item, "load_wds_shards got the shard")
-        source = ShardSource(ShardSlice(os.fspath(item)), options)
-    elif is_opened(item) and isinstance(item[0], (str, os.PathLike)):
-        source = ShardSource(ShardSlice(os.fspath(item[0])), options, item[1])
-    else:
+        cached, found = item, item.url if item.part is None else item.part
+    elif is_opened(item):
+        found, given = item
+    strict = isinstance(found, ShardSlice)
+    url, start, stop, step = found if strict else (found, 0, None, 1)
+    if not isinstance(url, (str, os.PathLike)):
         raise ShardListError(
             f"load_wds_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path), "
             "ShardSlice, CachedShard or pairs (url, stream). Lists of patterns go through .list_shards() first."
         )
-    part = source.part
-    return source._replace(part=part._replace(start=part.start + skip * part.step)) if skip else source
-
-
-def _checked(part: ShardSlice) -> ShardSlice:
-    url, start, stop, step = part
     numbers = (start, 0 if stop is None else stop, step)
     if not all(isinstance(number, int) for number in numbers) or min(numbers) < 0 or not step:
         raise ShardListError(
-            f"{part!r} is not a slice of a shard: start and stop must be whole numbers from 0 (stop may be None), and "
+            f"{found!r} is not a slice of a shard: start and stop must be whole numbers from 0 (stop may be None), and "
             "step one from 1"
         )
-    if not isinstance(url, str):
-        return part._replace(url=os.fspath(url))
-    check_letter(url, "load_wds_shards got the shard")
-    return part
+    if isinstance(url, str) and (strict or item is found):
+        check_letter(url, "load_wds_shards got the shard")
+    part = found if strict else ShardSlice(os.fspath(url))
+    if skip or not isinstance(part.url, str):
+        part = part._replace(url=os.fspath(url), start=start + skip * step)
+    return ShardSource(part, options, given, cached, strict)
 
 
 def read_ahead(
@@ -144,25 +136,24 @@ def read_ahead(
     With 0 no thread is started. What the items raise comes in its turn.
     """
     waiting: deque[tuple[T, Ahead | None]] = deque()
-    source = iter(items)
-    failure: Exception | None = None
-    is_over = False
+    failures: list[Exception] = []
+
+    def started() -> Iterator[tuple[T, Ahead | None]]:
+        try:
+            for item in items:
+                yield item, start(item) if lead else None
+        except Exception as error:  # noqa: BLE001  (raised when its turn comes)
+            failures.append(error)
+
+    following = started()
     try:
         while True:
-            while len(waiting) <= lead and not is_over:
-                try:
-                    item = next(source)
-                except StopIteration:
-                    is_over = True
-                except Exception as error:  # noqa: BLE001  (raised when its turn comes)
-                    failure, is_over = error, True
-                else:
-                    waiting.append((item, start(item) if lead else None))
+            waiting.extend(islice(following, lead + 1 - len(waiting)))
             if not waiting:
                 break
             yield waiting.popleft()
-        if failure is not None:
-            raise failure
+        if failures:
+            raise failures[0]
     finally:
         close_all(ahead for _, ahead in waiting if ahead is not None)
 
@@ -183,15 +174,12 @@ def interleave(
     is_over: Callable[[], bool],
     places: list[tuple[int, int]] | None = None,
 ) -> Generator[T, None, None]:
-    """Takes items of several streams in turn, one of each; where one ends, the next stream takes its place.
+    """Takes items of `width` streams in turn, one of each; where one ends, the next stream takes its place.
 
-    Args:
-        streams: The streams, numbered from 0 as they come; each is opened when a place is free.
-        width: How many are open at a time.
-        is_over: Called after each stream's end: whether all others are to end there too.
-        places: The numbers of the open streams, and how many items each has given; kept up to date. Those that it has
-            at first are the streams to begin with, as they stood when the last of them was opened: of the others up to
-            that one, `streams` has none.
+    `is_over` is called after each stream's end: whether all others are to end there too. `places` has the numbers of
+    the open streams, from 0 as they come, and how many items each has given; it is kept up to date. Those that it has
+    at first are the streams to begin with, as they stood when the last of them was opened: of the others up to that
+    one, `streams` has none.
 
     Example:
         >>> streams = ((letter for letter in letters) for letters in ("abc", "1", "xy"))

@@ -22,7 +22,7 @@ from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlic
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Even, Index
 from torchdata_wds.pipes.base import WdsPipe, register
-from torchdata_wds.pipes.seeds import Seed
+from torchdata_wds.pipes.seeds import Seed, Seeded
 from torchdata_wds.pipes.shards.shard_counts import shard_counts
 from torchdata_wds.storage.urls import check_letter, is_local, local_path
 
@@ -33,26 +33,20 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
     It replaces ``sharding_filter``, after the shuffle of the shards. With an index, consumer i of N reads samples
     ``i*T//N`` to ``(i+1)*T//N`` of the T samples of the epoch's shards in their order: shares differ by one sample at
-    most, each shard is read once and few are opened by two consumers. Without an index whole shards are dealt out, as
-    by ``sharding_filter``; where they are fewer than consumers, each consumer reads all of them and keeps every N-th
-    sample, and a warning says what an index would save.
-
-    Samples that handlers skip, or stages drop, make equal shares unequal. Ranks that must take the same number of steps
-    over data that is not clean count with ``wds_epoch``.
-
-    The list of shards, which must end, and the index are read at the beginning of each epoch; what comes from a server
-    is kept for later epochs.
+    most, and few shards are opened by two consumers. Without an index whole shards are dealt out; where they are fewer
+    than consumers, each consumer reads all of them and keeps every N-th sample, with a warning. Samples that handlers
+    skip, or stages drop, make equal shares unequal: for ranks in step then count with ``wds_epoch``. The list of
+    shards, which must end, and the index are read each epoch; what comes from a server is kept.
 
     Args:
         source_datapipe: Yields URLs (str or Path).
         index: How many samples the shards have: True for the index beside each shard (``<shard>.index``, of
             ``index_shard`` and writers with ``index=True``); the path or URL of one JSON file, a ``wids`` shard list or
-            an object from URL to number (such as ``sizes.json``); or a dict from URL to number. A shard is looked up
-            by its whole URL, or else by its base name if only one shard has it. None divides whole shards.
+            an object from URL to number; or a dict from URL to number. A shard is looked up by its whole URL, or else
+            by its base name if only one shard has it. None divides whole shards.
         even: ``"drop"`` makes all shares exactly equal by leaving out at most N - 1 samples, drawn anew each
             epoch. ``"pad"`` makes them equal by yielding at most N - 1 samples a second time, marked
-            ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index. None does
-            neither.
+            ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for reading the index.
         rewrite: Where indexes are read instead, as in ``list_shards``.
 
@@ -106,7 +100,27 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
     def __iter__(self) -> Iterator[ShardSlice]:
         shards = self.source_datapipe.source_datapipe
         draw = shards.begin_epoch().random()
-        yield from self._slices(list(map(_as_url, shards)), draw)
+        urls = list(map(_as_url, shards))
+        place = self._place()
+        if self.index is None:
+            if not urls:
+                raise self._nothing_for(0, urls, None)
+            if len(urls) < place.consumers and not place.number:  # the first consumer speaks for all
+                _warn_about_strides(urls, place.consumers)
+            yield from whole_shards(urls, place)
+            return
+        try:
+            counts = self.index.of(urls, self.storage_options)
+        except (ShardListError, OSError):
+            for url in urls:
+                check_letter(url, "split_shards got the shard")
+            raise
+        total = sum(counts)
+        for rank, members in enumerate(ranks_of_filter(self.source_datapipe)):
+            # That all of them raise it, and not only the ranks without data, keeps the others from waiting for them.
+            if not any(share_of(total, Place(place.consumers, number), self.even) for number in members):
+                raise self._nothing_for(rank, urls, total)
+        yield from slices_of(share_of(total, place, self.even, draw), urls, counts)
 
     def count_samples(self) -> int:
         """Counts the samples that this consumer will get in the coming epoch, and changes no random state."""
@@ -120,36 +134,14 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
     def known_counts(self, urls: Sequence[str]) -> list[int] | None:
         """Returns how many samples shards have; None if that is not known of all without asking a server."""
-        if self.index is None or not self.index.is_local:
-            return None
-        try:
-            return self.index.of(urls, self.storage_options)
-        except (ShardListError, OSError):
-            return None
+        known = None
+        if self.index is not None and self.index.is_local:
+            with suppress(ShardListError, OSError):
+                known = self.index.of(urls, self.storage_options)
+        return known
 
     def _place(self) -> Place:
         return Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
-
-    def _slices(self, urls: list[str], draw: float) -> list[ShardSlice]:
-        place = self._place()
-        if self.index is None:
-            if not urls:
-                raise self._nothing_for(0, urls, None)
-            if 0 < len(urls) < place.consumers and not place.number:  # the first consumer speaks for all
-                _warn_about_strides(urls, place.consumers)
-            return whole_shards(urls, place)
-        try:
-            counts = self.index.of(urls, self.storage_options)
-        except (ShardListError, OSError):
-            for url in urls:
-                check_letter(url, "split_shards got the shard")
-            raise
-        total = sum(counts)
-        for rank, members in enumerate(ranks_of_filter(self.source_datapipe)):
-            # That all of them raise it, and not only the ranks without data, keeps the others from waiting for them.
-            if not any(share_of(total, Place(place.consumers, number), self.even) for number in members):
-                raise self._nothing_for(rank, urls, total)
-        return slices_of(share_of(total, place, self.even, draw), urls, counts)
 
     def _nothing_for(self, rank: int, urls: list[str], total: int | None) -> ShardListError:
         ranks = ranks_of_filter(self.source_datapipe)
@@ -162,7 +154,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         )
 
 
-class _AgreedIterDataPipe(WdsPipe[Any]):
+class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
     """Passes items on, and holds the seed that all consumers have: services give equal seeds upstream of a filter."""
 
     repeats_shards = True
@@ -170,11 +162,6 @@ class _AgreedIterDataPipe(WdsPipe[Any]):
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
         self.source_datapipe = source_datapipe
         self._seed = Seed()
-
-    def set_seed(self, seed: int) -> _AgreedIterDataPipe:
-        """Sets what all consumers agree on."""
-        self._seed.set(seed)
-        return self
 
     def begin_epoch(self) -> random.Random:
         """Returns the generator of the next epoch, the same for all consumers."""

@@ -35,18 +35,17 @@ def stack_in(lend: Lend) -> None:
 def wds_collate(samples: Sequence[Any]) -> Any:
     """Collates a list of tuples or samples into a tuple or dict of columns, for ``.batch(n).collate(wds_collate)``.
 
-    Tensors and arrays of equal shape and dtype, and numbers, are stacked; everything else (strings, dicts, images,
-    arrays of unequal shape) stays a list, with one warning for bytes that look undecoded and for PIL images. Stacked
-    batches cross from a worker to the main process many times faster than lists of tensors.
+    Tensors and arrays of equal shape and dtype, and numbers, are stacked: such batches cross from a worker to the main
+    process many times faster than lists. Everything else (strings, dicts, images, arrays of unequal shape) stays a
+    list, with one warning for bytes that look undecoded and for PIL images.
 
     Args:
         samples: Tuples of one length, or dicts of the same keys, or single values.
 
     Returns:
-        For tuples a tuple of columns, for dicts a dict of columns, else one column. A column of tensors is a tensor
-        (N, ...), of numpy arrays and numpy scalars an array (N, ...), of Python numbers a tensor (N,): int64, float64
-        (ints among floats become floats) or bool. Anything else is a list of N values, numbers that a tensor cannot
-        hold exactly among it.
+        For tuples a tuple of columns, for dicts a dict of columns, else one column: a tensor (N, ...) of tensors, an
+        array (N, ...) of numpy arrays and scalars, a tensor (N,) of Python numbers (int64, float64, bool) if it can
+        hold them exactly, else a list of N values.
 
     Raises:
         ValueError: if the samples differ in length or keys, or have none.
@@ -74,13 +73,11 @@ def wds_collate(samples: Sequence[Any]) -> Any:
 
 def _different(samples: list[Any]) -> str:
     """Returns two of the kinds that differ."""
-    return " and ".join(sorted(set(map(_kind, samples)))[:2])
-
-
-def _kind(sample: Any) -> str:
-    if isinstance(sample, dict):
-        return str(sorted(map(str, sample)))
-    return str(len(sample)) if isinstance(sample, (tuple, list)) else type(sample).__name__
+    kinds = set()
+    for sample in samples:
+        kind = sorted(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
+        kinds.add(str(len(sample) if isinstance(sample, (tuple, list)) else kind))
+    return " and ".join(sorted(kinds)[:2])
 
 
 def _column(values: list[Any], field: str = "") -> Any:
@@ -127,23 +124,20 @@ def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
         and not (value.requires_grad or value.is_quantized)
         for value in values
     )
-    memory = _lent(len(values) * first.numel() * first.element_size()) if is_plain else None
-    if memory is None:
-        return torch.stack(values)
-    return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape))
+    memory = _lent(len(values) * first.numel() * first.element_size(), is_plain)
+    out = None if memory is None else torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape)
+    return torch.stack(values, out=out)
 
 
 def _stack_arrays(values: list[Any]) -> np.ndarray[Any, Any]:
     first = values[0]
     is_plain = all(type(value) is np.ndarray for value in values) and not first.dtype.hasobject
-    memory = _lent(len(values) * first.nbytes) if is_plain else None
-    if memory is None:
-        return np.stack(values)
-    return np.stack(values, out=memory.view(first.dtype).reshape(len(values), *first.shape))
+    memory = _lent(len(values) * first.nbytes, is_plain)
+    return np.stack(values, out=None if memory is None else memory.view(first.dtype).reshape(len(values), *first.shape))
 
 
-def _lent(size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    return _lend(size) if _lend is not None and size >= _LARGE else None
+def _lent(size: int, is_plain: bool) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    return _lend(size) if _lend is not None and is_plain and size >= _LARGE else None
 
 
 def _numbers(values: list[Any]) -> Any:
@@ -151,14 +145,10 @@ def _numbers(values: list[Any]) -> Any:
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return torch.tensor(values)
-    if kinds == {int}:
-        fits = all(-(2**63) <= value < 2**63 for value in values)
-        return torch.tensor(values, dtype=torch.int64) if fits else values
-    if kinds == {int, float} and any(type(value) is int and abs(value) > 2**53 for value in values):
-        return values
-    if kinds <= {int, float}:
-        return torch.tensor(values, dtype=torch.float64)
-    return values
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    fits = kinds == {float} or (kinds == {int, float} and all(type(v) is float or abs(v) <= 2**53 for v in values))
+    return torch.tensor(values, dtype=torch.float64) if fits else values
 
 
 @register("wds_unbatch")
@@ -188,10 +178,12 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.source_datapipe:
-            yield from _rows(batch)
+            columns = _columns(batch)
+            for values in zip(*columns, strict=True):
+                yield dict(zip(batch, values, strict=True)) if isinstance(batch, dict) else values
 
 
-def _rows(batch: Any) -> Iterator[Any]:
+def _columns(batch: Any) -> Sequence[Any]:
     columns = list(batch.values()) if isinstance(batch, dict) else batch
     if isinstance(batch, DataChunk):
         raise ValueError(  # noqa: TRY004  (an item that is wrong, not an argument)
@@ -206,8 +198,7 @@ def _rows(batch: Any) -> Iterator[Any]:
     sizes = {len(column) for column in columns}
     if len(sizes) > 1:
         raise ValueError(f"wds_unbatch got a batch whose columns have different lengths: {sorted(sizes)}")
-    for values in zip(*columns, strict=True):
-        yield dict(zip(batch, values, strict=True)) if isinstance(batch, dict) else values
+    return columns
 
 
 def _is_column(value: Any) -> bool:

@@ -21,9 +21,8 @@ from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 class SampleDecoderIterDataPipe(ItemMapper):
     """Decodes the fields of samples (functional name: ``wds_decode``).
 
-    Order and metadata (``__key__``, ``__url__``) are kept; values that are no longer bytes are left alone, so that two
-    stages may follow each other. Compressed fields (``txt.gz``) are decompressed first. The handler is called once
-    per sample that does not decode.
+    Order and metadata (``__key__``, ``__url__``) are kept, and values that are no longer bytes. Compressed fields
+    (``txt.gz``) are decompressed first.
 
     Args:
         source_datapipe: Yields samples.
@@ -109,8 +108,7 @@ class SampleEncoderIterDataPipe(ItemMapper):
     """Encodes the fields of samples (functional name: ``wds_encode``).
 
     The other direction of ``wds_decode``, by the same table. Order and metadata (``__key__``, ``__url__``) are kept,
-    bytes pass untouched. ``save_wds_shards`` and the writers encode by themselves; this stage is for doing it in
-    workers, or for looking at the bytes. The handler is called once per sample.
+    and bytes. ``save_wds_shards`` and the writers encode by themselves; this stage does it in workers.
 
     Args:
         source_datapipe: Yields samples.
@@ -125,8 +123,7 @@ class SampleEncoderIterDataPipe(ItemMapper):
         dict: Samples with bytes by field.
 
     Raises:
-        TypeError: if an option has the wrong type.
-        ValueError: if an option is not valid.
+        TypeError, ValueError: if an option is not valid.
         EncodingError: through the handler; it names key, field, what was found and what to do.
 
     Example:

@@ -14,7 +14,7 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import place_of
 from torchdata_wds.pipes.base import WdsPipe, register
 from torchdata_wds.pipes.resume_facts import Step, Wanted, Way
-from torchdata_wds.pipes.seeds import Seed
+from torchdata_wds.pipes.seeds import Seed, Seeded
 
 T = TypeVar("T")
 
@@ -41,13 +41,12 @@ class _Restart(NamedTuple):
 
 
 @register("wds_shuffle")
-class SampleShufflerIterDataPipe(WdsPipe[T], Step):
+class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
     """Shuffles items through a buffer (functional name: ``wds_shuffle``).
 
     The first item goes out once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
-    for two that come in, and is emptied at the end. Each consumer of a ``sharding_filter`` shuffles differently, also
-    under torch's DataLoader, which gives all its workers the same seed; before the filter, or without one, all shuffle
-    alike. Each epoch has a new order.
+    for two that come in, and is emptied at the end. Each epoch has a new order. Each consumer of a ``sharding_filter``
+    shuffles differently; before the filter, or without one, all shuffle alike.
 
     Args:
         source_datapipe: Yields anything.
@@ -95,20 +94,15 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Step):
         self._enabled = shuffle
         return self
 
-    def set_seed(self, seed: int) -> SampleShufflerIterDataPipe[T]:
-        """Makes the coming epochs a function of the seed, their number and this consumer's place."""
-        self._seed.set(seed)
-        return self
-
     def __iter__(self) -> Iterator[T]:
+        restart, self._restart = self._restart, None
         if not self._enabled:
             yield from self.source_datapipe
-            return
-        restart, self._restart = self._restart, None
-        if restart is not None:
+        elif restart is not None:
             yield from self._go_on(restart)
-            return
-        yield from shuffled(self.source_datapipe, self._begin_epoch(), self.buffer_size, self.initial, self.max_bytes)
+        else:
+            rng = self._seed.begin_epoch("wds_shuffle", place_of(self))
+            yield from shuffled(self.source_datapipe, rng, self.buffer_size, self.initial, self.max_bytes)
 
     def __len__(self) -> int:
         return len(self.source_datapipe)
@@ -124,13 +118,26 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Step):
             return wanted, way
         # The draws depend on how many items there are, not on which: a shuffle of their numbers, run on to the first
         # wanted one, has in its buffer the numbers of those that must be read again.
-        rng, buffer = self._begin_epoch(), _Buffer()
+        rng, buffer = self._seed.begin_epoch("wds_shuffle", place_of(self)), _Buffer()
         source = iter(count() if way.length is None else range(way.length))
         order = shuffled(source, rng, self.buffer_size, self.initial, buffer=buffer)
         early: list[int] = []
-        given = 0
+        given, last = 0, self.buffer_size - 1
         for number in (*wanted.early, wanted.first):
-            given = _pass_over(order, source, given, number, buffer, self.buffer_size, rng)
+            while given < number:
+                # The shortest loop while the buffer stays full: an item comes in at the end, and the drawn one swaps
+                # places with it and goes out. The new item is in the drawn place, or has gone out if that was the last.
+                if buffer.gave and len(buffer.items) >= last:
+                    for taken in islice(source, number - given):
+                        place = int(rng.random() * self.buffer_size)
+                        if place < last:
+                            buffer.items[place] = (taken, 0)
+                        given += 1
+                # The buffer is being filled, or emptied.
+                if given < number:
+                    if next(order, None) is None:
+                        break
+                    given += 1
             if number < wanted.first:
                 early.extend(islice(order, 1))
                 given += 1
@@ -144,9 +151,6 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Step):
     def undo(self) -> None:
         """Takes back a `resume`."""
         self._restart = None
-
-    def _begin_epoch(self) -> random.Random:
-        return self._seed.begin_epoch("wds_shuffle", place_of(self))
 
     def _go_on(self, restart: _Restart) -> Iterator[T]:
         items = iter(self.source_datapipe)
@@ -197,34 +201,6 @@ def shuffled(
             surplus = False
     while waiting:
         yield _pop(waiting, draw)[0]
-
-
-def _pass_over(
-    order: Iterator[int],
-    source: Iterator[int],
-    given: int,
-    until: int,
-    buffer: _Buffer,
-    buffer_size: int,
-    rng: random.Random,
-) -> int:
-    """Runs a shuffle of numbers on until it has given `until`, by the shortest loop where the buffer stays full."""
-    waiting, draw = buffer.items, rng.random
-    # With a full buffer, an item comes in at the end, and the drawn one swaps places with it and goes out: the new item
-    # is in the drawn place, or has gone out itself if that was the last.
-    while given < until:
-        if buffer.gave and len(waiting) >= buffer_size - 1:
-            for taken in islice(source, until - given):
-                place = int(draw() * buffer_size)
-                if place < buffer_size - 1:
-                    waiting[place] = (taken, 0)
-                given += 1
-        # the buffer is being filled, or emptied
-        if given < until:
-            if next(order, None) is None:
-                break
-            given += 1
-    return given
 
 
 def _pop(buffer: list[T], draw: Callable[[], float]) -> T:

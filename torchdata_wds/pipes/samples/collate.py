@@ -155,7 +155,7 @@ def _numbers(values: list[Any]) -> Any:
 class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
     """Takes collated batches apart (functional name: ``wds_unbatch``).
 
-    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again: after
+    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again after
     ``.join_workers()``, across all workers.
 
     Args:

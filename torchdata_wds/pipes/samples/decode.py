@@ -30,7 +30,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
             that get the field with a leading dot and return None to pass, as `handle_extension` and
             `image_decoder` make them. Functions are tried first, in their order.
         only: Which fields to decode: a list, or one str separated by blanks. Each is a whole name (``"png"`` is not
-            ``seg.png``) or a glob (``"*.png"``); None decodes all. If a sample has none of them, a warning says so.
+            ``seg.png``) or a glob (``"*.png"``); None decodes all.
         allow_pickle: Whether pickles may be loaded, which can run any code.
         exif_transpose: Whether images are turned upright by their EXIF orientation.
         errors: What happens to text that is not UTF-8: ``"strict"``, ``"replace"`` or another of Python's handlers.
@@ -41,8 +41,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         dict: Samples with decoded values.
 
     Raises:
-        ValueError: if an image spec is unknown.
-        TypeError: if a decoder is neither a spec nor callable.
+        ValueError, TypeError: if a decoder is not an image spec that is known, nor callable.
         DecodingError: through the handler; it names shard, key, field and cause.
         UnsafeDataError: through the handler, for a pickle without `allow_pickle`.
 

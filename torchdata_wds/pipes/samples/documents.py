@@ -38,19 +38,11 @@ _SHOWN = 5
 class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
     """Assembles interleaved documents from samples (functional name: ``wds_interleaved``).
 
-    A document is JSON in a ``json`` field, decoded or not, in one of two forms: MMC4's ``text_list`` and
+    A document is JSON in a ``json`` field, decoded or not: MMC4's ``text_list`` and
     ``image_info[{image_name, matched_text_index, matched_sim}]``, where an image stands before the text of its index
-    (or after all, with the number of texts) and images of one index keep their order; or OBELICS' ``images`` and
-    ``texts``, lists of one length with one null at each place. The layouts say where the images are:
-
-    - ``"members"``: ``doc.json`` with ``doc.<image>.jpg``, as `interleaved_sample` writes it;
-    - ``"dash"``: ``doc.json`` with samples ``doc-<image>.jpg`` after or before it, or in its own members;
-    - ``"base64"``: MMC4's form with ``image_base64`` in ``image_info``;
-    - ``"obelics"``: OBELICS' form, with the images as in ``"members"``;
-    - ``"auto"``: any of these, found out for each document.
-
-    An image's field is the one named as ``image_name``, the same in lower case, or the same with another extension,
-    ``jpg`` first; one that could be that of two images is that of neither.
+    (or after all, with the number of texts); or OBELICS' ``images`` and ``texts``, lists of one length with one null at
+    each place. An image's field is the one named as ``image_name``, the same in lower case, or the same with another
+    extension, ``jpg`` first; one that could be that of two images is that of neither.
 
     Documents come as they are complete. In memory are one and, with ``"dash"`` and ``"auto"``, at most 1,000 samples
     that wait for the document that names them: of one shard, or after ``load_wds_shards(interleave=k)`` of each of 2k.
@@ -60,11 +52,14 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     Args:
         source_datapipe: Yields samples, as ``group_by_key`` and ``wds_decode`` do.
-        layout: Where the images are.
+        layout: Where the images are: ``"members"`` of the document's sample, such as ``doc.<image>.jpg`` beside
+            ``doc.json``; ``"dash"``, samples ``doc-<image>.jpg`` after or before it, or members; ``"base64"``, MMC4's
+            form with ``image_base64`` in ``image_info``; ``"obelics"``, OBELICS' form with members; ``"auto"``, any
+            of these, found out for each document.
         missing: What happens to an image that is named and not there: ``"error"``; ``"drop_image"`` leaves it out,
             ``"skip_sample"`` the document; ``"none"`` makes a segment with None.
-        images: What to decode images to that are still bytes: a spec such as ``"pil"``, or what `image_decoder` makes;
-            None leaves them bytes. Only the images that are kept are decoded.
+        images: What to decode images to that are still bytes and are kept: a spec such as ``"pil"``, or what
+            `image_decoder` makes; None leaves them bytes.
         min_images: Documents with fewer images are left out.
         max_images: Of documents with more images, the first are kept.
         min_similarity: Images with a lower similarity are left out; those without one are kept.
@@ -77,18 +72,15 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     Raises:
         ValueError: if an option is not one of those listed.
-        SampleError: through the handler, if a document's JSON is wrong, or images belong to no document.
-        MissingFieldError: through the handler, if an image is missing and ``missing="error"``.
-        DecodingError: through the handler, if an image does not decode.
+        SampleError, MissingFieldError, DecodingError: through the handler, if a document's JSON is wrong, images belong
+            to no document, an image is missing, or does not decode.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> document = {"text_list": ["A cat."], "image_info": [{"image_name": "cat.png", "matched_text_index": 0}]}
         >>> samples = IterableWrapper([{"__key__": "a", "json": document, "cat.jpg": b"..."}])
-        >>> for segment in next(iter(samples.wds_interleaved()))["segments"]:
-        ...     segment
-        ImageSegment(image=b'...', name='cat.png', similarity=None, info={})
-        TextSegment(text='A cat.')
+        >>> next(iter(samples.wds_interleaved()))["segments"]
+        [ImageSegment(image=b'...', name='cat.png', similarity=None, info={}), TextSegment(text='A cat.')]
     """
 
     def __init__(

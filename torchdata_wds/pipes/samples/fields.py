@@ -40,8 +40,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
         dict: Samples.
 
     Raises:
-        TypeError: if `keep` or `handler` is the new name of a field.
-        ValueError: if a spec is not a name.
+        TypeError, ValueError: if `keep` or `handler` is the new name of a field, or a spec is not a name.
         MissingFieldError: through the handler.
 
     Example:

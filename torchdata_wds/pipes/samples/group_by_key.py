@@ -48,9 +48,8 @@ class _Restart(NamedTuple):
 class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
     """Groups members into samples by their key (functional name: ``group_by_key``).
 
-    A sample is a run of consecutive members of one shard with the same key; a shard's end always ends a sample.
-    Order is kept, one sample is in memory. Directly after ``load_wds_shards`` the two run as one loop: same samples,
-    without a step per member. The handler is called once per sample.
+    A sample is a run of consecutive members of one shard with the same key. Order is kept, one sample is in memory.
+    Directly after ``load_wds_shards`` the two run as one loop: same samples, without a step per member.
 
     Args:
         source_datapipe: Yields `ShardMember`, or ``(path, bytes or stream)`` pairs as of ``load_from_tar``.
@@ -68,13 +67,11 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
 
     Raises:
-        DuplicateFieldError, ReappearingKeyError: through the handler.
-        SampleError: through the handler, for a member that would become a reserved field.
+        SampleError: through the handler: DuplicateFieldError, ReappearingKeyError, or a field with a reserved name.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> members = IterableWrapper([("x.tar/a.txt", b"A"), ("x.tar/a.cls", b"1")])
-        >>> list(members.group_by_key())
+        >>> list(IterableWrapper([("x.tar/a.txt", b"A"), ("x.tar/a.cls", b"1")]).group_by_key())
         [{'__key__': 'a', '__url__': 'x.tar', 'txt': b'A', 'cls': b'1'}]
     """
 

@@ -156,9 +156,9 @@ class TupleMapperIterDataPipe(ItemMapper):
         tuple: The results.
 
     Raises:
-        TypeError: if a function is not callable, or through the handler if an item is not a tuple.
-        ValueError: through the handler, if an item has fewer places than there are functions.
-        Exception: through the handler, what a function raises.
+        TypeError: if a function is not callable.
+        Exception: through the handler, what a function raises; TypeError or ValueError, if an item is not a tuple or
+            is too short.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -205,10 +205,8 @@ class FieldMapperIterDataPipe(ItemMapper):
         dict: New samples with the functions' results in place.
 
     Raises:
-        TypeError: if a function is not callable.
-        ValueError: if there is no function.
-        MissingFieldError: through the handler.
-        Exception: through the handler, what a function raises.
+        TypeError, ValueError: if a function is not callable, or there is none.
+        Exception: through the handler, what a function raises; MissingFieldError, if a field is not there.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -265,11 +263,8 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> def pairs(items, times):
-        ...     for item in items:
-        ...         yield from [item] * times
-        >>> list(IterableWrapper([1, 2]).wds_compose(pairs, times=2))
-        [1, 1, 2, 2]
+        >>> list(IterableWrapper([1, 2]).wds_compose(lambda items, times: (item * times for item in items), times=2))
+        [2, 4]
     """
 
     def __init__(

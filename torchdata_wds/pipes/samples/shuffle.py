@@ -52,8 +52,8 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         source_datapipe: Yields anything.
         buffer_size: How many items to keep; 0 or 1 passes items through in their order.
         initial: How many items to wait for before the first goes out; at most `buffer_size`.
-        max_bytes: The most that the buffer holds, in bytes as `size_in_bytes` counts them, when it takes the next item.
-            An item that is larger by itself goes straight through.
+        max_bytes: The most that the buffer holds, in bytes as `size_in_bytes` counts them. An item that is larger by
+            itself goes straight through.
 
     Yields:
         The same items.

@@ -86,13 +86,9 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
     Put it between the shards and ``load_wds_shards``. One process per machine downloads each shard, others read along.
     A copy holds the object's own bytes, appears only when complete, and is then used as it is; that a shard has changed
     is noticed only after ``split_shards(index=True)``, by the size and digest in the index, and it is then downloaded
-    once more before it is read. If a copy cannot be made or read (a full disk, a download without progress for five
-    minutes), the source is read instead, with a warning. A compressed copy that turns out damaged while it is read is
-    removed, and raises. A shard that is not read to its end is not kept, unless a `ShardSlice` of it was read.
-
-    The folder holds only copies, and the ``.part`` and ``.lock`` files of downloads. With ``"basename"``, ``"path"`` or
-    a function as `name`, files that you put there are used as they are, and never changed or evicted; if two URLs have
-    the same name, the second is an error.
+    once more before it is read. If a copy cannot be made or read, the source is read instead, with a warning; one that
+    turns out damaged is removed, and raises. A shard that is not read to its end is not kept, unless a `ShardSlice` of
+    it was read. The folder holds only copies, and the ``.part`` and ``.lock`` files of downloads.
 
     Args:
         source_datapipe: Yields URLs (str or Path) or the `ShardSlice` of ``split_shards``.
@@ -103,14 +99,13 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         name: The name of a copy: None for the shard's own name and a digest of its origin (the whole URL or command
             after rewriting, with the endpoint or account of its store, without credentials); ``"unsigned"`` for the
             same without query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a
-            ``callable(url) -> path`` inside the folder. With the last three, a copy from another place is an error if
-            the file system has extended attributes; otherwise keep it out yourself.
+            ``callable(url) -> path`` inside the folder. With the last three, files that you put there are used and
+            never changed; two URLs of one name are an error, as is a copy from another place, if the file system has
+            extended attributes.
         verify: Whether to keep only complete shards, by a tar archive's end marker and the checksums of compression.
-            The length is always checked.
         while_reading: Whether to read a shard while it is downloaded; False downloads it first.
         cache_local: Whether to copy local files too, such as those of a network file system.
-        verbose: Whether to log each hit, download and eviction, with a progress bar if tqdm is installed;
-            ``WDS_VERBOSE_CACHE=1`` does the same.
+        verbose: Whether to log each hit, download and eviction, as ``WDS_VERBOSE_CACHE=1`` does.
         storage_options: fsspec options by protocol for downloading, such as ``{"s3": {...}}``.
         rewrite: Rules for finding URLs elsewhere, as in ``list_shards``; samples keep the original URLs.
         handler: Called for each item that is not a shard, or has no name. Errors of downloads go to the handler of
@@ -121,16 +116,12 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         unchanged.
 
     Raises:
-        ShardListError: through the handler, for an item that is not a URL.
-        CacheError: through the handler, for a URL without a name of its own.
+        ShardListError, CacheError: through the handler, for an item that is not a URL, or has no name of its own.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> urls = ["https://host/a/x.tar?v=3", "y.tar"]
-        >>> for shard in IterableWrapper(urls).cache_shards("/cache", name="path"):
-        ...     print(shard)
+        >>> next(iter(IterableWrapper(["https://host/a/x.tar?v=3"]).cache_shards("/cache", name="path")))
         CachedShard(url='https://host/a/x.tar?v=3', path='/cache/host/a/x.tar', part=None)
-        y.tar
     """
 
     repeats_shards = True

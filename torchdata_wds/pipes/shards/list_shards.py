@@ -45,8 +45,7 @@ class ShardListerIterDataPipe(WdsPipe[str]):
         str: One URL each.
 
     Raises:
-        ShardListError: if a pattern matches nothing, is a single character or not a pattern, or has a variable that is
-            not set.
+        ShardListError: if a pattern matches nothing, or is not a pattern, or a variable is not set.
         UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
         ValueError, TypeError: if a rule is malformed.
 
@@ -99,13 +98,11 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
     Raises:
         ValueError: if `n` is not a number of shards, or a ``sharding_filter`` or the like stands upstream.
         ShardListError: if there is no shard to draw from, or nothing comes of all shards of an endless stream.
-        RuntimeError: "Sharding twice", from torch, if a ``sharding_filter`` follows.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> shards = IterableWrapper(["a.tar", "b.tar", "c.tar"]).resample_shards(6, replacement=False)
-        >>> sorted(shards)
-        ['a.tar', 'a.tar', 'b.tar', 'b.tar', 'c.tar', 'c.tar']
+        >>> sorted(IterableWrapper(["a.tar", "b.tar"]).resample_shards(4, replacement=False))
+        ['a.tar', 'a.tar', 'b.tar', 'b.tar']
     """
 
     repeats_shards = True

@@ -90,17 +90,14 @@ class RecordLoader(HandlingPipe[Any]):
 class CborShardLoaderIterDataPipe(RecordLoader):
     """Loads shards of concatenated CBOR items into their records (functional name: ``load_cbor_shards``).
 
-    Shards come through the same storage as tar shards, compressed or not, and are read front to back, one record in
-    memory. The handler is called once per shard: one that fails is left at the damage, after the records before it. The
-    format has no end marker: a shard that is cut between two records looks whole, unless its server states its length
-    or its compression ends with a checksum.
-
-    Nothing is added to a record; a dict is a sample for the stages that follow if it has a ``__key__``. Nothing in it
-    runs code; dates, decimals, sets and other types that CBOR has tags for are Python's.
+    Shards are opened as tar shards are and read front to back, one record in memory. One that fails is left at the
+    damage, after the records before it. The format has no end marker: a shard that is cut between two records looks
+    whole, unless its server states its length or its compression has a checksum. Nothing is added to a record; a dict
+    is a sample for later stages if it has a ``__key__``. Nothing in it runs code; dates, decimals, sets and other types
+    that CBOR has tags for are Python's.
 
     Args:
-        source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs from
-            torchdata's openers.
+        source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs.
         max_bytes: The size of the largest record that is read, in bytes.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
         rewrite: Where shards are read instead, as in ``list_shards``.
@@ -118,8 +115,8 @@ class CborShardLoaderIterDataPipe(RecordLoader):
     Example:
         >>> import cbor2, io
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> shard = cbor2.dumps({"__key__": "a", "cls": 1}) + cbor2.dumps({"__key__": "b", "cls": 2})
-        >>> list(IterableWrapper([("x.cbor", io.BytesIO(shard))]).load_cbor_shards())
+        >>> shard = io.BytesIO(cbor2.dumps({"__key__": "a", "cls": 1}) + cbor2.dumps({"__key__": "b", "cls": 2}))
+        >>> list(IterableWrapper([("x.cbor", shard)]).load_cbor_shards())
         [{'__key__': 'a', 'cls': 1}, {'__key__': 'b', 'cls': 2}]
     """
 
@@ -134,11 +131,7 @@ class MsgpackShardLoaderIterDataPipe(RecordLoader):
     extension types stay ``msgpack.ExtType``.
 
     Args:
-        source_datapipe: Yields URLs (str or Path), `CachedShard`, or ``(url, stream)`` pairs.
-        max_bytes: The size of the largest record that is read, in bytes.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
-        rewrite: Where shards are read instead, as in ``list_shards``.
-        handler: Called for each shard that cannot be opened or fully read.
+        source_datapipe: Yields shards; it and the options are those of ``load_cbor_shards``.
 
     Yields:
         The records, usually dicts.
@@ -146,9 +139,8 @@ class MsgpackShardLoaderIterDataPipe(RecordLoader):
     Example:
         >>> import io, msgpack
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> shard = msgpack.packb({"__key__": "a", "cls": 1}) + msgpack.packb({"__key__": "b", "cls": 2})
-        >>> list(IterableWrapper([("x.msgpack", io.BytesIO(shard))]).load_msgpack_shards())
-        [{'__key__': 'a', 'cls': 1}, {'__key__': 'b', 'cls': 2}]
+        >>> list(IterableWrapper([("x.msgpack", io.BytesIO(msgpack.packb({"cls": 1})))]).load_msgpack_shards())
+        [{'cls': 1}]
     """
 
     record_format = "msgpack"

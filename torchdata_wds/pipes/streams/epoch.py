@@ -100,7 +100,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
 
     Args:
         source_datapipe: Yields anything.
-        n: How many items all consumers yield together in an epoch.
+        n: How many items all consumers yield together in an epoch, best a multiple of the ranks.
 
     Yields:
         The items of the source.

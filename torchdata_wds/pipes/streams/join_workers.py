@@ -53,8 +53,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
     branches that each have one have separate workers) and torchdata's ``MultiProcessingReadingService``, which without
     it loses items, or breaks, when its workers' streams differ in length. (Give that ``main_prefetch_cnt=0``, or its
     shutdown after an early break may hang.) torch's ``DataLoader`` and ``StatefulDataLoader`` run all stages in each
-    worker; a warning says so. In a single process items pass unchanged. Items come from worker 0, 1, ... in turn; a
-    worker whose stream has ended is skipped.
+    worker; a warning says so. Items come from worker 0, 1, ... in turn; a worker whose stream has ended is skipped.
 
     Args:
         source_datapipe: The stages that workers run.
@@ -66,7 +65,6 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         RuntimeError: if end marks come from the workers of an unknown service.
 
     Example:
-        >>> from torchdata_wds import JoinWorkers
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(5)).sharding_filter().batch(2).join_workers().unbatch())
         [0, 1, 2, 3, 4]

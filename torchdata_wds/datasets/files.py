@@ -86,7 +86,7 @@ class EntryMapperIterDataPipe(ItemMapper):
     def __iter__(self) -> Iterator[Any]:
         samples = noting_absent(self.source_datapipe, dict(self._optional_fields()))
         chosen = self.map_items(samples, self._choose, "MissingFieldError")
-        yield from self.map_items(chosen, self.apply, self.dropped)
+        yield from self.map_items(chosen, self._apply, self.dropped)
 
     def _entry(self, sample: dict[str, Any]) -> SpecEntry:
         url: EntryUrl = sample["__url__"]
@@ -130,7 +130,7 @@ class EntryMapperIterDataPipe(ItemMapper):
                 chosen[new] = sample[name]
         return chosen
 
-    def apply(self, item: dict[str, Any]) -> Any:
+    def _apply(self, item: dict[str, Any]) -> Any:
         """Names the entry in its sample, and calls the function with the entry's keys."""
         entry = self._entry(item)
         meta = {"__key__": item["__key__"], "__url__": str(item["__url__"]), "__dataset__": entry.name}

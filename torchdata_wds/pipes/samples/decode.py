@@ -81,8 +81,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         self.max_bytes = max_bytes
         self._is_unsure = only is not None
 
-    def apply(self, item: Any) -> dict[str, Any]:
-        """Decodes one sample."""
+    def _apply(self, item: Any) -> dict[str, Any]:
         if not isinstance(item, dict):
             expect_sample(item, "wds_decode")
         if self._is_unsure:
@@ -146,8 +145,7 @@ class SampleEncoderIterDataPipe(ItemMapper):
         self.jpeg_quality = jpeg_quality
         self.png_compression = png_compression
 
-    def apply(self, item: Any) -> dict[str, Any]:
-        """Encodes one sample."""
+    def _apply(self, item: Any) -> dict[str, Any]:
         if not isinstance(item, Mapping):
             expect_sample(item, "wds_encode")
         return self._encode(item)

@@ -67,8 +67,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
         self.keep = keep
         self.specs = {new: alternatives(spec) for new, spec in specs.items()}
 
-    def apply(self, item: Any) -> dict[str, Any]:
-        """Renames the fields of one sample."""
+    def _apply(self, item: Any) -> dict[str, Any]:
         sample = expect_sample(item, "wds_rename")
         replaced = {name for names in self.specs.values() for name in names}
         kept = {
@@ -130,8 +129,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
         self.must_match = must_match
         self.duplicate_is_error = duplicate_is_error
 
-    def apply(self, item: Any) -> dict[str, Any]:
-        """Renames the fields of one sample."""
+    def _apply(self, item: Any) -> dict[str, Any]:
         sample = expect_sample(item, "wds_rename_keys")
         renamed: dict[str, Any] = {}
         made = set()
@@ -210,10 +208,9 @@ class FieldTuplerIterDataPipe(ItemMapper):
         if self.missing != "error":
             named = {f"wds_to_tuple names {';'.join(names)!r}": partial(_has, names) for names in self.specs}
             samples = noting_absent(samples, named)
-        yield from self.map_items(samples, self.apply, self.dropped)
+        yield from self.map_items(samples, self._apply, self.dropped)
 
-    def apply(self, item: Any) -> tuple[Any, ...] | None:
-        """Takes the fields out of one sample."""
+    def _apply(self, item: Any) -> tuple[Any, ...] | None:
         sample = expect_sample(item, "wds_to_tuple")
         values = []
         for names in self.specs:
@@ -276,8 +273,7 @@ class KeyExtractorIterDataPipe(ItemMapper):
         self.duplicate_is_error = duplicate_is_error
         self.ignore_missing = ignore_missing
 
-    def apply(self, item: Any) -> tuple[Any, ...]:
-        """Takes the matching fields out of one sample."""
+    def _apply(self, item: Any) -> tuple[Any, ...]:
         sample = expect_sample(item, "wds_extract_keys")
         values = []
         for globs in self.patterns:

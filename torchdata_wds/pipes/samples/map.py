@@ -61,22 +61,22 @@ class HandlingPipe(WdsPipe[T]):
 
 
 class ItemMapper(HandlingPipe[Any]):
-    """Base of the pipes that turn each item into one other: a subclass says how in `apply`."""
+    """Base of the pipes that turn each item into one other: a subclass says how in `_apply`."""
 
     one_to_one = True
 
-    dropped = "None"  # the name that items are counted by for which `apply` returns None
+    dropped = "None"  # the name that items are counted by for which `_apply` returns None
 
     def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
         super().__init__(source_datapipe, handler)
         self._latest = Latest()
 
     @abstractmethod
-    def apply(self, item: Any) -> Any:
+    def _apply(self, item: Any) -> Any:
         """Turns one item into another; None drops it."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.map_items(self.source_datapipe, self.apply, self.dropped)
+        yield from self.map_items(self.source_datapipe, self._apply, self.dropped)
 
     def __len__(self) -> int:
         return self.source_length()
@@ -130,8 +130,7 @@ class WdsMapperIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.fn = fn
 
-    def apply(self, item: Any) -> Any:
-        """Calls the function, and puts the key back."""
+    def _apply(self, item: Any) -> Any:
         result = self.fn(item)
         if isinstance(item, dict) and isinstance(result, dict) and "__key__" in item and "__key__" not in result:
             return {"__key__": item["__key__"], **result}  # a copy: the function may return one dict for many samples
@@ -178,8 +177,7 @@ class TupleMapperIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
-    def apply(self, item: Any) -> tuple[Any, ...]:
-        """Maps the values of one tuple."""
+    def _apply(self, item: Any) -> tuple[Any, ...]:
         functions = self.fns.value
         if not isinstance(item, (tuple, list)):
             raise TypeError(f"wds_map_tuple got {type(item).__name__}; it takes tuples, as .wds_to_tuple() yields them")
@@ -229,8 +227,7 @@ class FieldMapperIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
-    def apply(self, item: Any) -> dict[str, Any]:
-        """Maps the fields of one sample."""
+    def _apply(self, item: Any) -> dict[str, Any]:
         sample = dict(expect_sample(item, "wds_map_dict"))
         for field, function in self.fns.value.items():
             if field not in sample:

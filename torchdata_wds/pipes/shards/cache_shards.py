@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,20 +174,12 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
             verbose=self.verbose,
             storage_options=self.storage_options,
         )
-        cached = partial(self._cached, cache, {}, lru_cache(1)(self._index))
-        yield from self.map_items(self.source_datapipe, cached)
-
-    def _index(self) -> Callable[[str], ShardFacts | None]:
-        """Returns a function that looks up a shard's size and digest in the index of a splitter above."""
         splitter = next((pipe for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe)), None)
-        return getattr(splitter.index, "facts", lambda _: None) if splitter is not None else lambda _: None
+        facts = getattr(splitter.index, "facts", None) if splitter is not None else None
+        yield from self.map_items(self.source_datapipe, partial(self._cached, cache, {}, facts))
 
     def _cached(
-        self,
-        cache: ShardCache,
-        taken: dict[str, str],
-        index: Callable[[], Callable[[str], ShardFacts | None]],
-        item: Any,
+        self, cache: ShardCache, taken: dict[str, str], facts: Callable[[str], ShardFacts | None] | None, item: Any
     ) -> Any:
         part = item if isinstance(item, ShardSlice) else None
         url = item.url if part is not None else item
@@ -212,8 +204,8 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
                     "one that tells them apart",
                     shard=shard,
                 )
-        facts = None if part is None else index()(text)
-        return CachedShard(text, os.path.join(cache.folder, name), part, cache, facts)  # noqa: PTH118 - a str
+        stated = None if part is None or facts is None else facts(text)
+        return CachedShard(text, os.path.join(cache.folder, name), part, cache, stated)  # noqa: PTH118 - a str
 
     def __len__(self) -> int:
         return self.source_length()
@@ -226,9 +218,9 @@ def check_copy(path: str, url: str) -> None:
     """
     place = place_of(path, storage.StorageOptions())
     with open_local(place) as stream:
-        if not names_a_tar(url) and not begins_a_tar(stream.read(BLOCK)):
-            while stream.read(1 << 20):
-                pass
-            return
-    with open_local(place) as stream:
-        check_whole(stream, storage.mask_url(url))
+        is_tar = names_a_tar(url) or begins_a_tar(stream.read(BLOCK))
+        while not is_tar and stream.read(1 << 20):
+            pass
+    if is_tar:
+        with open_local(place) as stream:
+            check_whole(stream, storage.mask_url(url))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -12,15 +11,12 @@ from torch.utils.data import IterDataPipe
 from torchdata_wds import storage
 from torchdata_wds.checks import check_count
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.format.index.slices import ShardSlice
 from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import register
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
 from torchdata_wds.pipes.samples.map import HandlingPipe
-from torchdata_wds.pipes.shards.cache_shards import CachedShard
-from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.urls import check_letter
+from torchdata_wds.pipes.shards.shard_sources import as_source
 
 
 class RecordLoader(HandlingPipe[Any]):
@@ -47,43 +43,26 @@ class RecordLoader(HandlingPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         warn_about_workers(self)
+        form = f"load_{self.record_format}_shards"
         ask, got = self.asked(), False
         for item in self.source_datapipe:
             got = True
             try:
-                url, stream = self._open(item)
-                with closing(stream):
-                    shard = storage.mask_url(url)
+                source = as_source(item, self.storage_options, form=form, slices=False)
+                shard = storage.mask_url(source.url)
+                if source.strict:
+                    raise ShardListError(
+                        f"{form} got a slice of shard {shard}, and reads whole shards only: .split_shards() counts the "
+                        "samples of tar shards; divide others by .sharding_filter()",
+                        shard=shard,
+                    )
+                with closing(source.open_at()) as stream:
                     yield from read_records(stream, shard, self.record_format, max_bytes=self.max_bytes)
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 if not ask(error):
                     return
         if not got:
             warn_when_idle(self)
-
-    def _open(self, item: Any) -> tuple[str, storage.ByteStream]:
-        form = f"load_{self.record_format}_shards"
-        if isinstance(item, CachedShard) and item.part is None:
-            return item.url, item.open()
-        if isinstance(item, str):
-            check_letter(item, f"{form} got the shard")
-        if isinstance(item, (str, os.PathLike)):
-            url = os.fspath(item)
-            return url, storage.open_shard(url, storage_options=self.storage_options)
-        if type(item) is tuple and len(item) == 2 and isinstance(item[0], (str, os.PathLike)):
-            url = os.fspath(item[0])
-            return url, storage.wrap_stream(item[1], url)
-        if isinstance(item, (ShardSlice, CachedShard)):
-            shard = storage.mask_url(item.url)
-            raise ShardListError(
-                f"{form} got a slice of shard {shard}, and reads whole shards only: .split_shards() counts the samples "
-                "of tar shards; divide others by .sharding_filter()",
-                shard=shard,
-            )
-        raise ShardListError(
-            f"{form} got {type(item).__name__} {mask_text(str(item))[:80]!r}; it takes URLs (str or Path), CachedShard "
-            "or pairs (url, stream). Lists of patterns go through .list_shards() first."
-        )
 
 
 @register("load_cbor_shards")

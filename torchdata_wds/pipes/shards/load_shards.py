@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, groupby
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -301,16 +301,15 @@ def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Uni
 def _whole_samples(
     units: Generator[Unit, None, None], split: SplitName, ask: Asked
 ) -> Generator[list[ShardMember], None, None]:
-    """Yields the members of one sample at a time."""
-    held: list[ShardMember] = []
-    current: str | None = None
+    """Yields the members of one sample at a time; those without a key go with the sample before them."""
+    key: str | None = None
+
+    def key_of(member: ShardMember) -> str | None:
+        nonlocal key
+        parts = split(member.name)
+        key = key if parts is None else parts[0]
+        return key
+
     with closing(units):
-        for member in release_whole_samples(units, split, ask):
-            parts = split(member.name)
-            if held and parts is not None and parts[0] != current:
-                yield held
-                held = []
-            current = current if parts is None else parts[0]
-            held.append(member)
-        if held:
-            yield held
+        for _, members in groupby(release_whole_samples(units, split, ask), key_of):
+            yield list(members)

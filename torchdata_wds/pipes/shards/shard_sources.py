@@ -54,27 +54,27 @@ class ShardSource(NamedTuple):
     def open(self, keys: KeyRule, seeks: bool) -> OpenedShard:
         """Opens the shard at the part's first sample if an index can tell (`seeks`: it counts alike), or its start."""
         part = self.part
-        if self.given is not None:
-            return storage.wrap_stream(self.given, part.url), None
         index = None
-        if seeks and part.start >= part.step:  # else there is nothing to gain
+        if seeks and self.given is None and part.start >= part.step:  # else there is nothing to gain
             index = find_index(part.url, keys, self.options)
         begin = None if index is None else place_of_sample(index, part.start)
         if index is not None and begin is not None:
             source = self
-            if self.cached is not None:  # the copy must be as the index says
-                facts = header_facts(index.header) or self.cached.facts
-                source = self._replace(cached=self.cached._replace(facts=facts))
             try:
                 if self.cached is None:
                     check_size(index, part.url)
+                else:  # the copy must be as the index says
+                    facts = header_facts(index.header) or self.cached.facts
+                    source = self._replace(cached=self.cached._replace(facts=facts))
                 return source.open_at(begin.start), begin
             except ShardFormatError as error:
                 self.report_stale_index(begin, error)
         return self.open_at(), None
 
     def open_at(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the shard, or its copy if it is to have one, at a byte."""
+        """Opens the shard, or its copy if it is to have one, at a byte; wraps the stream if it is open already."""
+        if self.given is not None:
+            return storage.wrap_stream(self.given, self.part.url)
         if self.cached is not None:
             return self.cached.open(offset)
         return storage.open_shard(self.part.url, offset=offset, storage_options=self.options)
@@ -100,8 +100,13 @@ def is_opened(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], tuple)
 
 
-def as_source(item: Any, options: storage.StorageOptions, skip: int = 0) -> ShardSource:
-    """Returns what an item of the loader's source stands for, without its first `skip` samples."""
+def as_source(
+    item: Any, options: storage.StorageOptions, skip: int = 0, *, form: str = "load_wds_shards", slices: bool = True
+) -> ShardSource:
+    """Returns what an item of a loader's source stands for, without its first `skip` samples.
+
+    Messages have the functional name of the loader, and name slices if it takes them.
+    """
     cached, given, found = None, None, item
     if isinstance(item, CachedShard):
         cached, found = item, item.url if item.part is None else item.part
@@ -111,8 +116,9 @@ def as_source(item: Any, options: storage.StorageOptions, skip: int = 0) -> Shar
     url, start, stop, step = found if strict else (found, 0, None, 1)
     if not isinstance(url, (str, os.PathLike)):
         raise ShardListError(
-            f"load_wds_shards got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path), "
-            "ShardSlice, CachedShard or pairs (url, stream). Lists of patterns go through .list_shards() first."
+            f"{form} got {type(item).__name__} {storage.mask_item(item)}; it takes URLs (str or Path), "
+            f"{'ShardSlice, ' if slices else ''}CachedShard or pairs (url, stream). Lists of patterns go through "
+            ".list_shards() first."
         )
     numbers = (start, 0 if stop is None else stop, step)
     if not all(isinstance(number, int) for number in numbers) or min(numbers) < 0 or not step:
@@ -121,7 +127,7 @@ def as_source(item: Any, options: storage.StorageOptions, skip: int = 0) -> Shar
             "step one from 1"
         )
     if isinstance(url, str) and (strict or item is found):
-        check_letter(url, "load_wds_shards got the shard")
+        check_letter(url, f"{form} got the shard")
     part = found if strict else ShardSlice(os.fspath(url))
     if skip or not isinstance(part.url, str):
         part = part._replace(url=os.fspath(url), start=start + skip * step)
@@ -192,24 +198,21 @@ def interleave(
     begun = dict(zip(sorted(numbers), streams, strict=False))
     opened = [begun[number] for number in numbers]
     following = zip(count(last + 1), streams)
-
-    def fill(place: int) -> bool:
-        """Puts the next stream in a place, if there is one."""
-        if (found := next(following, None)) is None:
-            return False
-        opened.insert(place, found[1])
-        places.insert(place, (found[0], 0))
-        return True
-
     # Places are noted when a stream is opened, and then it is the turn of that one. With [(0, 5), (2, 0)], stream 1 has
     # ended in the second place, stream 2 has come there and gives the next item.
     turn = numbers.index(last) if numbers else 0
+    is_vacant = False  # whether the stream of this place has just ended
     try:
         while True:
-            if turn == len(opened) and not (turn < width and fill(turn)):
-                turn = 0
-                if not opened:
-                    return
+            if is_vacant or turn == len(opened):
+                if (is_vacant or turn < width) and (found := next(following, None)) is not None:
+                    opened.insert(turn, found[1])
+                    places.insert(turn, (found[0], 0))
+                is_vacant = False
+                if turn == len(opened):
+                    turn = 0
+                    if not opened:
+                        return
             item = next(opened[turn], _ENDED)
             if item is not _ENDED:
                 number, taken = places[turn]
@@ -220,7 +223,7 @@ def interleave(
                 return
             else:
                 del opened[turn], places[turn]
-                fill(turn)
+                is_vacant = True
     finally:
         for stream in opened:
             stream.close()

@@ -5,8 +5,6 @@ Importing the package registers its functional forms (``list_shards``, ``load_wd
 forms is first used.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """``python -m torchdata_wds``."""
 
-from __future__ import annotations
-
 import sys
 
 from torchdata_wds.cli.main import main

@@ -1,7 +1,5 @@
 """Checks of options, each with its message: whole numbers, numbers, True or False, one of several words."""
 
-from __future__ import annotations
-
 import multiprocessing
 import operator
 from collections.abc import Iterable

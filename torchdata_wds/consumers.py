@@ -4,8 +4,6 @@ It also recognises the workers of torchdata's ``MultiProcessingReadingService`` 
 service loses items, or breaks, when its workers' streams differ in length; a ``.join_workers()`` downstream repairs it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

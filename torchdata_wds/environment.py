@@ -15,8 +15,6 @@
 A dataset file may name others as ``$NAME`` in its paths.
 """
 
-from __future__ import annotations
-
 import os
 
 #: The variables that the libraries of stores read to find them, by protocol; the first that is set decides.

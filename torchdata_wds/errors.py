@@ -20,8 +20,6 @@ What to do about an error is its `Advice`, in two wordings: options are named ot
 `str` of an error has the library's; `cli_message` gives the whole message with the other.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Literal, NamedTuple, Self
 
@@ -39,7 +37,7 @@ class Advice(NamedTuple):
     cli: str
 
     @classmethod
-    def of(cls, text: str, library: str, cli: str) -> Advice:
+    def of(cls, text: str, library: str, cli: str) -> Self:
         """Makes an advice of a text whose ``{}`` stands for one of two wordings.
 
         Example:

@@ -5,8 +5,6 @@ this epoch, and raising passes the exception on. The names are WebDataset's; unl
 ``logging``, is rate-limited and never sleeps, and what was skipped is counted.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable

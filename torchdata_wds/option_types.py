@@ -1,7 +1,5 @@
 """The types of options that several floors take, and that type checkers see of the functional forms."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal

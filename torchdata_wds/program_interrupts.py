@@ -5,8 +5,6 @@ or be lost, because some compiled modules drop exceptions while they are importe
 is the first that the package imports, and does nothing in other programs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -14,7 +14,7 @@ from torchdata_wds.format.dataset_files.wids import wids_counts
 from torchdata_wds.format.index import IndexHeader, index_url, parse_index_header, shard_name
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard
-from torchdata_wds.storage.cache.shard_facts import ShardFacts
+from torchdata_wds.storage.cache.locked_files import ShardFacts
 from torchdata_wds.storage.urls import is_local
 
 _THREADS = 16

@@ -1,7 +1,5 @@
 """Copies of shards in a local folder: each is downloaded once, appears only whole, and reads like the shard itself."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -13,9 +11,8 @@ from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
 from torchdata_wds.storage.cache.download import Download
 from torchdata_wds.storage.cache.followers import FollowedShard
-from torchdata_wds.storage.cache.locked_files import CopyLock, open_copy
+from torchdata_wds.storage.cache.locked_files import CopyLock, ShardFacts, open_copy
 from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
-from torchdata_wds.storage.cache.shard_facts import ShardFacts
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
@@ -158,7 +155,7 @@ class _CopySource(Source):
         self.buffer_size = _PLAIN_BUFFER_SIZE
         file.seek(offset)
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         try:

@@ -1,13 +1,12 @@
 """One download into a cache: from a source to a file that appears only when it is whole."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import threading
 import time
 import weakref
+from typing import Self
 
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
@@ -62,7 +61,7 @@ class Download:
         run_at_end(_stop_all)
 
     @classmethod
-    def begin(cls, cache: CacheSettings, url: str, path: str, *, is_quiet: bool = False) -> Download | None:
+    def begin(cls, cache: CacheSettings, url: str, path: str, *, is_quiet: bool = False) -> Self | None:
         """Begins to make a copy; None if it exists by now, or another process is making it."""
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - a str
         lock = CopyLock.acquire(path)

@@ -5,9 +5,8 @@ for nobody. If the download is given up, its process is killed, or the file disa
 its own or follows a new one. What it has delivered by then is compared with the new bytes, and not delivered again.
 """
 
-from __future__ import annotations
-
 import contextlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -17,15 +16,12 @@ from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.cache.download import Download, stopped
 from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_copy, open_part
 from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Waiting
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:
-    import io
-
     from _typeshed import WriteableBuffer
-
-    from torchdata_wds.storage.locks import LockedFile
 
 #: Closing waits for a download that nobody reads any more while it progresses at least once in this many seconds.
 _FINISH_SECONDS = 10.0
@@ -61,7 +57,7 @@ class FollowedShard(Source):
             self.close()
             raise
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Reads the next bytes, waiting for them; 0 only at the verified end."""
         view = memoryview(buffer)
         while True:

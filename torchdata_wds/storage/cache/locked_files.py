@@ -6,17 +6,16 @@ finished copy ``x.tar`` is only ever renamed into place. The process that makes 
 will follow. Readers of a finished copy hold a shared lock on it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
 import stat
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.locks import LockedFile, lock
@@ -27,6 +26,7 @@ ROOM = PART + LOCK
 #: What became of a file to be removed; a file that was replaced counts as gone.
 Removal = Literal["removed", "in use", "gone"]
 _MARK = "user.torchdata_wds"
+_DIGEST_MARK = "user.torchdata_wds.sha256"
 
 #: The time of change that marks a complete file which is not kept.
 _SEAL = 1_000_000_000
@@ -51,8 +51,8 @@ class CopyLock:
         """Whether it keeps others out."""
         return self._file is not None
 
-    @staticmethod
-    def acquire(path: str) -> CopyLock | None:
+    @classmethod
+    def acquire(cls, path: str) -> Self | None:
         """Takes the lock of a copy, or returns None if another process has it; an OSError if it cannot be made."""
         name = path + LOCK
         while True:
@@ -62,13 +62,13 @@ class CopyLock:
                 taken = lock(file.fileno())
                 if taken is None:
                     remove_empty(name, file)
-                    return CopyLock(path, None)
+                    return cls(path, None)
                 if not taken:
                     return None
                 # Its last holder may have removed it: then it is a lock on nothing.
                 if file.is_at(name):
                     stack.pop_all()
-                    return CopyLock(path, file)
+                    return cls(path, file)
 
     @staticmethod
     def part_of(path: str) -> str | None:
@@ -208,6 +208,50 @@ def _note_of(file: int | str) -> tuple[str | None, int | None]:
     except (OSError, AttributeError):
         return None, None
     return digest, int(size) if size.isdecimal() else None
+
+
+class ShardFacts(NamedTuple):
+    """What an index states of a stored shard: its size in bytes, and its SHA-256 in hexadecimal digits, if known."""
+
+    bytes: int | None = None
+    sha256: str | None = None
+
+    def difference(self, file: int) -> str:
+        """Returns how an open file differs, as ``10 bytes, and not 20``, or "". Its digest is computed only once."""
+        size = os.fstat(file).st_size
+        if self.bytes is not None and size != self.bytes:
+            return f"{size:,} bytes, and not {self.bytes:,}"
+        if self.sha256 is not None and (found := _digest_of(file)) != self.sha256.lower():
+            _digests.clear()  # another file may get its number
+            return f"the SHA-256 {found}, and not {self.sha256}"
+        return ""
+
+
+#: Digests that this process computed or read, by device, inode, size and time of change.
+_digests: dict[tuple[int, int, int, int], str] = {}
+_MOST_DIGESTS = 100_000
+
+
+def _digest_of(file: int) -> str:
+    """Returns the SHA-256 of an open file, which stands in a note on the file until that is changed."""
+    status = os.fstat(file)
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if key in _digests:
+        return _digests[key]
+    stamp = f"{status.st_size} {status.st_mtime_ns}"
+    found, noted = "", ""
+    with contextlib.suppress(OSError, AttributeError):
+        found, _, noted = os.getxattr(file, _DIGEST_MARK).decode(errors="replace").partition(" ")
+    if noted != stamp:
+        with open(os.dup(file), "rb", buffering=0) as copy:  # noqa: PTH123 - a descriptor
+            copy.seek(0)
+            found = hashlib.file_digest(copy, "sha256").hexdigest()
+        with contextlib.suppress(OSError, AttributeError):
+            os.setxattr(file, _DIGEST_MARK, f"{found} {stamp}".encode())
+    if len(_digests) >= _MOST_DIGESTS:
+        _digests.clear()
+    _digests[key] = found
+    return found
 
 
 def copies_in(folder: str, *, deep: bool) -> Iterator[tuple[int, int, str]]:

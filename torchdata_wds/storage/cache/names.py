@@ -4,8 +4,6 @@ By default, a name consists of the shard's own name and a digest of its origin (
 it leads to), so that no two shards share a file. The other ways are for folders that others fill.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

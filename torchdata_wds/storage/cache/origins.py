@@ -4,8 +4,6 @@ One URL may mean two shards: rewriting rules, AIStore's gateway and the endpoint
 Credentials are left out, since they change while the shard stays the same.
 """
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import json

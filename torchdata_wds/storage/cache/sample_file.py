@@ -8,8 +8,6 @@ share the samples of the source (``shares``), and a checksum of these (``crc``).
 ``user_version`` identify the format and its version.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
@@ -273,7 +271,7 @@ def _sqlite3() -> Any:
     return sqlite3
 
 
-def _connect(path: Path, options: str) -> sqlite3.Connection:
+def _connect(path: Path, options: str) -> "sqlite3.Connection":
     """Opens a file with options in the form of SQLite's URIs."""
     # An iteration may continue in another thread; transactions begin and end explicitly.
     connection: sqlite3.Connection = _sqlite3().connect(

@@ -1,7 +1,5 @@
 """The settings of a shard cache, and what its downloads and readers share: reports, limits, and one way to wait."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Secrets in the arguments of the programs that fetch, decrypt and unpack shards, such as ``curl -su me:secret``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -5,8 +5,6 @@ Secrets are found by where they stand: before a host, or after a name such as ``
 anchored, so that long texts take linear time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import lru_cache

@@ -4,12 +4,10 @@ A pickle holds a mark instead of the value. In the process that made it, and in 
 Another process, such as one that resumes from a checkpoint, takes what its own program gave under the same names.
 """
 
-from __future__ import annotations
-
 import multiprocessing.context
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
 from torchdata_wds.errors import ShardOpenError
@@ -50,7 +48,7 @@ class Withheld(Generic[T]):
             f"this process {found}. Make one pipe with it in the program before reading begins"
         )
 
-    def __reduce__(self) -> tuple[Callable[..., Withheld[T]], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Only a process that multiprocessing is starting, by spawn or forkserver, is sent the secret itself.
         is_sent = not self._mark or multiprocessing.context.get_spawning_popen() is not None
         return _restored, (self._what, self.names, self.value if is_sent else None, self._mark)

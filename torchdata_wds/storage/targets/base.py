@@ -5,8 +5,6 @@ the end of the shard, or a lock. So an unfinished target is aborted when it is c
 worker processes too, and a forked child closes its copies at once, without effect on the shard.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import multiprocessing.util
@@ -21,8 +19,6 @@ from torchdata_wds.errors import Advice, ShardOpenError
 from torchdata_wds.storage.locks import lock
 from torchdata_wds.storage.urls import mask_url
 
-# The targets of this process that are neither committed nor aborted.
-_unfinished: weakref.WeakSet[Target] = weakref.WeakSet()
 _runs_at_end: dict[Callable[[], None], int] = {}
 
 
@@ -169,6 +165,10 @@ REPLACE_OR_RENAME = Advice(
 def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpenError:
     """Makes the error for a shard that cannot be written."""
     return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
+
+
+# The targets of this process that are neither committed nor aborted.
+_unfinished: weakref.WeakSet[Target] = weakref.WeakSet()
 
 
 def _abort_all() -> None:

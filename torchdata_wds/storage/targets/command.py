@@ -8,8 +8,6 @@ before its input is closed: at an abort, at an exception, at the end of the proc
 killed, its `CommandGuard` does so.
 """
 
-from __future__ import annotations
-
 import os
 
 from torchdata_wds.storage.places import Place

@@ -4,8 +4,6 @@ A shard is collected in a local temporary file and uploaded whole: a store that 
 half of one. The folder for temporary files (``TMPDIR``) needs room for a shard per writer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

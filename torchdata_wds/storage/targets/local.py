@@ -4,8 +4,6 @@ A file is ``<final name>.partial`` until then. The name is always the same, so t
 and a lock on the file tells the leftover of a dead process, which is used again, from the file of a living one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import multiprocessing

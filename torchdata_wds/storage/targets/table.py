@@ -1,7 +1,5 @@
 """The table from scheme to backend for writing, `open_target`, and the listing and removal of existing shards."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn

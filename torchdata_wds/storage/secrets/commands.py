@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 MASK = "***"
+Mask = Callable[[str], str]
+T = TypeVar("T")
 
 _WORD = re.compile(
     r"(?P<end>[|;()`\n]|(?<![<>])&)"
@@ -29,18 +32,17 @@ _FROM_STANDARD_INPUT = re.compile(r"passphrase-fd|password-stdin|-pass(?:in)? (?
 _WRITTEN = re.compile(r"\b(echo|printf)\s[^|\n]{1,1000}(?=\|)|(<<<)\s*[^\s|;]+")
 
 
+def _each(names: str, value: T) -> dict[str, T]:
+    return dict.fromkeys(names.split(), value)
+
+
 def _all(value: str) -> str:  # noqa: ARG001 - one signature
     return MASK
 
 
-def _after(mark: str) -> Callable[[str], str]:
+def _after(mark: str) -> Mask:
     """Masks what stands after a mark, as in ``user:password``."""
-
-    def mask(value: str) -> str:
-        name, found, _ = value.partition(mark)
-        return f"{name}{found}{MASK}" if found else value
-
-    return mask
+    return partial(re.sub, f"(?s){mark}.*", mark + MASK)
 
 
 def _header(value: str) -> str:
@@ -58,72 +60,53 @@ def _data(value: str) -> str:
     return re.sub(r"=[^&]*", f"={MASK}", value)
 
 
-def _cookie(value: str) -> str:
-    return re.sub(r"=[^;]*", f"={MASK}", value)
-
-
 def _openssl(value: str) -> str:
     return value if re.match(r"(?:env|file|fd):|stdin$", value) else f"pass:{MASK}" if value[:5] == "pass:" else MASK
-
-
-def _proxy(value: str) -> str:
-    return re.sub(r"^((?:\w+://)?)([^/:]*):.*@", rf"\1\2:{MASK}@", value)
 
 
 class _Program(NamedTuple):
     """Which options of a program take a secret: how to mask their values."""
 
-    letters: dict[str, Callable[[str], str]]  # of short options; the value follows at once or as the next word
-    words: Mapping[str, Callable[[str], str]] = MappingProxyType({})  # of long options, by name with dashes
+    letters: Mapping[str, Mask]  # of short options; the value follows at once or as the next word
+    words: Mapping[str, Mask] = MappingProxyType({})  # of long options, by name with dashes
     others: str = ""  # short options with another value: what follows is not a letter
     before: str = ""  # a pattern of the word after which the secret may stand without an option
 
 
+_user = _after(":")
+_cookie = partial(re.sub, r"=[^;]*", f"={MASK}")
+_proxy = partial(re.sub, r"^((?:\w+://)?)([^/:]*):.*@", rf"\1\2:{MASK}@")
+_FORM = "--data --data-raw --data-ascii --data-binary --data-urlencode --form --form-string --json --url-query"
 _CURL = _Program(
+    {**_each("u U E", _user), "H": _header, "b": _cookie, "d": _data, "F": _data, "x": _proxy},
     {
-        "u": _after(":"), "U": _after(":"), "H": _header, "b": _cookie, "d": _data, "F": _data, "x": _proxy,
-        "E": _after(":"),
-    },
-    {
-        **dict.fromkeys(("--user", "--proxy-user", "--cert", "--proxy-cert"), _after(":")),
-        **dict.fromkeys(("--header", "--proxy-header"), _header),
-        **dict.fromkeys(("--proxy", "--preproxy"), _proxy),
-        **dict.fromkeys(
-            ("--data", "--data-raw", "--data-ascii", "--data-binary", "--data-urlencode", "--form", "--form-string",
-             "--json", "--url-query"), _data,
-        ),
+        **_each("--user --proxy-user --cert --proxy-cert", _user),
+        **_each("--header --proxy-header", _header),
+        **_each("--proxy --preproxy", _proxy),
+        **_each(_FORM, _data),
         "--cookie": _cookie,
         "--oauth2-bearer": _all,
     },
     "AcCDehKmoPQrtTwXyYz",
-)  # fmt: skip
-
+)
 _WGET = _Program({}, {"--header": _header, "--post-data": _data, "--body-data": _data})
 _PASSWORD = _Program({"p": _all})
-_LOGIN = _Program({"p": _all}, dict.fromkeys(("--creds", "--src-creds", "--dest-creds"), _after(":")))
 _SAMBA = _Program({"U": _after("%")}, {"--user": _after("%")}, before=r"(?://|\\\\|smb:)")
-
-_OPENSSL = _Program(
-    {},
-    {
-        **dict.fromkeys(("-pass", "-passin", "-passout"), _openssl),
-        **dict.fromkeys(("-k", "-K", "-hmac", "-macopt", "-password"), _all),
-    },
-)
+_OPENSSL = {**_each("-pass -passin -passout", _openssl), **_each("-k -K -hmac -macopt -password", _all)}
 
 _PROGRAMS: dict[str, _Program] = {
     "curl": _CURL,
-    **dict.fromkeys(("wget", "wget2", "aria2c", "rclone", "axel"), _WGET),
-    **dict.fromkeys(("http", "https", "httpie", "xh"), _Program({"a": _after(":")}, {"--auth": _after(":")})),
-    **dict.fromkeys(("sshpass", "7z", "7za", "7zr", "7zz", "rar", "unrar", "ncftp", "ncftpget"), _PASSWORD),
-    **dict.fromkeys(("mysql", "mysqldump", "mariadb", "mongo", "mongodump", "mongoexport"), _PASSWORD),
-    **dict.fromkeys(("docker", "podman", "skopeo", "oras"), _LOGIN),
-    **dict.fromkeys(("smbclient", "smbget", "rpcclient", "net"), _SAMBA),
-    **dict.fromkeys(("unzip", "zip"), _Program({"P": _all})),
+    **_each("wget wget2 aria2c rclone axel", _WGET),
+    **_each("http https httpie xh", _Program({"a": _user}, {"--auth": _user})),
+    **_each("sshpass 7z 7za 7zr 7zz rar unrar ncftp ncftpget", _PASSWORD),
+    **_each("mysql mysqldump mariadb mongo mongodump mongoexport", _PASSWORD),
+    **_each("docker podman skopeo oras", _Program({"p": _all}, _each("--creds --src-creds --dest-creds", _user))),
+    **_each("smbclient smbget rpcclient net", _SAMBA),
+    **_each("unzip zip", _Program({"P": _all})),
     "lftp": _Program({"u": _after(",")}, {"--user": _after(",")}),
     "redis-cli": _Program({"a": _all}),
     "ldapsearch": _Program({"w": _all}),
-    "openssl": _OPENSSL,
+    "openssl": _Program({}, _OPENSSL),
 }
 
 
@@ -187,11 +170,11 @@ class _Scanner:
                 done = found.end()
         return "".join([*parts, text[done:]])
 
-    def _mask(self, mask: Callable[[str], str], word: str) -> str:
+    def _mask(self, mask: Mask, word: str) -> str:
         start, value, end = _unquoted(word)
         return word if self._users_only and mask("a:") != f"a:{MASK}" else f"{start}{mask(value)}{end}"
 
-    def _option(self, program: _Program, word: str) -> tuple[str, Callable[[str], str] | None]:
+    def _option(self, program: _Program, word: str) -> tuple[str, Mask | None]:
         """Masks an option with its value; returns how to mask the next word, if that is the value."""
         name, _, value = word.partition("=")
         mask = program.words.get(name)

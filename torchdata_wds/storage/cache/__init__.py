@@ -41,14 +41,18 @@ class ShardCache(CacheSettings):
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative, found {offset}")
-        copy = None if facts is not None else self._open_copy(url, path, offset)
-        if facts is not None or (copy is None and not self.while_reading):
-            if reason := self._make(url, path, facts):
-                self.warn(url, reason)
-                return self._open_source(url, offset)
-            copy = self._open_copy(url, path, offset)
-        if copy is not None:
-            return copy
+        try:
+            if facts is None and (copy := self._open_copy(url, path, offset)) is not None:
+                return copy
+            if facts is not None or not self.while_reading:
+                self._make(url, path, facts)
+                if (copy := self._open_copy(url, path, offset)) is not None:
+                    return copy
+        except WdsError:
+            raise
+        except OSError as error:
+            self.warn(url, error.strerror or str(error))
+            return open_shard(url, offset=offset, storage_options=self.storage_options)
         return wrap_source(FollowedShard(self, url, path, finish=finish), mask_url(url), skip=offset)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
@@ -56,54 +60,52 @@ class ShardCache(CacheSettings):
 
         It raises what `open` does, and a CacheError if the copy cannot be kept.
         """
-        if reason := self._make(url, path, facts):
-            shard = mask_url(url)
-            raise CacheError(f"shard {shard} cannot be kept in the cache folder {self.folder}: {reason}", shard=shard)
-        self.check_mark(url, path, path)
-        return Path(path)
-
-    def _make(self, url: str, path: str, facts: ShardFacts | None) -> str:
-        """Makes a missing copy, or waits for the process that does; returns the reason if there cannot be one, or "".
-
-        With `facts`, a copy that was there and differs from them is made again.
-
-        Raises:
-            ShardFormatError: if what the source gives differs from the facts.
-        """
         try:
-            may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str
-            while True:
-                if not os.path.exists(path):  # noqa: PTH110
-                    if (download := Download.begin(self, url, path, is_quiet=True)) is None:
-                        waiting.go_on(CopyLock.progress_of(path))
-                        continue
-                    if reason := download.complete():
-                        return reason
-                if facts is None:
-                    return ""
-                with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # unless it was evicted
-                    self.check_mark(url, path, file.fileno())
-                    difference = facts.difference(file.fileno())
-                    if not difference:
-                        return ""
-                    if not may_be_stale or not self.drop(path, file):
-                        raise _not_as_indexed(url, path, difference)
-                    self.report("stale %s: its copy has %s", mask_url(url), difference)
-                    may_be_stale = False
+            self._make(url, path, facts)
         except WdsError:
             raise
         except OSError as error:
-            return error.strerror or str(error)
+            shard, reason = mask_url(url), error.strerror or error
+            message = f"shard {shard} cannot be kept in the cache folder {self.folder}: {reason}"
+            raise CacheError(message, shard=shard) from error
+        self.check_mark(url, path, path)
+        return Path(path)
+
+    def _make(self, url: str, path: str, facts: ShardFacts | None) -> None:
+        """Makes a missing copy, or one that differs from the facts, or waits for the process that does.
+
+        Raises:
+            OSError: if there can be no copy.
+            ShardFormatError: if what the source gives differs from the facts.
+        """
+        may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str
+        while True:
+            if not os.path.exists(path):  # noqa: PTH110
+                download = Download.begin(self, url, path, is_quiet=True)
+                if download is None:
+                    waiting.go_on(CopyLock.progress_of(path))
+                    continue
+                download.complete()
+            if facts is None:
+                return
+            with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # unless it was evicted
+                self.check_mark(url, path, file.fileno())
+                difference = facts.difference(file.fileno())
+                if not difference:
+                    return
+                if not may_be_stale or not self.drop(path, file):
+                    raise _not_as_indexed(url, path, difference)
+                self.report("stale %s: its copy has %s", mask_url(url), difference)
+                may_be_stale = False
 
     def _open_copy(self, url: str, path: str, offset: int) -> ByteStream | None:
-        """Opens a finished copy; None if there is none (any longer)."""
+        """Opens a finished copy; None if there is none (any longer), an OSError if it is of no use, but stays."""
         try:
             file = open_copy(path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            self.warn(url, f"its copy {path} cannot be opened: {error.strerror or error}")
-            return self._open_source(url, offset)
+            raise OSError(f"its copy {path} cannot be opened: {error.strerror or error}") from error
         with contextlib.ExitStack() as stack:
             stack.callback(file.close)
             self.check_mark(url, path, file.fileno())
@@ -113,13 +115,11 @@ class ShardCache(CacheSettings):
                 source = _CopySource(self, url, path, file, offset)
                 stack.pop_all()
                 return io.BufferedReader(source, source.buffer_size)
-            self.warn(url, f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}")
-            if self.drop(path, file):
-                return None
-        return self._open_source(url, offset)
-
-    def _open_source(self, url: str, offset: int) -> ByteStream:
-        return open_shard(url, offset=offset, storage_options=self.storage_options)
+            reason = f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}"
+            if not self.drop(path, file):
+                raise OSError(reason)
+        self.warn(url, reason)
+        return None
 
 
 class _CopySource(Source):

@@ -108,13 +108,14 @@ class Download:
                 self.has_ended = True
                 self._changed.notify_all()
 
-    def complete(self) -> str:
-        """Runs it to its end, raises its failure, and returns the reason if the copy cannot be kept, or ""."""
+    def complete(self) -> None:
+        """Runs it to its end; raises its failure, or an OSError if the copy cannot be kept."""
         self.run()
         self.close()
         if self.failure is not None:
             raise self.failure
-        return self.reason
+        if self.reason:
+            raise OSError(self.reason)
 
     def wait_for(self, position: int, seconds: float | None = None) -> bool:
         """Waits until there are more than `position` bytes or it has ended; returns whether that is so."""

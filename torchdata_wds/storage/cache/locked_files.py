@@ -45,11 +45,7 @@ class CopyLock:
     def __init__(self, path: str, file: LockedFile | None) -> None:
         self.path = path
         self._file = file
-
-    @property
-    def is_real(self) -> bool:
-        """Whether it keeps others out."""
-        return self._file is not None
+        self.is_real = file is not None  # whether it keeps others out
 
     @classmethod
     def acquire(cls, path: str) -> Self | None:
@@ -182,32 +178,36 @@ def is_sealed(file: int) -> bool:
     return os.fstat(file).st_mtime_ns == _SEAL
 
 
-def mark_as_ours(file: int, digest: str, size: int | None = None) -> None:
+def mark_as_ours(file: int, digest: str, size: int | str = "") -> None:
     """Notes which URL a file is the copy of, and its final size, where the file system allows it."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setxattr(file, _MARK, (digest if size is None else f"{digest} {size}").encode())
+    _set_note(file, _MARK, digest, size)
 
 
 def mark_of(file: int | str) -> str | None:
     """Returns the digest of the URL that a file is a copy of; None if it is not ours, or changed since."""
-    digest, size = _note_of(file)
+    digest, size = _note_of(file, _MARK)
     with contextlib.suppress(FileNotFoundError):
-        if size is None or os.stat(file).st_size == size:  # noqa: PTH116 - maybe a descriptor
-            return digest
+        if not size or size == str(os.stat(file).st_size):  # noqa: PTH116 - maybe a descriptor
+            return digest or None
     return None
 
 
 def is_of_other_size(file: int) -> bool:
     """Returns whether an open copy is known to have had another size when it was made."""
-    return _note_of(file)[1] not in (None, os.fstat(file).st_size)
+    return _note_of(file, _MARK)[1] not in ("", str(os.fstat(file).st_size))
 
 
-def _note_of(file: int | str) -> tuple[str | None, int | None]:
-    try:
-        digest, _, size = os.getxattr(file, _MARK).decode(errors="replace").partition(" ")
-    except (OSError, AttributeError):
-        return None, None
-    return digest, int(size) if size.isdecimal() else None
+def _set_note(file: int, name: str, digest: str, rest: object) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        os.setxattr(file, name, f"{digest} {rest}".strip().encode())
+
+
+def _note_of(file: int | str, name: str) -> tuple[str, str]:
+    """Returns a digest that was noted on a file, and what was noted with it; "" where there is none."""
+    with contextlib.suppress(OSError, AttributeError):
+        digest, _, rest = os.getxattr(file, name).decode(errors="replace").partition(" ")
+        return digest, rest
+    return "", ""
 
 
 class ShardFacts(NamedTuple):
@@ -239,15 +239,12 @@ def _digest_of(file: int) -> str:
     if key in _digests:
         return _digests[key]
     stamp = f"{status.st_size} {status.st_mtime_ns}"
-    found, noted = "", ""
-    with contextlib.suppress(OSError, AttributeError):
-        found, _, noted = os.getxattr(file, _DIGEST_MARK).decode(errors="replace").partition(" ")
+    found, noted = _note_of(file, _DIGEST_MARK)
     if noted != stamp:
         with open(os.dup(file), "rb", buffering=0) as copy:  # noqa: PTH123 - a descriptor
             copy.seek(0)
             found = hashlib.file_digest(copy, "sha256").hexdigest()
-        with contextlib.suppress(OSError, AttributeError):
-            os.setxattr(file, _DIGEST_MARK, f"{found} {stamp}".encode())
+        _set_note(file, _DIGEST_MARK, found, stamp)
     if len(_digests) >= _MOST_DIGESTS:
         _digests.clear()
     _digests[key] = found

@@ -94,7 +94,14 @@ class ShardCache(CacheSettings):
                 if not difference:
                     return
                 if not may_be_stale or not self.drop(path, file):
-                    raise _not_as_indexed(url, path, difference)
+                    shard = mask_url(url)
+                    raise ShardFormatError(
+                        f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has "
+                        f"{difference}, as the index says. Index or shard is of another version: make the index again "
+                        "with index_shard, or remove the copy if it was put there by hand",
+                        shard=shard,
+                        kind="index",
+                    )
                 self.report("stale %s: its copy has %s", mask_url(url), difference)
                 may_be_stale = False
 
@@ -198,17 +205,6 @@ class _CopySource(Source):
     def _close(self) -> None:
         self._failure = None
         self._stream.close()
-
-
-def _not_as_indexed(url: str, path: str, difference: str) -> ShardFormatError:
-    shard = mask_url(url)
-    return ShardFormatError(
-        f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has {difference}, as the "
-        "index says. Index or shard is of another version: make the index again with index_shard, or remove the "
-        "copy if it was put there by hand",
-        shard=shard,
-        kind="index",
-    )
 
 
 def _is_open_ended(file: int) -> bool:

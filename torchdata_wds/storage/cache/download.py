@@ -9,6 +9,7 @@ import weakref
 from typing import Self
 
 from torchdata_wds.errors import ShardOpenError, WdsError
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, seal
 from torchdata_wds.storage.cache.settings import CacheSettings
@@ -39,8 +40,8 @@ class Download:
         self.has_ended = False  # whether that is all
         self.failure: BaseException | None = None  # why it ended early: a source that failed, or nobody needs it
         self.reason = ""  # why the copy cannot be kept, although the source did not fail
-        self.source: io.RawIOBase | None = None  # None at the end, unless the file cannot be written to its end:
-        self.unwritten = memoryview(b"")  # then its reader goes on with this, and with the rest of the source
+        self._source: io.RawIOBase | None = None  # None at the end, unless the file cannot be written to its end:
+        self._unwritten = memoryview(b"")  # then its reader goes on with this, and with the rest of the source
         self.is_stopping = False  # whether nobody needs it any longer
         self._changed = threading.Condition()
         self._released = threading.Lock()  # kept by the thread that removes the file
@@ -52,7 +53,12 @@ class Download:
                 raise OSError("the program is ending")
             self._part, self._file = lock.create_part()
             if not lock.is_real:
-                cache.warn_of_no_locks()
+                warn_once(
+                    f"no locks in {cache.folder}",
+                    f"the file system of the cache folder {cache.folder} has no locks (flock): copies are kept, "
+                    "but processes that want a shard at the same time each download it, and max_bytes may be passed by "
+                    "that",
+                )
         except BaseException:
             lock.release()
             raise
@@ -102,7 +108,7 @@ class Download:
             # Other readers see by the shared lock that no more bytes will follow.
             self._file.lock(shared=True)
             self._file.leave()
-            if not self.unwritten or self.is_stopping:
+            if not self._unwritten or self.is_stopping:
                 self._close_source()
             with self._changed:
                 self.has_ended = True
@@ -122,12 +128,22 @@ class Download:
         with self._changed:
             return self._changed.wait_for(lambda: self.position > position or self.has_ended, seconds)
 
+    def read_rest(self, view: memoryview) -> int:
+        """Reads what comes after the file, for its only reader: what could not be written; raises its failure."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if rest := self._unwritten:
+            count = min(len(view), len(rest))
+            view[:count], self._unwritten = rest[:count], rest[count:]
+            return count
+        return 0 if self._source is None else self._source.readinto(view) or 0
+
     def stop(self, patience: float = _PATIENCE) -> None:
         """Ends it and removes its file; a source that does not answer for `patience` seconds ends later by itself."""
         if not self.is_here:
             return
         self.is_stopping = True
-        source = self.source
+        source = self._source
         if isinstance(source, Source):
             source.interrupt()
         if self._thread not in (None, threading.current_thread()):
@@ -141,7 +157,7 @@ class Download:
             self._close_source()
 
     def _close_source(self) -> None:
-        source, self.source = self.source, None
+        source, self._source = self._source, None
         if source is not None:
             with contextlib.suppress(Exception):
                 source.close()
@@ -160,7 +176,7 @@ class Download:
 
     def _fill(self) -> None:
         start = time.monotonic()
-        source = self.source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
+        source = self._source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
         view = memoryview(bytearray(BUFFER_SIZE))
         with self._cache.progress_bar(self._url) as advance:
             while not self.is_stopping and (count := source.readinto(view)):
@@ -169,7 +185,7 @@ class Download:
                     while piece:
                         piece = piece[self._write(piece) :]
                 except OSError as error:
-                    self.unwritten = piece
+                    self._unwritten = piece
                     self._note(error.strerror or str(error))
                     return
                 advance(count)

@@ -75,7 +75,13 @@ class FollowedShard(Source):
                 return count
             assert self._proof is not None
             if not count or os.pread(self._proof.fileno(), count, self._checked) != target[:count]:
-                raise self._has_changed()
+                shard = mask_url(self._url)
+                raise ShardOpenError(
+                    f"shard {shard} changed while it was read: its download was given up and started again, and the "
+                    f"new bytes differ after byte {self._checked:,} of the {self._position:,} that were already read. "
+                    "Try again",
+                    shard=shard,
+                )
             self._checked += count
 
     def interrupt(self) -> None:
@@ -149,9 +155,10 @@ class FollowedShard(Source):
             if self._is_interrupted:
                 raise stopped(self._url)
             if is_filled:
-                if self._is_lost(self._file):
-                    raise _LostError
-                break
+                is_whole = self._file.is_at(self._path) or is_sealed(self._file.fileno())
+                if self._is_copy or (is_whole and not is_of_other_size(self._file.fileno())):
+                    return 0
+                raise _LostError  # its maker gave it up, or somebody cut it
             if self._file.lock(shared=True):  # the process that filled it has ended, in whatever way
                 is_filled = True
             else:
@@ -166,13 +173,7 @@ class FollowedShard(Source):
             if count := self._read_file(view[: end - self._checked], end):
                 return count
             raise _LostError
-        if download.failure is not None:
-            raise download.failure.with_traceback(None)
-        if rest := download.unwritten:
-            count = min(len(view), len(rest))
-            view[:count], download.unwritten = rest[:count], rest[count:]
-            return count
-        return 0 if download.source is None else download.source.readinto(view) or 0
+        return download.read_rest(view)
 
     def _read_file(self, view: memoryview, least: int) -> int:
         """Reads bytes of the file; a `_LostError` if it has fewer than `least` bytes, or than it had before.
@@ -187,19 +188,6 @@ class FollowedShard(Source):
             raise _LostError
         self._size = size
         return count
-
-    def _is_lost(self, file: LockedFile) -> bool:
-        """Returns whether the maker of the file gave it up, or somebody cut it."""
-        is_kept = file.is_at(self._path) or is_sealed(file.fileno())
-        return not self._is_copy and (not is_kept or is_of_other_size(file.fileno()))
-
-    def _has_changed(self) -> ShardOpenError:
-        shard = mask_url(self._url)
-        return ShardOpenError(
-            f"shard {shard} changed while it was read: its download was given up and started again, and the new bytes "
-            f"differ after byte {self._checked:,} of the {self._position:,} that were already read. Try again",
-            shard=shard,
-        )
 
     def _leave(self) -> None:
         """Closes what is read; a download that was started here ends."""

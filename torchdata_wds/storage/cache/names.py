@@ -42,16 +42,9 @@ def check_naming(name: Naming) -> Naming:
 
 
 def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
-    """Returns the name of a copy, as a path inside the cache folder.
+    """Returns the name of a copy, as a path inside the cache folder; `origin` is that of `origin_of`.
 
-    Args:
-        url: The shard's URL or ``pipe:`` command.
-        name: None for the shard's own name and a digest of its origin; ``"unsigned"`` for the same without the query
-            parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a function of the URL.
-        origin: The result of `origin_of`; None is the URL itself.
-
-    Raises:
-        CacheError: if the URL has no such name, or the name leads out of the folder.
+    A URL that has no such name, or a name that leads out of the folder, is a CacheError.
 
     Example:
         >>> url = "s3://bucket/data/train-000.tar.gz?versionId=3"

@@ -57,7 +57,9 @@ def origin_of(url: str, options: StorageOptions) -> str:
     if scheme == AIS:
         return _address(place)
     text = url if place == url else without_credentials(place)
-    stores = {} if scheme == "pipe" else _stores(place, options)
+    parts = [] if scheme == "pipe" else place.split("::")
+    protocols = {protocol for protocol in map(protocol_of, parts) if protocol != "file"}
+    stores = {protocol: store for protocol in protocols if (store := _store(protocol, options))}
     return f"{text}\n{json.dumps(stores, sort_keys=True)}" if stores else text
 
 
@@ -68,16 +70,14 @@ def _address(place: str) -> str:
         return f"{place}\nin AIStore"
 
 
-def _stores(place: str, options: StorageOptions) -> dict[str, dict[str, str]]:
-    """Returns the options that choose a place, for each store of a URL, which may be chained."""
-    protocols = dict.fromkeys(protocol_of(part) for part in place.split("::"))
-    found = {protocol: _store(protocol, options) for protocol in protocols if protocol != "file"}
-    return {protocol: store for protocol, store in found.items() if store}
-
-
 def _store(protocol: str, options: StorageOptions) -> dict[str, str]:
+    """Returns the options that choose a place, given or in fsspec's configuration (files and ``FSSPEC_...``)."""
+    from fsspec.config import conf
+
     names = _aliases(protocol)
-    chosen: dict[str, Any] = {} if protocol in _WEB else _configured(names)
+    chosen: dict[str, Any] = {}
+    for name in reversed(names if protocol not in _WEB else []):
+        chosen.update(conf.get(name, {}))
     chosen.update(next((options[name] for name in names if name in options), {}))
     found = dict(_places(chosen))
     if not found:
@@ -97,26 +97,16 @@ def _aliases(protocol: str) -> list[str]:
     return list(dict.fromkeys([protocol, *others]))
 
 
-def _configured(names: list[str]) -> dict[str, Any]:
-    """Returns the options of a store in fsspec's configuration (files and ``FSSPEC_...`` variables)."""
-    from fsspec.config import conf
-
-    return {option: value for name in reversed(names) for option, value in conf.get(name, {}).items()}
-
-
 def _places(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     """Yields the options that choose a place, including nested ones as in ``client_kwargs``."""
     for name, value in options.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping):
             yield from _places(value, f"{path}.")
-        elif isinstance(value, (str, int, os.PathLike)) and not isinstance(value, bool) and _chooses_a_place(name):
-            yield path, _public(path, str(value)).rstrip("/")
-
-
-def _chooses_a_place(name: object) -> bool:
-    words = set(re.split(r"[^a-z]+", str(name).lower()))
-    return name == "connection_string" or (not words.isdisjoint(_PLACE_WORDS) and words.isdisjoint(_OTHER_WORDS))
+        elif isinstance(value, (str, int, os.PathLike)) and not isinstance(value, bool):
+            words = set(re.split(r"[^a-z]+", str(name).lower()))
+            if name == "connection_string" or (words & _PLACE_WORDS and not words & _OTHER_WORDS):
+                yield path, _public(path, str(value)).rstrip("/")
 
 
 def _public(name: str, value: str) -> str:

@@ -31,6 +31,11 @@ _MAGIC = b"SQLite format 3\0"
 #: The ``application_id`` and ``user_version`` in SQLite's header.
 _APPLICATION, _VERSION = int.from_bytes(b"WdsS", "big"), 1
 
+#: What is wrong with a file, and what to do about it.
+_UNUSABLE = "cannot be used: {}. Otherwise, choose another file"
+_DAMAGED = "is damaged: {}. Delete it, and the next pass makes it again"
+_UNWRITABLE = "cannot be written: {}. Free some space there, or choose a file in a folder with write permission"
+
 #: A file with other tables is refused: views, for example, could compute forever.
 _SCHEMA = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER)",
@@ -68,18 +73,18 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _reading(path):
+        with _failing(path, _DAMAGED):
             # It never changes: no locks are needed, and a forked process inherits none.
             self._connection = _connect(path, "mode=ro&immutable=1")
         try:
-            with _reading(path):
+            with _failing(path, _DAMAGED):
                 found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name")
                 if tuple(sql for (sql,) in found) != _SCHEMA:
-                    raise _damaged(path, "it has other tables than those of cache_samples")
+                    raise _error(path, _DAMAGED, "it has other tables than those of cache_samples")
                 facts = dict(self._connection.execute("SELECT name, value FROM facts"))
             rows = [(name, facts.get(name)) for name in SampleFacts._fields]
             if facts.get("crc") != _checksum(rows):
-                raise _damaged(path, "it does not say how many samples it has")
+                raise _error(path, _DAMAGED, "it does not say how many samples it has")
         except BaseException:
             self.close()
             raise
@@ -90,14 +95,14 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
         expected = self.facts.samples if limit is None else min(limit, self.facts.samples)
         query = "SELECT number, crc, data FROM samples ORDER BY number LIMIT ?"
         position = 0
-        with _reading(self.path):
+        with _failing(self.path, _DAMAGED):
             for number, crc, data in self._connection.execute(query, (expected,)):
                 if number != position or not isinstance(data, bytes) or zlib.crc32(data) != crc:
                     break
                 yield data
                 position += 1
         if position < expected:
-            raise _damaged(self.path, f"sample {position:,} of {self.facts.samples:,} is missing or damaged")
+            raise _error(self.path, _DAMAGED, f"sample {position:,} of {self.facts.samples:,} is missing or damaged")
 
     def close(self) -> None:
         """Closes the file."""
@@ -114,19 +119,20 @@ def open_samples(path: Path) -> SampleReader | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from error
+        raise _error(path, _UNUSABLE, error.strerror or str(error)) from error
     if not stat.S_ISREG(status.st_mode):
-        raise _unusable(path, "it is a folder or a device; add the name of a file")
+        raise _error(path, _UNUSABLE, "it is a folder or a device; add the name of a file")
     try:
         head = _head_of(path)
         if not is_ours(head):
-            raise _unusable(path, "it is not a file that cache_samples wrote, and is left as it is")
+            raise _error(path, _UNUSABLE, "it is not a file that cache_samples wrote, and is left as it is")
         version = int.from_bytes(head[60:64], "big")
         if version != _VERSION:
-            raise _unusable(path, f"it is of version {version}, expected {_VERSION}: delete it, and it is made again")
+            reason = f"it is of version {version}, expected {_VERSION}: delete it, and it is made again"
+            raise _error(path, _UNUSABLE, reason)
         expected = int.from_bytes(head[16:18], "big") * int.from_bytes(head[28:32], "big")
         if status.st_size < expected:
-            raise _damaged(path, f"it is cut off: expected {expected:,} bytes, found {status.st_size:,}")
+            raise _error(path, _DAMAGED, f"it is cut off: expected {expected:,} bytes, found {status.st_size:,}")
         return SampleReader(path)
     except CacheError:
         if not path.exists():
@@ -151,7 +157,7 @@ class SampleWriter:
         self._size = 0
         self._connection: sqlite3.Connection | None = None
         try:
-            with _writing(path):
+            with _failing(path, _UNWRITABLE):
                 self._connection = _connect(self._part, "vfs=unix-none")
                 for statement in (*(f"PRAGMA {setting}" for setting in _SETTINGS), *_SCHEMA):
                     self._connection.execute(statement)
@@ -166,7 +172,7 @@ class SampleWriter:
         self._count += 1
         self._size += len(data)
         if len(self._rows) >= _BATCH_COUNT or self._size >= _BATCH_BYTES:
-            with _writing(self.path):
+            with _failing(self.path, _UNWRITABLE):
                 self._flush()
 
     def finish(self, *, ended: bool, pickles: bool, shares: int = 1) -> bool:
@@ -178,7 +184,7 @@ class SampleWriter:
         facts = SampleFacts(self._count, ended, pickles, shares)._asdict()
         rows = [(name, int(value)) for name, value in facts.items()]
         try:
-            with _writing(self.path):
+            with _failing(self.path, _UNWRITABLE):
                 self._flush()
                 self._connection.executemany("INSERT INTO facts VALUES (?, ?)", [*rows, ("crc", _checksum(rows))])
                 self._connection.close()
@@ -222,9 +228,9 @@ def begin_samples(path: Path) -> SampleWriter | None:
         head = os.pread(file, HEADER_SIZE, 0) if stat.S_ISREG(os.fstat(file).st_mode) else b"?"
         # After a power failure the first bytes may be zeros.
         if head.strip(b"\0") and not is_ours(head):
-            raise _unusable(part, "it is not what cache_samples would leave there, and is left as it is")
+            raise _error(part, _UNUSABLE, "it is not what cache_samples would leave there, and is left as it is")
 
-    with _writing(path):
+    with _failing(path, _UNWRITABLE):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_unfinished(part, check)
     return None if file is None else SampleWriter(path, LockedFile(file))
@@ -247,11 +253,8 @@ def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]
 
 
 def _head_of(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEADER_SIZE)
-    except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from error
+    with _failing(path, _UNUSABLE), path.open("rb") as file:
+        return file.read(HEADER_SIZE)
 
 
 def _checksum(rows: list[tuple[str, Any]]) -> int:
@@ -283,31 +286,15 @@ def _connect(path: Path, options: str) -> "sqlite3.Connection":
     return connection
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except _sqlite3().Error as error:
-        raise _damaged(path, str(error)) from error
+def _error(path: Path, what: str, reason: str) -> CacheError:
+    return CacheError(f"the sample cache {path} {what.format(reason)}")
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _failing(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except CacheError:
         raise
     except (OSError, _sqlite3().Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CacheError(
-            f"the sample cache {path} cannot be written: {reason}. Free some space there, or choose a file in a folder "
-            "with write permission"
-        ) from error
-
-
-def _unusable(path: Path, reason: str) -> CacheError:
-    return CacheError(f"the sample cache {path} cannot be used: {reason}. Otherwise, choose another file")
-
-
-def _damaged(path: Path, reason: str) -> CacheError:
-    return CacheError(f"the sample cache {path} is damaged: {reason}. Delete it, and the next pass makes it again")
+        raise _error(path, what, getattr(error, "strerror", None) or str(error)) from error

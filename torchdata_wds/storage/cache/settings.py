@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdata_wds.environment import reports_caching
 from torchdata_wds.errors import CacheError
-from torchdata_wds.handlers import warn_once, warn_rarely
+from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.storage.cache.locked_files import (
     ROOM,
     CopyLock,
@@ -57,14 +57,6 @@ class CacheSettings:
         shard = mask_url(url)
         message = f"shard {shard} is read from its source, and not from the cache folder {self.folder}: {reason}"
         warn_rarely("not cached", CacheError(message, shard=shard))
-
-    def warn_of_no_locks(self) -> None:
-        """Warns, once, that several processes may download the same shard."""
-        warn_once(
-            f"no locks in {self.folder}",
-            f"the file system of the cache folder {self.folder} has no locks (flock): copies are kept, but processes "
-            "that want a shard at the same time each download it, and max_bytes may be passed by that",
-        )
 
     def report(self, message: str, *values: object) -> None:
         """Logs an event; if reports are on and logging is not configured, prints it on standard error instead.

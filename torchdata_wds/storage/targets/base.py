@@ -43,15 +43,12 @@ class Target(Unique, ABC):
 
     Data comes in large pieces and is not buffered. The target belongs to the process that opened it: in a forked child
     it is closed, and using it is an error.
-
-    Attributes:
-        url: Where the shard goes, as given.
     """
 
     _is_open = False
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = url  # where the shard goes, as given
         self._shard = mask_url(url)
         self._owner = os.getpid()
         self._position = 0
@@ -60,11 +57,7 @@ class Target(Unique, ABC):
         run_at_end(_abort_all)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Writes all of the data.
-
-        Raises:
-            ShardOpenError: if it cannot be written. The target is then aborted, so that no gap is committed.
-        """
+        """Writes all of the data; if it cannot, the target is aborted, so that no gap is committed."""
         self._check_usable()
         try:
             view = memoryview(data)
@@ -79,11 +72,7 @@ class Target(Unique, ABC):
             raise
 
     def commit(self) -> None:
-        """Makes the shard appear under its final name.
-
-        Raises:
-            ShardOpenError: if it cannot, or if an earlier write has failed. The target is then aborted.
-        """
+        """Makes the shard appear under its final name; if it cannot, the target is aborted."""
         self._check_usable()
         try:
             self._commit()
@@ -186,12 +175,8 @@ _OPENINGS = 100
 def open_unfinished(path: Path, check: Callable[[int], None] = lambda _: None) -> int | None:
     """Opens a file that is to be filled and then renamed: locked, empty, and made if it is missing.
 
-    Returns:
-        None if a living writer, in this process or another one, fills it.
-
-    Raises:
-        OSError: if it cannot be opened, or is a link: that would have us empty another file.
-        Exception: what `check` raises for what a dead writer has left, before that is emptied.
+    It is None if a living writer, in this process or another one, fills it. A link is an OSError: it would have us
+    empty another file. `check` may raise for what a dead writer has left, before that is emptied.
     """
     for _ in range(_OPENINGS):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

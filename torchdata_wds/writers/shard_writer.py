@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any, BinaryIO, Unpack
 
-from torchdata_wds.checks import check_flags, checked_int
+from torchdata_wds.checks import checked_int
 from torchdata_wds.consumers import process_place, rank_place
 from torchdata_wds.format.index import index_url
 from torchdata_wds.format.shards import ShardFile, ShardInfo, ShardNames, archive_size
 from torchdata_wds.format.tar.packing import PackedSample
 from torchdata_wds.option_types import StartShard
-from torchdata_wds.storage import StorageOptions, compression_for, mask_url, open_compressor
-from torchdata_wds.writers.tar_writer import SampleWriter, TarOptions, check_options
+from torchdata_wds.storage import compression_for, mask_url, open_compressor
+from torchdata_wds.writers.tar_writer import SampleWriter, TarOptions
 
 logger = logging.getLogger(__name__)
-_FILE_OPTIONS = ("compress", "index", "storage_options")
 
 
 class ShardWriter(SampleWriter):
@@ -73,8 +72,8 @@ class ShardWriter(SampleWriter):
         opener: Callable[[str], BinaryIO] | None = None,
         **options: Unpack[TarOptions],
     ) -> None:
-        check_options(options, "max_count", "max_bytes", "start_shard", "max_shards", "post", "overwrite", "opener")
-        check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
+        own = "max_count max_bytes start_shard max_shards post overwrite opener"
+        super().__init__(options, own, overwrite=overwrite)
         for name, function in (("post", post), ("opener", opener)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
@@ -98,10 +97,6 @@ class ShardWriter(SampleWriter):
         self.post = post
         self.opener = opener
         self.shards: list[ShardInfo] = []
-        packing: dict[str, Any] = dict(options)
-        self._options = {name: packing.pop(name) for name in _FILE_OPTIONS if name in packing}
-        self._options |= {"overwrite": overwrite, "storage_options": StorageOptions(options.get("storage_options"))}
-        super().__init__(**packing)
         # what is wrong about all shards shows before the first one is opened
         if (kind := compression_for(pattern.name(0), options.get("compress"))) is not None:
             open_compressor(kind)
@@ -187,7 +182,7 @@ class ShardWriter(SampleWriter):
                 f"{self.max_bytes:,.0f}",
             )
         if self._numbers is None:
-            self._numbers = self._names.numbers(self.start_shard, self._options.get("storage_options"))
+            self._numbers = self._names.numbers(self.start_shard, self._file_options.get("storage_options"))
             self._number = next(self._numbers)
         name = self._names.name(self._number)
         destination: Any = name
@@ -197,7 +192,7 @@ class ShardWriter(SampleWriter):
                 raise TypeError(f"opener must return a binary file, not {destination!r}")
             self._file = destination
         try:
-            shard = ShardFile(destination, name=name, **self._options)
+            shard = ShardFile(destination, name=name, **self._file_options)
         except BaseException:
             self._close_file()
             raise

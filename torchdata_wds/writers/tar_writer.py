@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Mapping
-from typing import Any, Never, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs import Encoder, EncoderLike
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.shards import Destination, ShardFile
 from torchdata_wds.format.tar.packing import PackedSample, SamplePacker
-from torchdata_wds.storage import Unique
+from torchdata_wds.storage import StorageOptions, Unique
 
 
 class TarOptions(TypedDict, total=False):
@@ -30,6 +30,9 @@ class TarOptions(TypedDict, total=False):
     png_compression: int
     storage_options: Mapping[str, Mapping[str, Any]] | None
 
+
+_FILE_OPTIONS = ("compress", "index", "storage_options")
+_ENCODER_OPTIONS = ("encoder", "jpeg_quality", "png_compression")
 
 #: Options of webdataset's writers, and what other programs call them.
 _ELSEWHERE = {
@@ -59,13 +62,18 @@ def check_options(options: Mapping[str, Any], *others: str) -> None:
 
 
 class SampleWriter(Unique):
-    """What both writers share: how a sample becomes its bytes in an archive, and how ``with`` ends."""
+    """What both writers share: their options, how a sample becomes its bytes in an archive, and how ``with`` ends."""
 
-    def __init__(
-        self, *, encoder: EncoderLike = True, jpeg_quality: int = 95, png_compression: int = 6, **headers: Any
-    ) -> None:
-        encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
-        self._encode = None if encoder is False else encode  # the packer takes bytes only, and says so
+    def __init__(self, options: TarOptions, others: str, *, overwrite: bool) -> None:
+        check_options(options, *others.split())
+        check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
+        headers: dict[str, Any] = dict(options)
+        encoding = {name: headers.pop(name) for name in _ENCODER_OPTIONS if name in headers}
+        self._file_options = {name: headers.pop(name) for name in _FILE_OPTIONS if name in headers}
+        self._file_options["overwrite"] = overwrite
+        self._file_options["storage_options"] = StorageOptions(options.get("storage_options"))
+        encode = Encoder(**encoding)
+        self._encode = None if encoding.get("encoder") is False else encode  # the packer takes bytes only, and says so
         self._pack = SamplePacker(**headers).pack
         self._lock = threading.RLock()
         self._closed = False
@@ -123,7 +131,6 @@ class TarWriter(SampleWriter):
         png_compression: Effort for PNG fields, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
         overwrite: Whether what exists is replaced; otherwise it is an error.
-        **unknown: An unknown name is an error that says which was meant.
 
     Raises:
         TypeError: if an argument has the wrong type, or an unknown name.
@@ -144,35 +151,11 @@ class TarWriter(SampleWriter):
         self,
         file: Destination,
         *,
-        encoder: EncoderLike = True,
-        compress: str | bool | None = None,
-        mtime: float = 0,
-        user: str = "bigdata",
-        group: str = "bigdata",
-        mode: int = 0o444,
-        lowercase: bool = True,
-        index: bool = False,
-        jpeg_quality: int = 95,
-        png_compression: int = 6,
-        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
         overwrite: bool = True,
-        **unknown: Never,
+        **options: Unpack[TarOptions],
     ) -> None:
-        check_options(unknown, "overwrite")
-        check_flags(lowercase=lowercase, index=index, overwrite=overwrite)
-        super().__init__(
-            encoder=encoder,
-            jpeg_quality=jpeg_quality,
-            png_compression=png_compression,
-            mtime=mtime,
-            user=user,
-            group=group,
-            mode=mode,
-            lowercase=lowercase,
-        )
-        self._shard = ShardFile(
-            file, compress=compress, overwrite=overwrite, index=index, digest=False, storage_options=storage_options
-        )
+        super().__init__(options, "overwrite", overwrite=overwrite)
+        self._shard = ShardFile(file, digest=False, **self._file_options)
 
     def write(self, sample: Mapping[str, Any]) -> int:
         """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.

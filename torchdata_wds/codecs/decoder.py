@@ -29,16 +29,9 @@ class Decoder(Planner[_Plan]):
     """Turns a sample of bytes into a new sample of values; the arguments are those of ``.wds_decode(...)``.
 
     A compression suffix (``gz bz2 xz zst``) is removed first, and the data decompressed; only a
-    ``handle_extension("nii.gz", fn)`` that names the suffix gets the compressed bytes. Then the field is offered to the
-    user's decoders in their order, and then the image spec and the table of types decide by the last part of the name.
-    A field that none of them takes stays bytes. Names like ``__key__`` and values that are not bytes (decoded before)
-    are left alone; open streams, as torchdata's own ``.webdataset()`` yields, are read and closed. A decoder pickles
-    when the user's functions do.
-
-    Example:
-        >>> decoder = Decoder()
-        >>> decoder({"__key__": "a", "cls": b"7", "meta.json": b"[1]", "raw": b"x"})
-        {'__key__': 'a', 'cls': 7, 'meta.json': [1], 'raw': b'x'}
+    ``handle_extension("nii.gz", fn)`` that names the suffix gets the compressed bytes. Then come the user's decoders in
+    their order, and then the image spec and the table of types decide by the last part of the name. What none of them
+    takes stays bytes; values that are not bytes stay what they are, except open streams, which are read and closed.
     """
 
     def __init__(
@@ -59,13 +52,7 @@ class Decoder(Planner[_Plan]):
         self._prepare()
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Decodes one sample, which is not changed; the new one has the same fields in the same order.
-
-        Raises:
-            DecodingError: if a field does not decode.
-            UnsafeDataError: if a field is a pickle and those are not allowed.
-            ImportError: if a field needs a package that is not installed.
-        """
+        """Decodes one sample, which is not changed; the new one has the same fields in the same order."""
         result = dict(sample)
         plans = self._plans
         for field, value in sample.items():
@@ -193,11 +180,6 @@ def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: 
 def decode_sample(
     sample: Mapping[str, Any], decoders: DecoderLike | Iterable[DecoderLike] = (), **options: Any
 ) -> dict[str, Any]:
-    """Decodes one sample with one decoder or several, and the options of `Decoder`; for many, that is faster.
-
-    Example:
-        >>> decode_sample({"__key__": "a", "json.gz": b"not gzip", "cls": b" 7"}, only="cls")
-        {'__key__': 'a', 'json.gz': b'not gzip', 'cls': 7}
-    """
+    """Decodes one sample with one decoder or several, and the options of `Decoder`; for many, that is faster."""
     given = (decoders,) if isinstance(decoders, str) or callable(decoders) else tuple(decoders)
     return Decoder(*given, **options)(sample)

@@ -26,16 +26,9 @@ class Encoder(Planner[_Plan | None]):
 
     Values are encoded by the last part of their field's name; what would not read back equal (JPEG: up to its loss) is
     refused. The same value gives the same bytes each time, with two exceptions: in pickle and torch fields the bytes
-    also depend on which equal objects in the value are one object, and in pickle fields on the order of sets. Bytes,
-    bytearrays and memoryviews are data already and pass untouched; in a field with a compression suffix (``gz bz2 xz
-    zst``) only if they are whole in that compression. All else in such a field is encoded by the rest of the name and
-    compressed. Names like ``__key__`` are copied as they are. In a mapping the longest extension that fits a field has
-    its function. An encoder pickles when the user's functions do.
-
-    Example:
-        >>> encoder = Encoder()
-        >>> encoder({"__key__": "a", "cls": 7, "meta.json": [1], "raw": b"x"})
-        {'__key__': 'a', 'cls': b'7', 'meta.json': b'[1]', 'raw': b'x'}
+    also depend on which equal objects in the value are one object, and in pickle fields on the order of sets. Bytes are
+    data already and pass untouched; in a field with a compression suffix (``gz bz2 xz zst``) only if they are whole in
+    that compression. All else in such a field is encoded by the rest of the name and compressed.
     """
 
     def __init__(self, encoder: EncoderLike = True, *, jpeg_quality: int = 95, png_compression: int = 6) -> None:
@@ -45,12 +38,7 @@ class Encoder(Planner[_Plan | None]):
         self._prepare()
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Encodes one sample, which is not changed; the new one has the same fields in the same order.
-
-        Raises:
-            EncodingError: if a value cannot be written as its field's type.
-            ImportError: if a field needs a package that is not installed.
-        """
+        """Encodes one sample, which is not changed; the new one has the same fields in the same order."""
         if self._is_whole:
             return _require_bytes(self._encode_whole(sample))
         if self.encoder is False:
@@ -227,10 +215,5 @@ def _describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field:
 
 
 def encode_sample(sample: Mapping[str, Any], encoder: EncoderLike = True, **options: Any) -> dict[str, Any]:
-    """Encodes one sample, with the options of `Encoder`; for many, that is faster.
-
-    Example:
-        >>> encode_sample({"__key__": "a", "cls": 7, "x.vocab": "a b"}, {"vocab": str.encode})
-        {'__key__': 'a', 'cls': b'7', 'x.vocab': b'a b'}
-    """
+    """Encodes one sample, with the options of `Encoder`; for many, that is faster."""
     return Encoder(encoder, **options)(sample)

@@ -25,15 +25,14 @@ _ZSTD_WINDOW = 128 << 20
 
 
 class Compression(NamedTuple):
-    """One compression: what a stream begins with, and what makes a decompressor.
-
-    zstandard has no limit on what one call returns, and no padding between its frames. A block of a few bytes can hold
-    128 KiB, so it gets its input in small pieces.
-    """
+    """One compression: what a stream begins with, and what makes a decompressor."""
 
     magic: bytes
     new: Callable[[], Any]
-    is_zstd: bool = False
+
+
+class _TooLargeError(ValueError):
+    """Data decompresses to more than the limit."""
 
 
 def split_suffix(field: str) -> tuple[str, str]:
@@ -43,24 +42,16 @@ def split_suffix(field: str) -> tuple[str, str]:
     return (inner, suffix) if suffix in SUFFIXES else (field, "")
 
 
-class _TooLargeError(ValueError):
-    """Data decompresses to more than the limit."""
-
-
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
-    """Decompresses a whole field of one or more streams, and verifies that it is whole.
-
-    Example:
-        >>> import gzip
-        >>> decompress("gz", gzip.compress(b"7"), max_bytes=100)
-        b'7'
-    """
-    compression = SUFFIXES[suffix]
-    largest_piece = 4096 if compression.is_zstd else sys.maxsize
+    """Decompresses a whole field of one or more streams, and verifies that it is whole."""
+    # zstandard has no limit on what one call returns, and no padding between its frames. A block of a few bytes can
+    # hold 128 KiB, so it gets its input in small pieces.
+    is_zstd = suffix == "zst"
+    largest_piece = 4096 if is_zstd else sys.maxsize
     parts: list[bytes] = []
     end, left = 0, max_bytes
     while end < len(data) or not parts:
-        machine = compression.new()
+        machine = SUFFIXES[suffix].new()
         # The first stream, mostly the only one, is read in large pieces. For those after it they begin small and grow
         # with the stream: the machine copies what follows the stream in a piece, and so all streams take linear time.
         size = min(largest_piece, _FIRST_PIECE if end else len(data))
@@ -68,7 +59,7 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
             if end == len(data):
                 raise ValueError("the compressed data is cut off before its end")
             piece = data[end : end + size]
-            part = machine.decompress(piece) if compression.is_zstd else machine.decompress(piece, left + 1)
+            part = machine.decompress(piece) if is_zstd else machine.decompress(piece, left + 1)
             end = min(end + size, len(data))
             left -= len(part)
             if left < 0:
@@ -76,21 +67,13 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
             parts.append(part)
             size = min(2 * size, largest_piece)
         end -= len(machine.unused_data)
-        if not compression.is_zstd:
+        if not is_zstd:
             end = _NOT_ZERO.search(data, end).start()  # type: ignore[union-attr]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def compress(suffix: str, data: bytes) -> bytes:
-    r"""Compresses a whole field into one stream; the same data always gives the same bytes.
-
-    Raises:
-        MissingPackageError: for ``zst`` without the zstandard package.
-
-    Example:
-        >>> compress("gz", b"7")[:8]
-        b'\x1f\x8b\x08\x00\x00\x00\x00\x00'
-    """
+    """Compresses a whole field into one stream; the same data always gives the same bytes."""
     if suffix == "zst":
         _zstandard()  # its absence is reported for fields, where the storage would speak of shards
     compressor = open_compressor(suffix)
@@ -123,8 +106,6 @@ SUFFIXES: dict[str, Compression] = {
     "bz2": Compression(b"BZh", bz2.BZ2Decompressor),
     "xz": Compression(b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)),
     "zst": Compression(
-        b"\x28\xb5\x2f\xfd",
-        lambda: _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
-        is_zstd=True,
+        b"\x28\xb5\x2f\xfd", lambda: _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
     ),
 }

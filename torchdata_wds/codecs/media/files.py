@@ -47,10 +47,6 @@ def find_cut(data: bytes) -> str | None:
     """Says what is missing at the end of a file that is shorter than its headers say; None where nothing is known.
 
     MP4 and MOV, Matroska and WebM, AVI and WAV, and Ogg say how long they are; MPEG, WMV, MP3 and raw streams do not.
-
-    Example:
-        >>> find_cut(b"RIFF" + bytes(4) + b"WAVEdata" + (100).to_bytes(4, "little"))
-        'it is cut off: it has 20 bytes, and its data chunk goes on to byte 120'
     """
     find = _FINDERS.get(data[4:8]) or _FINDERS.get(data[:4])
     found = find(data) if find is not None else None

@@ -80,17 +80,11 @@ class _RefusedError(Exception):
 
 
 def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
-    r"""Encodes a sample, tuple, batch or anything else; `allow_pickle` pickles what cannot be stored otherwise.
+    """Encodes a sample, tuple, batch or anything else; `allow_pickle` pickles what cannot be stored otherwise.
 
     Raises:
         ValueError: if something in it cannot be stored, or it is nested too deeply; the message says where that is.
         UnsafeDataError: if it would be pickled, and ``WDS_SECURE=1`` refuses that.
-
-    Example:
-        >>> encode_value([True, 1]).data
-        b'l\x02\x00\x00\x00\x00\x00\x00\x00Ti\x01\x00\x00\x00\x00\x00\x00\x00'
-        >>> decode_value(encode_value({"cls": 1, "at": (0.5, None)}).data)
-        {'cls': 1, 'at': (0.5, None)}
     """
     writer = _Writer(allow_pickle)
     try:

@@ -109,12 +109,7 @@ def encode_json(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def write_json(value: Any) -> bytes:
-    r"""Writes a value as compact UTF-8 JSON, with NumPy's numbers and arrays as numbers and lists.
-
-    Example:
-        >>> write_json({"größe": np.arange(2), "ok": (True, None)})
-        b'{"gr\xc3\xb6\xc3\x9fe":[0,1],"ok":[true,null]}'
-    """
+    """Writes a value as compact UTF-8 JSON, with NumPy's numbers and arrays as numbers and lists."""
     if isinstance(value, _CONTAINERS):
         _check(value, 1)
     text = _write(value)

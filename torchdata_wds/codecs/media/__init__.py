@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, overload
 
 from torchdata_wds.checks import check_flags, checked_int, is_number
 from torchdata_wds.codecs.media.audio import read_samples
 from torchdata_wds.codecs.media.video import read_frames
 from torchdata_wds.codecs.plans import changed_options, shown_call
-from torchdata_wds.codecs.table import ExtensionDecoder
+from torchdata_wds.codecs.table import ExtensionDecoder, matches, parse_extensions
 
 __all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
@@ -20,36 +20,42 @@ AUDIO_FIELDS = "flac wav mp3 ogg m4a sox wma opus aac"
 DEFAULT_MAX_BYTES = 2**32
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class _MediaDecoder(ExtensionDecoder):
-    """What both decoders share: a span of seconds, and a repr and a pickle of the options that were given."""
+    """What both decoders share: a span of seconds, and how much it may take."""
 
     name: ClassVar[str]
 
-    def __init__(self, fields: str, start: float, end: float | None, max_bytes: int) -> None:
-        for name, value in (("start", start), ("end", end)):
-            if name == "end" and value is None:
-                continue
+    start: float = 0.0
+    end: float | None = None
+    max_bytes: int = DEFAULT_MAX_BYTES
+
+    def __post_init__(self) -> None:
+        for name, value in (("start", self.start), ("end", self.start if self.end is None else self.end)):
             if not is_number(value):
                 raise TypeError(f"{name} must be a number of seconds, not {value!r}")
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} must be a second from 0 on, not {value}")
-        if end is not None and end <= start:
-            raise ValueError(f"end must come after start={start}, not at {end}")
-        super().__init__(fields, self.decode)
-        self.start = start
-        self.end = end
-        self.max_bytes = checked_int("max_bytes", max_bytes, 1)
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"end must come after start={self.start}, not at {self.end}")
+        checked_int("max_bytes", self.max_bytes, 1)
+
+    def __call__(self, *field: Any, **options: Any) -> Any:
+        """Decodes a field, or passes with None; with options instead, makes a decoder that has them."""
+        if not field:
+            return replace(self, **options)
+        key, data = field
+        return self.decode(data) if matches(key, self.extensions) else None
 
     def decode(self, data: bytes) -> Any:
+        """Decodes the bytes of a file, whatever its field is called."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return shown_call(self.name, self) if changed_options(self) else self.name
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(type(self), **changed_options(self)), ()
 
-
+@dataclass(frozen=True, kw_only=True, repr=False)
 class VideoDecoder(_MediaDecoder):
     """Decodes video fields into frames and audio: ``torch_video`` is one, for ``.wds_decode(torch_video)``.
 
@@ -86,8 +92,7 @@ class VideoDecoder(_MediaDecoder):
         max_bytes: The most that frames and audio may each take, in bytes; more is an error.
 
     Raises:
-        TypeError: for an option of a wrong type.
-        ValueError: for an option out of its range.
+        TypeError, ValueError: for an option of a wrong type, or out of its range.
 
     Example:
         >>> decoder = torch_video(start=1.5, stride=2, max_frames=8)
@@ -96,22 +101,18 @@ class VideoDecoder(_MediaDecoder):
     """
 
     name = "torch_video"
+    extensions = parse_extensions("extensions", VIDEO_FIELDS)
 
-    def __init__(
-        self,
-        *,
-        start: float = 0.0,
-        end: float | None = None,
-        stride: int = 1,
-        max_frames: int | None = None,
-        audio: bool = True,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-    ) -> None:
-        check_flags(audio=audio)
-        super().__init__(VIDEO_FIELDS, start, end, max_bytes)
-        self.stride = checked_int("stride", stride, 1)
-        self.max_frames = None if max_frames is None else checked_int("max_frames", max_frames, 1)
-        self.audio = audio
+    stride: int = 1
+    max_frames: int | None = None
+    audio: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flags(audio=self.audio)
+        checked_int("stride", self.stride, 1)
+        if self.max_frames is not None:
+            checked_int("max_frames", self.max_frames, 1)
 
     @overload
     def __call__(self, key: str, data: bytes, /) -> Any: ...
@@ -129,8 +130,7 @@ class VideoDecoder(_MediaDecoder):
     ) -> VideoDecoder: ...
 
     def __call__(self, *field: Any, **options: Any) -> Any:
-        """Decodes a video field, or passes with None; with options instead, makes a decoder that has them."""
-        return super().__call__(*field) if field else VideoDecoder(**{**changed_options(self), **options})
+        return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
         """Decodes the bytes of a video file into ``(frames, audio, info)``, whatever its field is called.
@@ -152,6 +152,7 @@ class VideoDecoder(_MediaDecoder):
         return torch.from_numpy(pixels), audio, info
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AudioDecoder(_MediaDecoder):
     r"""Decodes audio fields into samples: ``torch_audio`` is one, for ``.wds_decode(torch_audio)``.
 
@@ -171,8 +172,7 @@ class AudioDecoder(_MediaDecoder):
         max_bytes: The most that the samples may take, in bytes; more is an error.
 
     Raises:
-        TypeError: for an option of a wrong type.
-        ValueError: for an option out of its range.
+        TypeError, ValueError: for an option of a wrong type, or out of its range.
 
     Example:
         >>> import io, wave
@@ -185,9 +185,7 @@ class AudioDecoder(_MediaDecoder):
     """
 
     name = "torch_audio"
-
-    def __init__(self, *, start: float = 0.0, end: float | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        super().__init__(AUDIO_FIELDS, start, end, max_bytes)
+    extensions = parse_extensions("extensions", AUDIO_FIELDS)
 
     @overload
     def __call__(self, key: str, data: bytes, /) -> Any: ...
@@ -196,8 +194,7 @@ class AudioDecoder(_MediaDecoder):
     def __call__(self, *, start: float = ..., end: float | None = ..., max_bytes: int = ...) -> AudioDecoder: ...
 
     def __call__(self, *field: Any, **options: Any) -> Any:
-        """Decodes an audio field, or passes with None; with options instead, makes a decoder that has them."""
-        return super().__call__(*field) if field else AudioDecoder(**{**changed_options(self), **options})
+        return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
         """Decodes the bytes of an audio file into ``(samples, rate)``, whatever its field is called.

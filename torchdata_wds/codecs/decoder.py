@@ -123,7 +123,23 @@ class Decoder(Planner[_Plan]):
             last = guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), None)
         # Decoders that the name alone rules out are not called for each sample.
         users = [decoder for decoder in self._users if _may_take(decoder, field, suffix)]
-        return _plan_users("." + field, users, last) if users else last
+        key = "." + field
+
+        def ask_users(data: bytes) -> Any:
+            for decoder in users:
+                try:
+                    value = decoder(key, data)
+                except MissingPackageError:
+                    raise
+                except Exception as cause:
+                    name = f"decoder {getattr(decoder, '__qualname__', type(decoder).__qualname__)}"
+                    is_ours = isinstance(decoder, ExtensionDecoder | ImageDecoder)
+                    raise StepFailedError(repr(decoder) if is_ours else name, data, cause) from cause
+                if value is not None:
+                    return value
+            return data if last is None else last(data)
+
+        return ask_users if users else last
 
 
 def _may_take(decoder: Callable[[str, bytes], Any], field: str, suffix: str) -> bool:
@@ -132,24 +148,6 @@ def _may_take(decoder: Callable[[str, bytes], Any], field: str, suffix: str) -> 
     if suffix:
         return False  # a plain function sees the decompressed data, under the rest of the name
     return not isinstance(decoder, ImageDecoder) or matches(field, IMAGE_FIELDS)
-
-
-def _plan_users(key: str, decoders: list[Callable[[str, bytes], Any]], last: _Plan) -> _Plan:
-    def decode(data: bytes) -> Any:
-        for decoder in decoders:
-            try:
-                value = decoder(key, data)
-            except MissingPackageError:
-                raise
-            except Exception as cause:
-                name = f"decoder {getattr(decoder, '__qualname__', type(decoder).__qualname__)}"
-                is_ours = isinstance(decoder, ExtensionDecoder | ImageDecoder)
-                raise StepFailedError(repr(decoder) if is_ours else name, data, cause) from cause
-            if value is not None:
-                return value
-        return data if last is None else last(data)
-
-    return decode
 
 
 def _as_data(value: Any) -> bytes | None:

@@ -73,7 +73,16 @@ class _FileFormat:
                 f"a {self.name} file does not keep the EXIF orientation, here {orientation}; turn the image "
                 "with PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
             )
-        return self._write_deep(_deep_pixels(image), exif, options) if is_deep else self._write(image, exif, options)
+        if not is_deep:
+            return self._write(image, exif, options)
+        pixels = np.asarray(image)
+        lowest, highest = int(pixels.min()), int(pixels.max())
+        if lowest < 0 or highest > 65535:
+            raise ValueError(
+                f"its 32-bit pixels go from {lowest} to {highest}, but only 0..65535 is kept; scale them, or name "
+                "the field npy"
+            )
+        return self._write_deep(pixels.astype(np.uint16), exif, options)
 
     def _check_size(self, size: tuple[int, ...]) -> None:
         from PIL import Image
@@ -229,18 +238,6 @@ IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
 def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """Refuses an image of a format that is only read: what it wrote would not read back equal."""
     raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
-
-
-def _deep_pixels(image: Image) -> Pixels:
-    """Returns the pixels of an image of a mode with 16 or 32 bits as uint16."""
-    pixels = np.asarray(image)
-    lowest, highest = int(pixels.min()), int(pixels.max())
-    if lowest < 0 or highest > 65535:
-        raise ValueError(
-            f"its 32-bit pixels go from {lowest} to {highest}, but only 0..65535 is kept; scale them, or name "
-            "the field npy"
-        )
-    return pixels.astype(np.uint16)
 
 
 def _exif(image: Image) -> bytes:

@@ -41,7 +41,7 @@ class _MediaDecoder(ExtensionDecoder):
         checked_int("max_bytes", self.max_bytes, 1)
 
     def __call__(self, *field: Any, **options: Any) -> Any:
-        """Decodes a field, or passes with None; with options instead, makes a decoder that has them."""
+        """Decodes a field, or makes another decoder."""
         if not field:
             return replace(self, **options)
         key, data = field
@@ -130,6 +130,7 @@ class VideoDecoder(_MediaDecoder):
     ) -> VideoDecoder: ...
 
     def __call__(self, *field: Any, **options: Any) -> Any:
+        """Decodes a field, or passes with None; with options instead, makes a decoder that has them."""
         return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
@@ -194,6 +195,7 @@ class AudioDecoder(_MediaDecoder):
     def __call__(self, *, start: float = ..., end: float | None = ..., max_bytes: int = ...) -> AudioDecoder: ...
 
     def __call__(self, *field: Any, **options: Any) -> Any:
+        """Decodes a field, or passes with None; with options instead, makes a decoder that has them."""
         return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:

@@ -78,8 +78,9 @@ def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, 
     """Yields a file's audio in order, from a sample or one before it on."""
     with open_media(data) as container:
         stream = container.streams.audio[0]
-        if _seek(container, stream, first, with_video):
-            parts = _decode(container, stream, _zero_of(container, stream, with_video), fills=with_video)
+        zero = origin_of(container) if with_video else max(Fraction(0), (stream.start_time or 0) * stream.time_base)
+        if _seek(container, stream, first, zero):
+            parts = _decode(container, stream, zero, fills=with_video)
             head = next(parts, None)
             if head is not None and head[0] <= first:
                 yield head
@@ -94,18 +95,14 @@ def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, 
         _check_count(data, container, stream, count)
 
 
-def _zero_of(container: Any, stream: Any, with_video: bool) -> Fraction:
-    return origin_of(container) if with_video else max(Fraction(0), (stream.start_time or 0) * stream.time_base)
-
-
-def _seek(container: Any, stream: Any, first: int, with_video: bool) -> bool:
+def _seek(container: Any, stream: Any, first: int, zero: Fraction) -> bool:
     """Moves to before a sample; False where the file is read from its beginning, as most are."""
     rate = stream.codec_context.sample_rate
     is_exact = container.format.name in _SEEKABLE and stream.time_base * rate == 1
     if first <= 0 or not is_exact or not stream.codec_context.name.startswith(_LOSSLESS):
         return False
     try:
-        container.seek(int(first + _zero_of(container, stream, with_video) * rate), stream=stream)
+        container.seek(int(first + zero * rate), stream=stream)
     except import_av().FFmpegError:
         return False
     return True
@@ -147,16 +144,13 @@ def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) 
 def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
     """Compares the samples of a whole file with their number in its header, where there is one."""
     announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
-    name = container.format.name
-    tolerance = 0 if name == "flac" else _MP3_TOLERANCE
-    if name == "mp3":
+    has_count, tolerance = container.format.name == "flac", 0
+    if container.format.name == "mp3":
+        tolerance = _MP3_TOLERANCE
         start = 0
         if data[:3] == b"ID3":  # tags, whose size is written with seven bits to the byte
             start = 10 + sum(part << 7 * (3 - number) for number, part in enumerate(data[6:10]))
-        head = data[start : start + 256]
-        has_count = b"Xing" in head or b"Info" in head
-    else:
-        has_count = name == "flac"
+        has_count = any(mark in data[start : start + 256] for mark in (b"Xing", b"Info"))
     if has_count and count + tolerance < announced:
         raise ValueError(f"it is damaged or cut off: it has {count:,} samples, and its header says {int(announced):,}")
 

@@ -126,7 +126,17 @@ class _Writer:
             # A part of the value may already be written: a DataChunk holds others.
             del self.pieces[begin:]
             self._depth = depth
-            self._pickle(value, refused)
+            if is_secure():
+                raise UnsafeDataError(
+                    f"{describe_value(value).removeprefix('of type ')} can only be pickled, and WDS_SECURE=1 refuses "
+                    "pickles even with allow_pickle=True"
+                ) from refused
+            try:
+                data = pickle.dumps(value, _PICKLE_PROTOCOL)
+            except Exception as cause:
+                raise _RefusedError(value, f"it cannot be pickled: {type(cause).__name__}: {cause}") from cause
+            self.sized(b"p", data)
+            self.has_pickles = True
 
     def sized(self, tag: bytes, data: bytes | memoryview) -> None:
         """Adds a tag, the number of bytes, and the bytes."""
@@ -142,19 +152,6 @@ class _Writer:
         for value in values:
             self.write(value)
         self._depth -= 1
-
-    def _pickle(self, value: Any, refused: _RefusedError) -> None:
-        if is_secure():
-            raise UnsafeDataError(
-                f"{describe_value(value).removeprefix('of type ')} can only be pickled, and WDS_SECURE=1 refuses "
-                "pickles even with allow_pickle=True"
-            ) from refused
-        try:
-            data = pickle.dumps(value, _PICKLE_PROTOCOL)
-        except Exception as cause:
-            raise _RefusedError(value, f"it cannot be pickled: {type(cause).__name__}: {cause}") from cause
-        self.sized(b"p", data)
-        self.has_pickles = True
 
 
 def _name(text: str) -> bytes:

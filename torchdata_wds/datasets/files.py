@@ -84,19 +84,19 @@ class EntryMapperIterDataPipe(ItemMapper):
         self.transforms = transforms
 
     def __iter__(self) -> Iterator[Any]:
-        samples = noting_absent(self.source_datapipe, dict(self._optional_fields()))
+        optional = {
+            f"{entry.place.at('extensions')} names {item.column!r}": partial(self._has, entry, item)
+            for entry in self.entries.value
+            if entry.missing != "error"
+            for item in entry.fields or ()
+        }
+        samples = noting_absent(self.source_datapipe, optional)
         chosen = self.map_items(samples, self._choose, "MissingFieldError")
         yield from self.map_items(chosen, self._apply, self.dropped)
 
     def _entry(self, sample: dict[str, Any]) -> SpecEntry:
         url: EntryUrl = sample["__url__"]
         return self.entries.value[url.entry]
-
-    def _optional_fields(self) -> Iterator[tuple[str, Callable[[Any], bool | None]]]:
-        for entry in self.entries.value:
-            if entry.missing != "error":
-                for item in entry.fields or ():
-                    yield f"{entry.place.at('extensions')} names {item.column!r}", partial(self._has, entry, item)
 
     def _has(self, entry: SpecEntry, item: FieldItem, sample: dict[str, Any]) -> bool | None:
         return bool(item.find(sample)) if self._entry(sample) is entry else None
@@ -232,7 +232,16 @@ def load_dataset(
     for group in groups:
         for entry in group.entries:
             _check_entry(entry, transforms, options)
-    branches: list[Any] = [_branch(group.entries, transforms, options, cache_dir, handler) for group in groups]
+    branches: list[Any] = []
+    for group in groups:
+        held = Held(group.entries)
+        shards: IterDataPipe[Any] = SpecShardsIterDataPipe(held, storage_options=options)
+        shards = shards.shuffle(buffer_size=_SHUFFLED_SHARDS).sharding_filter()
+        if cache_dir is not None:
+            shards = ShardCacherIterDataPipe(shards, cache_dir, storage_options=options, handler=handler)
+        members = ShardLoaderIterDataPipe(shards, storage_options=options, handler=handler)
+        samples = KeyGrouperIterDataPipe(members, handler=handler)  # with all fields, which an error about one names
+        branches.append(EntryMapperIterDataPipe(samples, held, transforms, handler=handler))
     if len(branches) == 1:
         return branches[0]  # type: ignore[no-any-return]
     weights = [group.weight for group in groups]
@@ -288,21 +297,3 @@ def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storag
                 )
     if entry.count is not None and not entry.replacement:
         entry.choose(options, float)  # raises if there are too few; what it chooses is not used
-
-
-def _branch(
-    entries: Entries,
-    transforms: Transform | None,
-    options: storage.StorageOptions,
-    cache_dir: str | os.PathLike[str] | None,
-    handler: Handler,
-) -> WdsPipe[dict[str, Any]]:
-    held = Held(entries)
-    shards: IterDataPipe[Any] = (
-        SpecShardsIterDataPipe(held, storage_options=options).shuffle(buffer_size=_SHUFFLED_SHARDS).sharding_filter()
-    )
-    if cache_dir is not None:
-        shards = ShardCacherIterDataPipe(shards, cache_dir, storage_options=options, handler=handler)
-    members = ShardLoaderIterDataPipe(shards, storage_options=options, handler=handler)
-    samples = KeyGrouperIterDataPipe(members, handler=handler)  # with all fields, which an error about one names
-    return EntryMapperIterDataPipe(samples, held, transforms, handler=handler)

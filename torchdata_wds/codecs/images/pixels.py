@@ -49,13 +49,8 @@ _CACHED = 2**16
 
 # EXIF orientation, where it is not 1 -> (swap the axes, then the steps through rows and columns)
 _TURNS = {
-    2: (False, 1, -1),
-    3: (False, -1, -1),
-    4: (False, -1, 1),
-    5: (True, 1, 1),
-    6: (True, 1, -1),
-    7: (True, -1, -1),
-    8: (True, -1, 1),
+    **{2: (False, 1, -1), 3: (False, -1, -1), 4: (False, -1, 1)},
+    **{5: (True, 1, 1), 6: (True, 1, -1), 7: (True, -1, -1), 8: (True, -1, 1)},
 }
 
 

@@ -15,13 +15,8 @@ from torchdata_wds.codecs.media.files import import_av, open_media
 
 # Display matrix -> EXIF orientation: its signs (a, b, c, d), where x' = ax + cy and y' = bx + dy.
 _ORIENTATIONS = {
-    (-1, 0, 0, 1): 2,
-    (-1, 0, 0, -1): 3,
-    (1, 0, 0, -1): 4,
-    (0, 1, 1, 0): 5,
-    (0, 1, -1, 0): 6,
-    (0, -1, -1, 0): 7,
-    (0, -1, 1, 0): 8,
+    **{(-1, 0, 0, 1): 2, (-1, 0, 0, -1): 3, (1, 0, 0, -1): 4},
+    **{(0, 1, 1, 0): 5, (0, 1, -1, 0): 6, (0, -1, -1, 0): 7, (0, -1, 1, 0): 8},
 }
 
 # Where each packet holds one frame and says when it is shown.

@@ -66,11 +66,9 @@ class _Reader:
 
     @property
     def left(self) -> int:
-        """The number of remaining bytes."""
         return len(self._data) - self._position
 
     def read(self) -> Any:
-        """Reads a value."""
         tag = self.byte()
         read = _READERS.get(tag)
         if read is None:
@@ -88,7 +86,6 @@ class _Reader:
         return values
 
     def take(self, size: int) -> memoryview:
-        """Takes `size` bytes."""
         begin = self._position
         end = begin + size
         if end > len(self._data):
@@ -97,13 +94,11 @@ class _Reader:
         return self._data[begin:end]
 
     def byte(self) -> int:
-        """Takes one byte."""
         value = self._data[self._position]
         self._position += 1
         return value
 
     def number(self) -> int:
-        """Takes a u64."""
         number: int = U64.unpack_from(self._data, self._position)[0]
         self._position += 8
         return number
@@ -116,11 +111,9 @@ class _Reader:
         return count
 
     def sized(self) -> memoryview:
-        """Takes the number of bytes, and the bytes."""
         return self.take(self.number())
 
     def name(self) -> str:
-        """Takes a short ASCII text."""
         return str(self.take(self.byte()), "ascii")
 
     def shaped(self, item_size: int) -> tuple[tuple[int, ...], memoryview]:

@@ -13,21 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
+from torchdata_wds import storage
 from torchdata_wds.errors import ReappearingKeyError, ShardOpenError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.format.tar.packing import PackedSample
-from torchdata_wds.storage import (
-    StorageOptions,
-    Target,
-    Unique,
-    compression_for,
-    list_targets,
-    mask_url,
-    open_compressor,
-    open_target,
-    remove_target,
-)
+from torchdata_wds.storage import StorageOptions, Target, Unique, mask_url
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 logger = logging.getLogger(__name__)
@@ -132,16 +123,17 @@ class ShardFile(Unique):
         self._owner = os.getpid()
         is_url = isinstance(destination, (str, os.PathLike))
         self.url = url_text(destination) if is_url else name  # type: ignore[arg-type]
-        kind = compression_for(self.url, compress)
-        self._compressor = open_compressor(kind) if kind else None
+        kind = storage.compression_for(self.url, compress)
+        self._compressor = storage.open_compressor(kind) if kind else None
         self._rows: list[str] | None = [] if index else None
         self._index: Target | None = None
         self._old_index: str | None = None
+        self._target: Target | OpenFile
         if is_url:
             self._old_index = _old_index(self.url, index, overwrite)
-            self._target: Target | OpenFile = open_target(self.url, overwrite=overwrite, storage_options=self._options)
+            self._target = storage.open_target(self.url, overwrite=overwrite, storage_options=self._options)
             if index:
-                self._index = open_target(index_url(self.url), overwrite=True, storage_options=self._options)
+                self._index = storage.open_target(index_url(self.url), overwrite=True, storage_options=self._options)
         else:
             if index:
                 raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
@@ -260,7 +252,7 @@ class ShardFile(Unique):
     def _remove_old_index(self) -> None:
         if self._old_index is not None:
             try:
-                remove_target(self._old_index, storage_options=self._options)
+                storage.remove_target(self._old_index, storage_options=self._options)
             except ShardOpenError as error:
                 logger.warning("the index of another shard may stay beside this one: %s", error)
 
@@ -337,7 +329,7 @@ class ShardNames:
             parts += [re.escape(last[position : match.start()]), place]
             position = match.end()
         matcher = re.compile("".join(parts) + re.escape(last[position:]))
-        existing = list_targets(folder + slash or ".", storage_options=storage_options)
+        existing = storage.list_targets(folder + slash or ".", storage_options=storage_options)
         numbers = [int(found[1]) for name in existing if (found := matcher.fullmatch(name))]
         return max(numbers, default=-1) + 1
 

@@ -6,15 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torchdata_wds.format.dataset_files.entries import (
-    Part,
-    SpecEntry,
-    SpecGroup,
-    checked_count,
-    checked_name,
-    checked_weight,
-    groups_by_weight,
-)
+from torchdata_wds.format.dataset_files import entries
+from torchdata_wds.format.dataset_files.entries import Part, SpecEntry, SpecGroup, checked_name, checked_weight
 from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, join_url, short
 from torchdata_wds.storage.urls import is_local
 
@@ -35,7 +28,7 @@ def wids_groups(content: Mapping[str, Any], place: SpecPlace, read: Read) -> lis
     parts = list(_parts(content, place, read))
     if not parts:
         raise place.error("has neither a shardlist nor datasets with one")
-    return groups_by_weight(parts, "weight", "datasets")
+    return entries.groups_by_weight(parts, "weight", "datasets")
 
 
 def wids_counts(content: Mapping[str, Any], url: str) -> Iterator[tuple[str, Any]]:
@@ -117,7 +110,7 @@ def _part(item: Mapping[str, Any], place: SpecPlace, name: str | int, weight: fl
             raise where.at("url").error(f"expected the URL of a shard, found {short(url)}")
         for key in ("nsamples", "filesize"):
             if shard.get(key) is not None:
-                checked_count(shard, key, where)
+                entries.checked_count(shard, key, where)
         own = shard.get("dataset", shard.get("name"))
         if not isinstance(own, str | int | None):
             raise where.at("dataset").error(f"expected text, found {short(own)}")

@@ -6,16 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torchdata_wds.errors import SKIP_SAMPLES, SampleError
-from torchdata_wds.format.documents.layouts import (
-    IMAGE_EXTENSIONS,
-    Document,
-    find_images,
-    find_json,
-    is_document,
-    is_image_field,
-    load_json,
-    parse_document,
-)
+from torchdata_wds.format.documents import layouts
+from torchdata_wds.format.documents.layouts import Document, find_images, find_json
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.option_types import Layout
 
@@ -130,7 +122,7 @@ class _Finder:
         plain = {
             field: value
             for field, value in found.fields.items()
-            if field.lower() in IMAGE_EXTENSIONS and field not in named
+            if field.lower() in layouts.IMAGE_EXTENSIONS and field not in named
         }
         if not plain or not self.waits:
             return
@@ -169,13 +161,13 @@ class _Finder:
         field = find_json(sample)
         may_wait = self.waits and "-" in key
         try:
-            value = None if field is None else load_json(sample[field])
-            if may_wait and not is_document(value) and any(map(is_image_field, sample)):
+            value = None if field is None else layouts.load_json(sample[field])
+            if may_wait and not layouts.is_document(value) and any(map(layouts.is_image_field, sample)):
                 return None
             if field is None:
                 others = [name for name in sample if not is_metadata(name)]
                 raise ValueError(f"expected the JSON of a document, found only the fields {others}")
-            document = parse_document(value, "auto" if self.waits else self.layout)
+            document = layouts.parse_document(value, "auto" if self.waits else self.layout)
         except Exception as cause:
             shard = self._shard(sample.get("__url__"))
             text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)

@@ -83,20 +83,12 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str])
         if rules.lowercase:
             field = field.lower()
         if field in RESERVED_FIELDS:
-            shard = shown(draft.url)
-            raise SampleError(
-                f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself.",
-                shard=shard,
-                member=name,
-                key=draft.key,
-                field=field,
-                advice=_RENAME,
-            )
+            raise _misfit(draft, field, name, shown(draft.url), rules.lowercase)
         if rules.fields is not None and field not in rules.fields:
             continue
         if field in sample:
             if rules.on_duplicate == "error":
-                raise _duplicate(draft, field, name, shown(draft.url), rules.lowercase)
+                raise _misfit(draft, field, name, shown(draft.url), rules.lowercase)
             if rules.on_duplicate == "first":
                 continue
         sample[field] = data
@@ -108,24 +100,24 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Callable[[str], str])
 def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
     """Adds what is known of the reading of the shard that samples are from."""
     if isinstance(source.url, LocatedUrl):
+        url = str(source.url)
         for sample in samples:
-            sample["__url__"] = source.url.url
+            sample["__url__"] = url
             sample["__local_path__"] = source.url.local_path
     if source.visit < 0:
         for sample in samples:
             sample["__pad__"] = True
 
 
-def _duplicate(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> DuplicateFieldError:
+def _misfit(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> SampleError:
+    """Makes the error for a member whose field is reserved, or comes twice."""
+    where = {"shard": shard, "member": name, "key": draft.key, "field": field}
+    if field in RESERVED_FIELDS:
+        what = f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself."
+        return SampleError(what, advice=_RENAME, **where)
     first = next(other for spelled, other, _ in draft.parts if (spelled.lower() if lowercase else spelled) == field)
-    return DuplicateFieldError(
-        f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}.",
-        advice=_CHOOSE_OR_KEEP_CASE if lowercase else _CHOOSE,
-        shard=shard,
-        member=name,
-        key=draft.key,
-        field=field,
-    )
+    what = f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}."
+    return DuplicateFieldError(what, advice=_CHOOSE_OR_KEEP_CASE if lowercase else _CHOOSE, **where)
 
 
 def make_samples(run: MemberRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:

@@ -26,19 +26,18 @@ class ShardMember(NamedTuple):
 class LocatedUrl(str):
     """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path."""
 
-    __slots__ = ("local_path", "url")
+    __slots__ = ("local_path",)
 
-    url: str
     local_path: str
 
     def __new__(cls, url: str, local_path: str) -> Self:
         """Makes a str of the URL."""
         made = super().__new__(cls, url)
-        made.url, made.local_path = url, local_path
+        made.local_path = local_path
         return made
 
     def __reduce__(self) -> tuple[type[LocatedUrl], tuple[str, str]]:
-        return LocatedUrl, (self.url, self.local_path)
+        return LocatedUrl, (str(self), self.local_path)
 
 
 class PassedMember(NamedTuple):

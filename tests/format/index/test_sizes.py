@@ -13,16 +13,14 @@ import pytest
 from tests.kits.damage import DAMAGES
 from tests.kits.shards import tar_bytes, text_samples
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format.index import scan as sizes
 from torchdata_wds.format.index.scan import read_sizes
 from torchdata_wds.format.samples.grouping import group_members
-from torchdata_wds.format.tar.members import Mark, ShardMember, Unit
+from torchdata_wds.format.tar.members import Mark, ShardMember, Unit, singles
 
 
 @pytest.fixture
-def units_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Unit]]:
-    """Reads the sizes of an archive by its headers alone."""
-    monkeypatch.setattr(sizes, "_has_large_members", lambda _: True)
+def units_of(tmp_path: Path) -> Callable[..., list[Unit]]:
+    """Reads the sizes of an archive in a local file."""
 
     def read(data: bytes, **options: Any) -> list[Unit]:
         path = tmp_path / "x.tar"
@@ -34,7 +32,8 @@ def units_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
 
 def sizes_in(units: list[Unit]) -> dict[str, Any]:
     """Name to size."""
-    return {unit.name: unit.data for unit in units if isinstance(unit, ShardMember)}
+    members = [unit for unit in singles(units) if isinstance(unit, ShardMember)]
+    return {member.name: member.data if isinstance(member.data, int) else len(member.data) for member in members}
 
 
 def test_sizes_are_those_of_the_members_when_read(units_of: Callable[..., list[Unit]]) -> None:
@@ -71,17 +70,16 @@ def test_other_entries_are_counted_when_passed_over(units_of: Callable[..., list
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_sizes_tell_damage_when_there_is_any(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that readers refuse is not listed as a whole one, whichever way it is read."""
+def test_sizes_tell_damage_when_there_is_any(name: str, tmp_path: Path) -> None:
+    """A shard that readers refuse is not listed as a whole one, whether it can be sought through or not."""
     path = tmp_path / "x.tar"
     path.write_bytes(DAMAGES[name].data)
-    for seeks in (True, False):
-        monkeypatch.setattr(sizes, "_has_large_members", lambda _, seeks=seeks: seeks)
-        raised = []
+    for url in (str(path), f"pipe:cat {path}"):
+        raised: list[str] = []
 
-        def units(raised: list[str]) -> Iterator[Unit]:
+        def units(raised: list[str], url: str = url) -> Iterator[Unit]:
             try:
-                yield from read_sizes(str(path))
+                yield from read_sizes(url)
             except ShardFormatError as error:
                 yield Mark.BROKEN
                 raised.append(str(error))
@@ -100,33 +98,23 @@ def test_options_hold_when_an_archive_has_no_end_or_follows_another(units_of: Ca
     assert (len(sizes_in(units)), units.count(Mark.END)) == (6, 3)
 
 
-@pytest.mark.parametrize(
-    ("members", "compressed", "seeks"),
-    [
-        ([("a.bin", bytes(1 << 20)), ("a.txt", b"")], False, True),
-        ([("a.bin", bytes(1 << 20)), ("a.txt", b"")], True, False),
-        ([("a.txt", b"small"), ("a.cls", b"1")], False, False),
-        ([], False, False),
-    ],
-)
-def test_shard_is_sought_through_when_its_members_are_large(
-    members: list[tuple[str, bytes]], compressed: bool, seeks: bool, tmp_path: Path
-) -> None:
-    """Small ones are read faster than passed over, and compressed ones are read anyway."""
+def test_shard_is_sought_through_where_its_members_are_large(tmp_path: Path) -> None:
+    """A compressed one is read anyway; the sizes are the same."""
     path = tmp_path / "x.tar"
+    members = [("a.bin", bytes(1 << 20)), ("a.txt", b""), ("b.bin", bytes(1 << 20)), ("c.txt", b"small")]
     data = tar_bytes(members)
-    path.write_bytes(gzip.compress(data, 1) if compressed else data)
-    found = {}
-    for sample in group_members(read_sizes(str(path))):
-        found |= {field: value for field, value in sample.items() if not field.startswith("__")}
-    assert all(isinstance(value, int) == seeks for value in found.values())
-    assert [value if isinstance(value, int) else len(value) for value in found.values()] == [
-        len(data) for _, data in members
-    ]
+    for content, seeks in ((data, True), (gzip.compress(data, 1), False)):
+        path.write_bytes(content)
+        samples = list(group_members(read_sizes(str(path))))
+        assert isinstance(samples[0]["bin"], int) == seeks
+        values = [value for sample in samples for field, value in sample.items() if not field.startswith("__")]
+        sizes = [value if isinstance(value, int) else len(value) for value in values]
+        assert sizes == [len(data) for _, data in members]
 
 
-def test_hard_link_is_read_as_its_target_when_shards_are_small(tmp_path: Path) -> None:
-    """By a second look."""
-    path = tmp_path / "x.tar"
-    path.write_bytes(linked("b.txt", "a.txt"))
-    assert [len(sample["txt"]) for sample in group_members(read_sizes(str(path)))] == [3, 3]
+def test_hard_link_has_the_size_of_its_target_when_nothing_can_be_sought(tmp_path: Path) -> None:
+    """A compressed shard is looked at twice, and of a command's output the last members are held."""
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(linked("b.txt", "a.txt")))
+    for url in (str(path), f"pipe:zcat {path}"):
+        assert sizes_in(list(read_sizes(url))) == {"a.txt": 3, "b.txt": 3}

@@ -1,4 +1,4 @@
-"""One walk over the headers of a shard, for its index and for the sizes of its members."""
+"""The index of a shard that exists, and the sizes of its members, without their content where that can be."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
-from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format.index import IndexHeader, ShardIndex, index_url, pack_row, shard_name
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.tar import ReadOptions, SkippedEntries, read_marked_members
@@ -19,9 +17,6 @@ from torchdata_wds.format.tar.links import hard_link_error
 from torchdata_wds.format.tar.members import Mark, PassedMember, ShardMember, Unit
 from torchdata_wds.storage import can_reopen, is_decompressed, mask_url, open_shard
 from torchdata_wds.storage.urls import is_local, local_path, url_text
-
-_LARGE = 64 << 10  # what is smaller has been read before one could seek over it
-_LOOKED_AT = 24
 
 
 class _Extent(NamedTuple):
@@ -74,7 +69,7 @@ def index_shard(
     rows = []
     with open_shard(text, storage_options=storage_options) as stream:
         entries = TarEntries(stream, mask_url(text))
-        for sample in group_members(_scan(entries, text, 0, Counter()), keys=keys, shown=mask_url):
+        for sample in group_members(_scan(entries, text), keys=keys, shown=mask_url):
             key, _, *extents = sample.values()
             members = [(name, offset, None if offset is None else size) for name, _, _, offset, size in extents]
             rows.append(pack_row(key, extents[0].start, extents[-1].stop, members))
@@ -87,10 +82,10 @@ def index_shard(
     return index
 
 
-def _scan(entries: TarEntries, url: str, visit: int, skipped: Counter[str]) -> Iterator[Unit]:
+def _scan(entries: TarEntries, url: str) -> Iterator[Unit]:
     """Walks the headers of a shard and yields its members with an `_Extent` in place of their content, and marks."""
     extents: dict[str, _Extent] = {}
-    skips = SkippedEntries(entries.shard, skipped)
+    skips = SkippedEntries(entries.shard, Counter())
     with skips.reported():
         for entry in entries:
             if entry is None:
@@ -118,7 +113,7 @@ def _scan(entries: TarEntries, url: str, visit: int, skipped: Counter[str]) -> I
             extent = _Extent(entry.name, entry.offset, entries.offset, offset, size)
             extents[posixpath.normpath(entry.name)] = extent
             # grouping never looks into the content of a member
-            yield ShardMember(url, entry.name, cast("bytes", extent), visit)
+            yield ShardMember(url, entry.name, cast("bytes", extent))
     yield Mark.END
 
 
@@ -130,39 +125,9 @@ def read_sizes(
     concatenated: bool = False,
     skipped: Counter[str] | None = None,
 ) -> Generator[Unit, None, None]:
-    """Reads the members of a shard, whose `data` is bytes or their number, for `group_members`; and marks.
-
-    A local file of large members is sought through, from header to header; elsewhere all is read anyway, and in large
-    pieces.
-    """
-    counts = Counter() if skipped is None else skipped
-    seeks = _has_large_members(url)
+    """Reads the members of a shard for `group_members`, those that can be sought past with their size for content."""
     with open_shard(url) as stream:
-        if not seeks:
-            reopen = (lambda offset: open_shard(url, offset=offset)) if can_reopen(url) else None
-            options = ReadOptions(None, None, visit, mask_url(url), reopen, require_end_marker, concatenated)
-            yield from read_marked_members(stream, url, options, counts)
-            return
-        entries = TarEntries(stream, mask_url(url), concatenated=concatenated)
-        entries.require_end_marker = require_end_marker
-        for unit in _scan(entries, url, visit, counts):
-            yield unit._replace(data=unit.data.size) if isinstance(unit, ShardMember) else unit  # type: ignore[attr-defined]
-
-
-def _has_large_members(url: str) -> bool:
-    """Looks at the first headers of a local file."""
-    if not is_local(url) or not can_reopen(url):
-        return False
-    with open_shard(url) as stream:
-        entries = TarEntries(stream, mask_url(url))
-        sizes = []
-        try:
-            for entry in islice(entries, _LOOKED_AT):
-                if is_decompressed(stream):
-                    return False
-                if entry is not None:
-                    entries.skip(entry)
-                    sizes.append(entry.size)
-        except ShardFormatError:
-            return False  # told by whoever reads it
-    return sum(sizes) > _LARGE * len(sizes)
+        reopen = (lambda offset: open_shard(url, offset=offset)) if can_reopen(url) else None
+        shown = mask_url(url)
+        options = ReadOptions(None, None, visit, shown, reopen, require_end_marker, concatenated, sizes_only=True)
+        yield from read_marked_members(stream, url, options, Counter() if skipped is None else skipped)

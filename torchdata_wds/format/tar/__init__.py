@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torchdata_wds.format.samples.names import split_name
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.fast import LookAhead
-from torchdata_wds.format.tar.headers import DIRECTORY, HEADER_WORDS, VOLUME_LABEL, is_file
+from torchdata_wds.format.tar.headers import DIRECTORY, HARD_LINK, HEADER_WORDS, VOLUME_LABEL, is_file
 from torchdata_wds.format.tar.links import HardLinks, Reopen
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit, singles
 from torchdata_wds.format.tar.streams import ByteSource
@@ -76,6 +76,7 @@ class ReadOptions(NamedTuple):
     concatenated: bool
     offset: int = 0  # where in the archive the stream begins
     max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
+    sizes_only: bool = False  # whether members that can be sought past have their size for content
 
 
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
@@ -85,11 +86,12 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
     stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
     """
-    select, rename, visit, shard, reopen, require_end_marker, concatenated, offset, largest = options
+    select, rename, visit, shard, reopen, require_end_marker, concatenated, offset, largest, sizes_only = options
     wanted = None if select is None else name_filter(select)
     choose = None if rename is None and wanted is None else partial(_choice, rename, wanted)
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
-    source = LookAhead(stream, url, visit, max_member_bytes=largest, choose=None if wanted is None else choose)
+    seeks_past = _none if sizes_only else None if wanted is None else choose
+    source = LookAhead(stream, url, visit, max_member_bytes=largest, choose=seeks_past)
     entries = TarEntries(
         source,
         shard,
@@ -112,8 +114,12 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                 skips.has_files = True
                 links.note(entry)
                 try:
-                    if wanted is None or wanted(name):
-                        unit: Unit = ShardMember(url, name, links.read(entry, entries), visit)
+                    if sizes_only and links.recent is None and entry.kind != HARD_LINK:
+                        entries.skip(entry)
+                        size = entry.size if entry.sparse_size is None else entry.sparse_size
+                        unit: Unit = ShardMember(url, name, cast("bytes", size), visit)
+                    elif wanted is None or wanted(name):
+                        unit = ShardMember(url, name, links.read(entry, entries), visit)
                     else:
                         links.pass_over(entry, entries)
                         unit = PassedMember(name)
@@ -125,12 +131,14 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
                 skips.has_files = True
                 if links.recent is not None and not isinstance(entry, PassedMember):
                     links.recent.note(entry)
-                if choose is None or (source.chooses and not isinstance(entry, MemberRun)):
+                if sizes_only and isinstance(entry, PassedMember):
+                    yield ShardMember(url, entry.name, cast("bytes", entry.size), visit)
+                elif choose is None or (source.chooses and not isinstance(entry, MemberRun)):
                     yield entry
-                    continue
-                for member in entry.members() if isinstance(entry, MemberRun) else (entry,):
-                    name, is_wanted = choose(member.name)
-                    yield member._replace(name=name) if is_wanted else PassedMember(name)
+                else:
+                    for member in entry.members() if isinstance(entry, MemberRun) else (entry,):
+                        name, is_wanted = choose(member.name)
+                        yield member._replace(name=name) if is_wanted else PassedMember(name)
     yield Mark.END  # an archive without end marker, where that is allowed
 
 
@@ -139,7 +147,7 @@ def check_whole(stream: ByteSource, shard: str) -> None:
 
     Payloads are passed over by seeking where the stream can.
     """
-    source = LookAhead(stream, shard, 0, choose=lambda name: (name, False))
+    source = LookAhead(stream, shard, 0, choose=_none)
     entries = TarEntries(source, shard, concatenated=True)
     for entry in _walk(entries, source, None):
         if isinstance(entry, TarEntry):
@@ -161,6 +169,11 @@ def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardM
     while (taken := source.take()) is not None:
         entries.passed(taken[1])
         yield taken[0]
+
+
+def _none(name: str) -> tuple[str, bool]:
+    """Chooses no member."""
+    return name, False
 
 
 def _choice(rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None, name: str) -> tuple[str, bool]:

@@ -287,7 +287,7 @@ class LookAhead:
             if is_passed or (size <= min(_LARGEST_READ, self._largest) and self._read_content(parts, size)):
                 self._held += size
                 self._taken += 1
-                member = ShardMember(self._url, name, parts[-1], self._visit) if is_wanted else PassedMember(name)
+                member = ShardMember(self._url, name, parts[-1], self._visit) if is_wanted else PassedMember(name, size)
                 return member, BLOCK + length
         self._window, self._position = Window(b"".join(parts)), 0
         return None

@@ -44,6 +44,7 @@ class PassedMember(NamedTuple):
     """A member that is not delivered, chosen away or cut: its name still tells where the sample before it ended."""
 
     name: str
+    size: int = 0  # of its content, if it is not cut
 
 
 class FailedMember(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from tests.kits.shards import text_samples, write_tar, write_text_shards
 from tests.kits.tool_kit import run_wds
 from torchdata_wds import ShardIndex, TarWriter, index_shard
-from torchdata_wds.format.index.exports import dali_index
+from torchdata_wds.format.index import dali_index
 
 
 def test_index_writes_one_beside_each_shard(tmp_path: Path) -> None:

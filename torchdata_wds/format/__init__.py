@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchdata_wds.format.index import ShardIndex
-from torchdata_wds.format.index.exports import dali_index, wids_index
+from torchdata_wds.format.index import ShardIndex, dali_index, wids_index
 from torchdata_wds.format.index.scan import index_shard
 from torchdata_wds.format.samples.grouping import group_members
 from torchdata_wds.format.samples.names import split_name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchdata_wds.storage.http.versions import Version, content_range
+from torchdata_wds.storage.http.source import Version, content_range
 
 DATE = "Sat, 01 Jan 2022 10:00:{:02d} GMT"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
+from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
 from torchdata_wds.storage.cache.download import Download
 from torchdata_wds.storage.cache.followers import FollowedShard
@@ -15,7 +16,6 @@ from torchdata_wds.storage.cache.locked_files import CopyLock, ShardFacts, open_
 from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
-from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:

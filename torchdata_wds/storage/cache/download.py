@@ -10,11 +10,11 @@ from typing import Self
 
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.handlers import warn_once
+from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, seal
 from torchdata_wds.storage.cache.settings import CacheSettings
 from torchdata_wds.storage.locks import LockedFile
-from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.targets.base import run_at_end
 from torchdata_wds.storage.urls import mask_url
 

@@ -12,12 +12,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardOpenError, WdsError
+from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.cache.download import Download, stopped
 from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_copy, open_part
 from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Waiting
 from torchdata_wds.storage.locks import LockedFile
-from torchdata_wds.storage.opening import open_shard
 from torchdata_wds.storage.urls import mask_url
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Shards from web servers: ``http:`` and ``https:``, by urllib3, which is imported when it is needed.
 
-`client` sends one request, `source` goes on where one breaks, and `versions` says whether the object is still the same.
+`client` sends one request; `source` goes on where one breaks, if the object is still the same.
 """
 
 from __future__ import annotations

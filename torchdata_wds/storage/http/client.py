@@ -23,7 +23,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
-from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.retrying import Failure
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import mask_url
@@ -114,6 +113,11 @@ def retry_after(headers: Mapping[str, str]) -> float:
     except (TypeError, ValueError):
         return _SECONDS
     return min(max(seconds, 0.0), _LONGEST_SECONDS)
+
+
+def is_number(text: str) -> bool:
+    """Returns whether a header holds a number that may be an object's length."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 class Answer:

@@ -16,7 +16,6 @@ from torchdata_wds.environment import ais_endpoint, ais_token
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.http import open_http
-from torchdata_wds.storage.http.versions import is_number
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.targets.fsspec import RemoteTarget, remove_in, target_in
@@ -98,6 +97,8 @@ class _AisStore:
         return True
 
     def info(self, address: str) -> dict[str, Any]:
+        from torchdata_wds.storage.http.client import is_number  # which imports urllib3
+
         length = self._ask("HEAD", address).headers.get("Content-Length", "")
         return {"size": int(length) if is_number(length) else None}
 
@@ -146,7 +147,7 @@ def _check(answer: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
 
 
 def _headers(options: StorageOptions) -> dict[str, str]:
-    from torchdata_wds.storage.http.client import read_http_options  # which imports urllib3
+    from torchdata_wds.storage.http.client import read_http_options
 
     given = dict(read_http_options(AIS, options.get(AIS, {})).headers)
     token = ais_token()

@@ -25,7 +25,6 @@ _DAMAGED, _DAMAGED_INK = (250, 225, 225), (150, 0, 0)
 # For keys with letters that Pillow's own font lacks: the first of the system's fonts that has them all.
 _OTHER_FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
 Line = tuple[str, FreeTypeFont]
-Draw = ImageDraw.ImageDraw
 
 
 class Tile(NamedTuple):
@@ -44,19 +43,14 @@ def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> I
     `size` is their longest side: larger ones are reduced, much smaller ones enlarged to a multiple of their size.
     """
     columns = min(columns, len(tiles))
-    labels = [_label_lines(tile.labels, _room(size)[0] - _GAP) for tile in tiles]
+    labels = [_label_lines(tile.labels, max(size, _NARROWEST)) for tile in tiles]
     lines = max(map(len, labels))
     width, height = _room(size, lines)
     sheet = Image.new("RGB", sheet_size(len(tiles), columns=columns, size=size, lines=lines), _PAPER)
-    draw = ImageDraw.Draw(sheet)
     for number, (tile, label) in enumerate(zip(tiles, labels, strict=True)):
-        left, top = number % columns * width + _GAP, number // columns * height + _GAP
-        _draw_image(sheet, draw, tile, (left, top, left + width - _GAP - 1, top + size - 1))
-        for row, (text, ink) in enumerate([(tile.key, _INK), (tile.note, _FAINT)]):
-            shown, font = _with_font(text)
-            place = left, top + size + 2 + row * _LINE
-            draw.text(place, fit_text(shown, font, width - _GAP), fill=ink, font=font)
-        _draw_lines(draw, label, (left, top + size + 2 + 2 * _LINE), _INK)
+        drawn = Image.new("RGB", (width, height - _GAP), _PAPER)
+        _draw_tile(drawn, tile, label, size)
+        sheet.paste(drawn, (number % columns * width, number // columns * height + _GAP))
     return sheet
 
 
@@ -73,28 +67,32 @@ def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0)
     return area
 
 
-def _room(size: int, lines: int = 0) -> tuple[int, int]:
+def _room(size: int, lines: int) -> tuple[int, int]:
     """Returns width and height of a tile, with the gap to the next."""
     return max(size, _NARROWEST) + _GAP, size + (2 + lines) * _LINE + 2 * _GAP
 
 
-def _draw_image(sheet: Image.Image, draw: Draw, tile: Tile, box: tuple[int, int, int, int]) -> None:
-    left, top, right, bottom = box
-    width, height = right + 1 - left, bottom + 1 - top
+def _draw_tile(sheet: Image.Image, tile: Tile, labels: Sequence[Line], size: int) -> None:
+    """Draws the image, or why there is none, with its key, note and labels below; a gap stays free on its left."""
+    draw = ImageDraw.Draw(sheet)
+    width, box = sheet.width - _GAP, (_GAP, 0, sheet.width - 1, size - 1)
     if tile.picture is None:
         draw.rectangle(box, fill=_DAMAGED)
-        shown, font = _with_font(tile.failure)
-        lines = [(line, font) for line in _wrap(shown, font, width - 8, (height - 8) // _LINE)]
-        _draw_lines(draw, lines, (left + 4, top + 4), _DAMAGED_INK)
-        return
-    draw.rectangle(box, fill=_FRAME)
-    picture = on_checkerboard(tile.picture)
-    # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
-    if (factor := height // max(picture.size)) == 0:
-        picture = picture.resize(fitting_size(picture.size, height), Image.Resampling.LANCZOS)
-    elif factor > 1:
-        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-    sheet.paste(picture, (left + (width - picture.width) // 2, top + (height - picture.height) // 2))
+        failure, font = _with_font(tile.failure)
+        for row, line in enumerate(_wrap(failure, font, width - 8, (size - 8) // _LINE)):
+            draw.text((_GAP + 4, 4 + row * _LINE), line, fill=_DAMAGED_INK, font=font)
+    else:
+        draw.rectangle(box, fill=_FRAME)
+        picture = on_checkerboard(tile.picture)
+        # for a tile of 160: 640 x 480 becomes 160 x 120, 32 x 32 becomes 160 x 160, and 100 x 100 stays
+        if (factor := size // max(picture.size)) == 0:
+            picture = picture.resize(fitting_size(picture.size, size), Image.Resampling.LANCZOS)
+        elif factor > 1:
+            picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        sheet.paste(picture, (_GAP + (width - picture.width) // 2, (size - picture.height) // 2))
+    names = [(fit_text(text, font, width), font) for text, font in map(_with_font, (tile.key, tile.note))]
+    for row, (line, font) in enumerate([*names, *labels]):
+        draw.text((_GAP, size + 2 + row * _LINE), line, fill=_FAINT if row == 1 else _INK, font=font)
 
 
 def on_checkerboard(image: Image.Image) -> Image.Image:
@@ -116,11 +114,6 @@ def _label_lines(labels: Sequence[str], width: int) -> list[Line]:
         shown, font = _with_font(label)
         lines += [(line, font) for line in _wrap(shown, font, width, _FIELD_LINES)]
     return lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 1], ("...", _font(None))]
-
-
-def _draw_lines(draw: Draw, lines: Sequence[Line], corner: tuple[int, int], ink: tuple[int, ...]) -> None:
-    for number, (line, font) in enumerate(lines):
-        draw.text((corner[0], corner[1] + number * _LINE), line, fill=ink, font=font)
 
 
 def _wrap(text: str, font: FreeTypeFont, width: int, most: int) -> list[str]:

@@ -105,31 +105,30 @@ class Showing:
     def __init__(self, arguments: argparse.Namespace, kind: str) -> None:
         self._choices = field_choices(arguments)
         self._reader = SampleReader(arguments)
-        # text is quick; thumbnails take time
-        self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0
-        self._count: int | None = arguments.count
+        self._arguments, self._kind = arguments, kind
         self._default = _PICTURES if kind else _TEXTS
-        # one sample more is read, unless the user chose the end, or damage after it would be reported
-        self._looks_on = arguments.count is None and arguments.errors == "stop"
         self._is_more = False
-        width: int = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
-        self._summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
         self._damaged = 0
 
     def samples(self) -> Iterator[SampleSummary]:
         """Yields the samples, each with its fields summarized."""
+        arguments, kind = self._arguments, self._kind
+        width = max(arguments.width, _REASON) if kind in _SHEETS else arguments.width
+        summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
+        threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0  # text is quick; thumbnails take time
+        count: int | None = arguments.count
         choose: Callable[[dict[str, Any]], dict[str, Any] | None] = self._choices.choose if self._choices else dict
         is_over = False
-        first = self._default if self._count is None else self._count
         with (
-            closing(self._reader.taken(lambda sample: sample if is_over else choose(sample), self._count)) as samples,
-            closing(self._summarize.each(islice(samples, first), self._threads)) as summarized,
+            closing(self._reader.taken(lambda sample: sample if is_over else choose(sample), count)) as samples,
+            closing(summarize.each(islice(samples, self._default if count is None else count), threads)) as summarized,
         ):
             for sample, fields in summarized:
                 self._damaged += sum(field.is_damaged for field in fields)
                 yield SampleSummary(sample["__key__"], mask_url(sample["__url__"]), fields)
             is_over = True  # the next sample counts whatever fields it has
-            if self._looks_on:
+            # one sample more is read, unless the user chose the end, or damage after it would be reported
+            if count is None and arguments.errors == "stop":
                 with suppress(WdsError, OSError):  # damage after the end does not matter here
                     self._is_more = next(samples, None) is not None
 

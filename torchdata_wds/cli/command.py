@@ -35,7 +35,7 @@ class Command(NamedTuple):
     summary: str  # one line of the help
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]  # returns the exit status
-    example: str = ""  # lines for a shell, shown at the end of the help
+    example: str  # lines for a shell, shown at the end of the help
 
 
 def flag(parser: Parser, names: str, text: str) -> None:

@@ -29,7 +29,7 @@ from torchdata_wds.cli import (
     validate,
 )
 from torchdata_wds.cli.command import Command, UsageError
-from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, say
+from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, open_nowhere, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
 
@@ -58,15 +58,10 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command, by default that of ``sys.argv``, and returns the exit status.
 
-    Args:
-        arguments: What follows the program's name; None takes it from ``sys.argv``.
-
-    Returns:
-        The exit status: 0 for success, 1 if something was lost or refused, 130 after Ctrl-C, 143 after SIGTERM. Wrong
-        arguments are 2, by SystemExit where argparse finds them. A reader of the output that has gone away ends the
-        command quietly, with 0.
+    It is 0 for success, 1 if something was lost or refused, 130 after Ctrl-C, 143 after SIGTERM; 2 for wrong arguments,
+    by SystemExit where argparse finds them. A reader of the output that has gone away ends the command with 0.
     """
     if arguments is not None:
         return _run(arguments)
@@ -141,10 +136,7 @@ def _fill_standard_files() -> None:
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+            open_nowhere(number)
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - it stays open
 
@@ -170,13 +162,13 @@ def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"torchdata_wds {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     parsers = {}
-    for name, command in {wanted: COMMANDS[wanted]}.items() if wanted in COMMANDS else COMMANDS.items():
-        example = textwrap.indent(textwrap.dedent(command.example).strip(), "  ")
+    for name in [wanted] if wanted in COMMANDS else COMMANDS:
+        command = COMMANDS[name]
         parsers[name] = commands.add_parser(
             name,
             help=command.summary,
             description=command.summary,
-            epilog=f"example:\n{example}" if example else "",
+            epilog="example:\n" + textwrap.indent(textwrap.dedent(command.example).strip(), "  "),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parsers[name].command, parsers[name].words = name, arguments

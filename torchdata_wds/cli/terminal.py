@@ -83,8 +83,14 @@ def message_of(error: BaseException) -> str:
 def discard_output() -> None:
     """Discards what is left in the buffer of standard output, so that the interpreter's end does not complain."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        open_nowhere(sys.stdout.fileno())
+
+
+def open_nowhere(number: int) -> None:
+    """Lets a file's number stand for ``/dev/null``."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere != number:
+        os.dup2(nowhere, number)
         os.close(nowhere)
 
 

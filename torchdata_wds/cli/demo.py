@@ -21,18 +21,17 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import storage
 from torchdata_wds.cli.command import Command, UsageError, add_force, option, whole_number
 from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.codecs import IMAGE_FIELDS
+from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format import read_members, split_name
 from torchdata_wds.handlers import warn_and_continue
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.samples.collate import wds_collate
-from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe
 from torchdata_wds.program_interrupts import armed
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
 
@@ -180,14 +179,7 @@ def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
     """Builds the demo's graph: the usual one, with stages for images and labels where there are such fields."""
     images = [field for field in fields if field.rpartition(".")[2] in IMAGE_FIELDS]
     chosen = ([";".join(images)] if images else []) + (["cls"] if "cls" in fields else [])
-    pipe: WdsPipe[Any] = (
-        ShardListerIterDataPipe(IterableWrapper([list(patterns)]))
-        .shuffle()
-        .sharding_filter()
-        .load_wds_shards()
-        .group_by_key()
-        .wds_shuffle(_BUFFER, max_bytes=_BUFFER_BYTES)
-    )
+    pipe = WebDataset(patterns).wds_shuffle(_BUFFER, max_bytes=_BUFFER_BYTES)
     if chosen:
         pipe = pipe.wds_decode("pil", only=[*images, "cls"], handler=warn_and_continue)
     pipe = pipe.wds_to_tuple("__url__", "__key__", *chosen, missing="none")

@@ -110,17 +110,14 @@ class Target(Unique, ABC):
 
 
 class FileTarget(Target):
-    """A target that fills a local file, created at the first byte; a backend writes `_create` and `_advice`."""
+    """A target that fills a local file, which `_create` makes at the first byte."""
 
     _file = -1
+    _advice = ""  # what to do if it cannot be written
 
     @abstractmethod
     def _create(self) -> int:
         """Makes the file and returns its descriptor."""
-
-    @abstractmethod
-    def _advice(self) -> str:
-        """Says what to do if the file cannot be written."""
 
     def _ensure_created(self) -> int:
         if self._file < 0:
@@ -140,7 +137,7 @@ class FileTarget(Target):
         except OSError as error:
             raise ShardOpenError(
                 f"shard {self._shard} cannot be written at byte {self._position:,}: {error.strerror or error}; "
-                f"{self._advice()}",
+                f"{self._advice}",
                 shard=self._shard,
             ) from error
 

@@ -38,9 +38,6 @@ class RemoteTarget(FileTarget):
         self._overwrite = overwrite
         self._local: str | None = None
 
-    def _advice(self) -> str:
-        return f"it is collected in {self._local} first; free some space there or set TMPDIR to a folder with more"
-
     def _create(self) -> int:
         # a query in the path may be a secret
         name = re.sub(r"[^\w.-]", "_", self._path.partition("?")[0].rpartition("/")[2])[-_SHOWN_NAME:]
@@ -50,6 +47,9 @@ class RemoteTarget(FileTarget):
             raise cannot_write(
                 self._shard, f"no temporary file can be made: {error.strerror or error}; set TMPDIR to another folder"
             ) from error
+        self._advice = (
+            f"it is collected in {self._local} first; free some space there or set TMPDIR to a folder with more"
+        )
         return file
 
     def _commit(self) -> None:

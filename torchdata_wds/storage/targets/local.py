@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,7 @@ class LocalTarget(FileTarget):
         self._path = path
         self._partial = path.with_name(path.name + PARTIAL)
         self._overwrite = overwrite
-
-    def _advice(self) -> str:
-        return f"what was written is in {self._partial}; free some space or write elsewhere"
+        self._advice = f"what was written is in {self._partial}; free some space or write elsewhere"
 
     def _create(self) -> int:
         try:
@@ -112,7 +109,11 @@ def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
         path = Path(text) if os.path.isabs(text) else Path.cwd() / text  # noqa: PTH117 - a str
     except OSError as error:
         raise cannot_write(shard, f"the working directory is gone: {error.strerror}") from error
-    if reason := _obstacle(path, shard):
+    try:
+        reason = _obstacle(path)
+    except (OSError, ValueError) as error:
+        raise cannot_write(shard, f"{getattr(error, 'strerror', None) or error}") from error
+    if reason:
         raise cannot_write(shard, reason)
     if not overwrite and os.path.lexists(path):
         raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
@@ -138,34 +139,32 @@ def list_local(url: str) -> list[str]:
         raise ShardOpenError(f"cannot list {url}: {error.strerror or error}", shard=mask_url(url)) from error
 
 
-def _obstacle(path: Path, shard: str) -> str:
+def _obstacle(path: Path) -> str:
     """Says why no file can be made there, or replace what is there; "" if it can."""
     folder, shown = path.parent, mask_url(path.parent)
-    status = _status(folder, shard)
-    if status is None:
+    mode = _mode(folder)
+    if not mode:
         return f"its folder {shown} does not exist; make it first"
-    if not stat.S_ISDIR(status.st_mode):
+    if not stat.S_ISDIR(mode):
         return f"{shown} is not a folder"
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         return f"no permission to write in the folder {shown}"
     longest, size = os.pathconf(folder, "PC_NAME_MAX"), len(os.fsencode(path.name + PARTIAL))
     if size > longest:
         return f"its name with {PARTIAL} has {size} bytes, and the file system takes {longest}; give it a shorter one"
-    status = _status(path, shard)
-    if status is not None and stat.S_ISDIR(status.st_mode):
+    mode = _mode(path)
+    if stat.S_ISDIR(mode):
         return "it is a folder; add the name of a file"
-    if status is not None and not stat.S_ISREG(status.st_mode):
+    if mode and not stat.S_ISREG(mode):
         return f"it is not a regular file and would be replaced; write 'pipe:cat > {path}'"
     return ""
 
 
-def _status(path: Path, shard: str) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise cannot_write(shard, f"{getattr(error, 'strerror', None) or error}") from error
+def _mode(path: Path) -> int:
+    """Returns the mode of a file; 0 if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mode
+    return 0
 
 
 class StandardOutput(Target):
@@ -177,27 +176,21 @@ class StandardOutput(Target):
 
     def _write(self, view: memoryview) -> int:
         count = 0
-        with self._failures():
+        try:
             # An unbuffered stream (python -u) may write only a part.
             while count < len(view):
                 count += self._stream.write(view[count:]) or 0
             # A process that is forked later would write the contents of the buffer once more.
             self._stream.flush()
-        return count
-
-    def _commit(self) -> None:
-        with self._failures():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
         except BrokenPipeError:
             raise
         except OSError as error:
-            reason = f"it failed at about byte {self._position:,}: {error.strerror or error}"
+            reason = f"it failed at about byte {self._position + count:,}: {error.strerror or error}"
             raise _no_output(reason) from error
+        return count
+
+    def _commit(self) -> None:
+        """Does nothing: all was flushed."""
 
 
 def open_standard_output(place: Place, overwrite: bool) -> StandardOutput:  # noqa: ARG001 - as all

@@ -18,7 +18,7 @@ from torchdata_wds import ReappearingKeyError, index_shard
 from torchdata_wds.cli.validate import shard_validation
 from torchdata_wds.cli.validate.findings import FieldSets, Finding
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules
-from torchdata_wds.format.samples.building import Draft, make_sample
+from torchdata_wds.format.samples.grouping import Draft, make_sample
 from torchdata_wds.handlers import ignore_and_continue
 
 KINDS = {

@@ -24,7 +24,7 @@ from torchdata_wds.errors import (
     WdsError,
     cli_message,
 )
-from torchdata_wds.format.samples.building import Draft, check_new, make_sample
+from torchdata_wds.format.samples.grouping import Draft, check_new, make_sample
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, grouping_rules, is_metadata
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file

@@ -1,29 +1,167 @@
-"""Members to samples: a run of consecutive members with one key."""
+"""Members to samples: a run of consecutive members with one key, and everything that can be wrong about one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from operator import ne
+from typing import Any, NamedTuple
 
-from torchdata_wds.errors import Advice
-from torchdata_wds.format.samples.building import Draft, check_new, drafts_of, make_sample, make_samples
-from torchdata_wds.format.samples.names import GroupingRules, grouping_rules, skip_reason, split_names
-from torchdata_wds.format.tar.members import (
-    FailedMember,
-    Mark,
-    MemberRun,
-    PassedMember,
-    ShardMember,
-    Single,
-    Unit,
-    singles,
-)
-from torchdata_wds.handlers import count_loss, warn_seldom
+from torchdata_wds.errors import Advice, DuplicateFieldError, ReappearingKeyError, SampleError
+from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules, grouping_rules, skip_reason, split_names
+from torchdata_wds.format.tar.members import FailedMember, Mark, MemberRun, PassedMember, ShardMember, Unit, singles
+from torchdata_wds.handlers import count_loss, warn_rarely, warn_seldom
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
 
 #: What samples are counted by that have none of the fields to keep.
 WITHOUT_FIELDS = "sample without the chosen fields"
+
+#: Called for what is wrong: True skips it, False ends the iterator.
+OnError = Callable[[Exception], bool]
+Shown = Callable[[str], str]
+
+_RENAME = Advice(
+    "Rename it with rename= of load_wds_shards, or leave it out with select=.", "Write the shard again without it."
+)
+
+_ALLOW = Advice.of(
+    "Write the shard sorted (tar --sort=name), or pass {} to take each run of members as a sample of its own (also "
+    "where a native loader gives the same archive twice).",
+    "on_reappearing='allow'",
+    "--on-reappearing allow",
+)
+
+_OTHER_KEYS = Advice.of("{} changes how names are read.", "keys=", "--keys")
+_CHOOSE = Advice("Pass on_duplicate='first' or 'last' to choose.", "Pass --on-duplicate first or last to choose.")
+
+_CHOOSE_OR_KEEP_CASE = Advice(
+    "Pass on_duplicate='first' or 'last' to choose, or lowercase=False if they differ in case.",
+    "Pass --on-duplicate first or last to choose, or --keep-case if they differ in case.",
+)
+
+
+class Draft(NamedTuple):
+    """Consecutive members of one reading of a shard (its `visit`) that share a key."""
+
+    key: str
+    url: str
+    visit: int
+    parts: list[tuple[str, str, bytes | Exception]]  # field, member name, and data or why there is none
+
+
+def drafts_of(run: MemberRun) -> Iterator[Draft]:
+    """Cuts the members of a run out, a draft for each key."""
+    draft = Draft(run.keys[0], run.url, run.visit, [])
+    for key, part in zip(run.keys, run.parts(), strict=True):
+        if key != draft.key:
+            yield draft
+            draft = Draft(key, run.url, run.visit, [])
+        draft.parts.append(part)
+    yield draft
+
+
+def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown: Shown) -> None:
+    """Compares a key with those before it in its shard, by their 64-bit hashes."""
+    if on_reappearing == "allow":
+        return
+    digest = hash(draft.key)
+    if digest not in seen:
+        seen.add(digest)
+        return
+    shard, member = shown(draft.url), draft.parts[0][1]
+    what = f"key {draft.key!r} comes back at member {member} of shard {shard} after other samples: its members are not"
+    where = {"shard": shard, "member": member, "key": draft.key}
+    error = ReappearingKeyError(f"{what} next to each other.", advice=_ALLOW, **where)
+    if on_reappearing == "error":
+        raise error
+    warn_rarely("kept", error)
+
+
+def make_sample(draft: Draft, rules: GroupingRules, shown: Shown) -> dict[str, Any]:
+    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries.
+
+    A negative visit is one of samples that another consumer reads too: they are marked with ``__pad__``. Samples of a
+    shard that is read from a local copy have its path as ``__local_path__``.
+    """
+    sample: dict[str, Any] = {"__key__": draft.key, "__url__": draft.url}
+    for field, name, data in draft.parts:
+        if isinstance(data, Exception):
+            raise data
+        if rules.lowercase:
+            field = field.lower()
+        if field in RESERVED_FIELDS:
+            raise _misfit(draft, field, name, shown(draft.url), rules.lowercase)
+        if rules.fields is not None and field not in rules.fields:
+            continue
+        if field in sample:
+            if rules.on_duplicate == "error":
+                raise _misfit(draft, field, name, shown(draft.url), rules.lowercase)
+            if rules.on_duplicate == "first":
+                continue
+        sample[field] = data
+    if len(sample) > 2:
+        _mark([sample], draft)
+    return sample
+
+
+def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
+    """Adds what is known of the reading of the shard that samples are from."""
+    local_path = getattr(source.url, "local_path", None)  # as a LocatedUrl has it
+    if local_path is not None:
+        url = str(source.url)
+        for sample in samples:
+            sample["__url__"] = url
+            sample["__local_path__"] = local_path
+    if source.visit < 0:
+        for sample in samples:
+            sample["__pad__"] = True
+
+
+def _misfit(draft: Draft, field: str, name: str, shard: str, lowercase: bool) -> SampleError:
+    """Makes the error for a member whose field is reserved, or comes twice."""
+    where = {"shard": shard, "member": name, "key": draft.key, "field": field}
+    if field in RESERVED_FIELDS:
+        what = f"member {name} of shard {shard} would become the field {field!r}, which the library sets itself."
+        return SampleError(what, advice=_RENAME, **where)
+    first = next(other for spelled, other, _ in draft.parts if (spelled.lower() if lowercase else spelled) == field)
+    what = f"field {field!r} comes twice in sample {draft.key!r} of shard {shard}: members {first} and {name}."
+    return DuplicateFieldError(what, advice=_CHOOSE_OR_KEEP_CASE if lowercase else _CHOOSE, **where)
+
+
+def make_samples(run: MemberRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
+    """Makes the samples of a run of whole ones in one loop, as `check_new` and `make_sample` would make them.
+
+    `seen` are hashes of the keys before them in the shard; theirs are added. None is returned, and nothing changed,
+    where a sample needs the closer look that those two take.
+    """
+    fields = {field: field.lower() if rules.lowercase else field for field in set(run.fields)}
+    if not RESERVED_FIELDS.isdisjoint(fields.values()):
+        return None
+    rows: Iterable[tuple[str, str, int, int]] = zip(run.keys, run.fields, run.starts, run.ends, strict=True)
+    count = len(run.keys)
+    if rules.fields is not None:
+        rows = [row for row in rows if fields[row[1]] in rules.fields]
+        count = len(rows)
+    samples: list[dict[str, Any]] = []
+    url, data, last = run.url, run.data, None
+    for key, field, start, end in rows:
+        if key != last:
+            sample: dict[str, Any] = {"__key__": key, "__url__": url}
+            samples.append(sample)
+            last = key
+        sample[fields[field]] = data[start:end]
+    # A field that comes twice has overwritten the first: 5 members of 2 samples must make 5 + 2 * 2 entries.
+    if sum(map(len, samples)) != count + 2 * len(samples):
+        return None
+    if rules.fields is not None and len(samples) <= sum(map(ne, run.keys, run.keys[1:])):
+        return None  # a sample has none of the chosen fields
+    if rules.on_reappearing != "allow":
+        hashes = {hash(sample["__key__"]) for sample in samples}
+        if len(hashes) < len(samples) or not seen.isdisjoint(hashes):
+            return None
+        seen |= hashes
+    _mark(samples, run)
+    return samples
 
 
 def _raise(error: Exception) -> bool:
@@ -31,14 +169,14 @@ def _raise(error: Exception) -> bool:
 
 
 def _with_parts(
-    units: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool]
-) -> Iterator[tuple[Single | MemberRun, tuple[str, str] | None]]:
+    units: Iterable[Unit], split: SplitName, on_error: OnError
+) -> Iterator[tuple[Unit, tuple[str, str] | None]]:
     """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler.
 
     A run stays together where all its names can be split at once.
     """
     for unit in units:
-        items: Iterable[Single]
+        items: Iterable[Any]
         if not isinstance(unit, MemberRun):
             items = (unit,)
         elif (columns := split_names(unit.names, split)) is None:
@@ -56,9 +194,7 @@ def _with_parts(
                 yield item, parts
 
 
-def release_whole_samples(
-    items: Iterable[Unit], split: SplitName, on_error: Callable[[Exception], bool] = _raise
-) -> Iterator[ShardMember]:
+def release_whole_samples(items: Iterable[Unit], split: SplitName, on_error: OnError = _raise) -> Iterator[ShardMember]:
     """Passes members on a whole sample at a time, once the next key or the archive's end marker has been seen.
 
     Each shard ends in a mark; samples that a broken shard has cut are left out. `on_error` is called where `split`
@@ -95,9 +231,9 @@ def group_members(
     fields: Iterable[str] | str | None = None,
     on_duplicate: OnDuplicate = "error",
     on_reappearing: OnReappearing = "error",
-    on_error: Callable[[Exception], bool] = _raise,
+    on_error: OnError = _raise,
     skipped: Counter[str] | None = None,
-    shown: Callable[[str], str] = str,
+    shown: Shown = str,
 ) -> Generator[dict[str, Any], None, None]:
     """Groups consecutive members with one key into samples: ``__key__``, ``__url__`` and the bytes of each field.
 
@@ -116,11 +252,7 @@ def group_members(
 
 
 def _group(
-    members: Iterable[Unit],
-    rules: GroupingRules,
-    on_error: Callable[[Exception], bool],
-    skipped: Counter[str],
-    shown: Callable[[str], str],
+    members: Iterable[Unit], rules: GroupingRules, on_error: OnError, skipped: Counter[str], shown: Shown
 ) -> Generator[dict[str, Any], None, None]:
     seen: set[int] = set()
     reading: tuple[str, int] | None = None
@@ -146,11 +278,7 @@ def _group(
 
 
 def _drafts(
-    members: Iterable[Unit],
-    split: SplitName,
-    on_error: Callable[[Exception], bool],
-    skipped: Counter[str],
-    shown: Callable[[str], str],
+    members: Iterable[Unit], split: SplitName, on_error: OnError, skipped: Counter[str], shown: Shown
 ) -> Iterator[Draft | MemberRun]:
     """Gives whole samples: one at a time, or those in the middle of a run together."""
     draft: Draft | None = None
@@ -165,7 +293,11 @@ def _drafts(
             yield from whole
         elif isinstance(item, Mark):
             if outside is not None and not has_samples and item is Mark.END:
-                _warn_of_no_sample(outside, shown)
+                reason = f"no member has a name of the form key.field; the first is {outside.name}"
+                what = f"shard {shown(outside.url)} gives no sample: {reason} ({skip_reason(outside.name)})."
+                warn_seldom(
+                    "shards without samples", what, Advice.of("{} changes how names are read.", "keys=", "--keys")
+                )
             outside, has_samples = None, False
             if draft is not None and (closed or item is Mark.END):
                 yield draft
@@ -189,15 +321,6 @@ def _drafts(
             draft.parts.append((field, name, data))
     if draft is not None:
         yield draft
-
-
-def _warn_of_no_sample(member: ShardMember | FailedMember, shown: Callable[[str], str]) -> None:
-    warn_seldom(
-        "shards without samples",
-        f"shard {shown(member.url)} gives no sample: no member has a name of the form key.field; the first is "
-        f"{member.name} ({skip_reason(member.name)}).",
-        Advice.of("{} changes how names are read.", "keys=", "--keys"),
-    )
 
 
 def _finish(draft: Draft | None, run: MemberRun) -> tuple[list[Draft | MemberRun], Draft]:

@@ -73,17 +73,16 @@ def test_patience_ends_when_it_is_interrupted(waits: list[float]) -> None:
     """Before a pause and within one; nothing renews it."""
     patience = Patience(8, "x.tar")
     assert patience.endures("it broke")
-    patience.interrupt()
+    patience.interrupted.set()
     patience.renew()
     assert not patience.endures("it broke")
-    assert patience.is_interrupted
     assert len(waits) == 1
 
 
 def test_patience_ends_a_pause_when_another_thread_interrupts_it() -> None:
     """Whoever waits five minutes for a server need not do so for nobody."""
     patience = Patience(8, "x.tar")
-    timer = threading.Timer(0.02, patience.interrupt)
+    timer = threading.Timer(0.02, patience.interrupted.set)
     timer.start()
     assert not patience.endures("overloaded", 300)
     timer.join()

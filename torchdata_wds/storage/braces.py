@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import product
+from itertools import accumulate, product
 from urllib.parse import unquote
 
 from torchdata_wds.errors import ShardListError
@@ -64,23 +64,15 @@ def _clear_groups(pattern: str) -> Iterator[tuple[int, int]]:
     """Yields where the lists and ranges of a command begin and end: in ``a{1..3}b ${X} {a,b}``, (1, 7) and (13, 18)."""
     position = 0
     while (start := pattern.find("{", position)) >= 0:
-        stop = _closing(pattern, start)
+        # The brace that closes this one is the first after which as many were closed as opened.
+        depths = accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in pattern[start:])
+        stop = next((start + count for count, depth in enumerate(depths, 1) if not depth), start)
         group = pattern[start:stop]
         position = start + 1
         is_foreign = pattern[max(0, start - 1) : start] == "$" or _FOREIGN.search(group)
         if group and not is_foreign and ("," in group or _RANGE.fullmatch(group)):
             yield start, stop
             position = stop
-
-
-def _closing(pattern: str, start: int) -> int:
-    """The position after the brace that closes the one at `start`; `start` if there is none."""
-    depth = 0
-    for position in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[position], 0)
-        if not depth:
-            return position + 1
-    return start
 
 
 def _check(pattern: str, whole: str) -> None:

@@ -53,18 +53,14 @@ class RewriteRules:
         self._held = Withheld("rewriting rules", shown, given, is_secret=shown != text)
 
     def apply(self, url: str) -> str | None:
-        """Returns what the first matching rule makes of a URL; None if none matches.
-
-        Raises:
-            UnsafeDataError: if that is a command, and the URL holds what a shell would run.
-        """
+        """Returns what the first matching rule makes of a URL; None if none matches."""
         for regex, replacement in self._held.value:
             found = re.match(regex, url)
             if found is not None:
                 start, rest = found.expand(replacement), url[found.end() :]
-                if scheme_of(start + rest) == "pipe" and scheme_of(url) != "pipe":
-                    _check_command(url, replacement, [*found.groups(""), rest if start[-1:].isspace() else ""])
                 place = start + rest
+                if scheme_of(place) == "pipe" and scheme_of(url) != "pipe":
+                    _check_command(url, replacement, [*found.groups(""), rest if start[-1:].isspace() else ""])
                 return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111 - a str
         return None
 
@@ -202,27 +198,28 @@ class StorageOptions(Mapping[str, Mapping[str, Any]]):
         return hash(tuple(sorted(self)))
 
 
-def _is_open(name: str, value: Any) -> bool:
-    """Whether a pickle that goes anywhere may hold an option."""
-    if isinstance(value, str):
-        return name in _OPEN_NAMES and mask_text(value) == value
-    return value is None or isinstance(value, (bool, int, float))
-
-
-def _checked_options(options: object) -> dict[str, dict[str, Any]]:
-    found = None if options is None or isinstance(options, Mapping) else f"a {type(options).__name__}"
-    for protocol, chosen in options.items() if isinstance(options, Mapping) else ():
+def _checked_options(options: Any) -> dict[str, dict[str, Any]]:
+    if options is None:
+        return {}
+    found = "" if isinstance(options, Mapping) else f"a {type(options).__name__}"
+    for protocol, chosen in () if found else options.items():
         if not isinstance(protocol, str) or not isinstance(chosen, Mapping):
             # Only types are named: the values may be secrets.
             what = protocol if isinstance(protocol, str) else type(protocol).__name__
-            found = f"{what!r}: a {type(chosen).__name__}"
-            break
-    if found is not None:
+            found = found or f"{what!r}: a {type(chosen).__name__}"
+    if found:
         raise TypeError(
             'storage_options must map a protocol to a mapping of its options, such as {"s3": {"anon": True}} '
             f'or {{"https": {{"headers": {{...}}}}}}; found {found}'
         )
-    return {protocol: dict(chosen) for protocol, chosen in options.items()} if isinstance(options, Mapping) else {}
+    return {protocol: dict(chosen) for protocol, chosen in options.items()}
+
+
+def _is_open(name: str, value: Any) -> bool:
+    """Whether a pickle that goes anywhere may hold an option."""
+    if isinstance(value, str):
+        return name in _OPEN_NAMES and mask_text(value) == value
+    return isinstance(value, int | float | None)
 
 
 class Place(NamedTuple):
@@ -264,8 +261,7 @@ def resolve(
 
     A malformed rule is a ValueError if it was given, and a ShardOpenError if it is the environment's.
     """
-    text = url_text(url)
-    options = storage_options
+    text, options = url_text(url), storage_options
     if not isinstance(options, StorageOptions) or rewrite is not None:
         options = StorageOptions(options, rewrite=rewrite)
     found = options.rewrite.apply(text)
@@ -273,10 +269,8 @@ def resolve(
         try:
             found = _rules_of(rules).apply(text)
         except ValueError as error:
-            shard = mask_url(text)
-            raise ShardOpenError(
-                f"cannot open shard {shard} while {variable} is wrong: {error}", shard=shard
-            ) from error
+            message = f"cannot open shard {mask_url(text)} while {variable} is wrong: {error}"
+            raise ShardOpenError(message, shard=mask_url(text)) from error
         if found is not None:
             break
     return place_of(text if found is None else found, options, name=text)

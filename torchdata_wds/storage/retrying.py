@@ -42,16 +42,7 @@ class Patience:
         self.retries = retries
         self._shard = shard
         self._waited = 0.0
-        self._interrupted = threading.Event()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the result is no longer wanted."""
-        return self._interrupted.is_set()
-
-    def interrupt(self) -> None:
-        """Ends the waiting for good, also in another thread."""
-        self._interrupted.set()
+        self.interrupted = threading.Event()  # ends the waiting for good: the result is no longer wanted
 
     def renew(self) -> None:
         """Starts counting anew, after progress."""
@@ -63,7 +54,7 @@ class Patience:
         self.failures += 1
         seconds = seconds_to_wait(self.failures, asked)
         is_too_long = self._waited + seconds > _LONGEST_WITHOUT_PROGRESS
-        if self.failures > self.retries or is_too_long or self._interrupted.is_set():
+        if self.failures > self.retries or is_too_long or self.interrupted.is_set():
             return False
         logger.log(
             logging.WARNING if seconds >= _WORTH_A_WARNING else logging.INFO,
@@ -71,7 +62,7 @@ class Patience:
             *(self._shard, reason, self.failures, self.retries, seconds),
         )
         self._waited += seconds
-        return not self._interrupted.wait(seconds)
+        return not self.interrupted.wait(seconds)
 
 
 def seconds_to_wait(failures: int, asked: float = 0.0) -> float:
@@ -116,9 +107,9 @@ class RetryingSource(Source):
     """An object of a server or store; where a connection fails, another one goes on at the same byte.
 
     A backend writes `_connect`, which opens the object at `_position`, checks that it is the same one, and sets
-    `_connection` (or `_ended`) and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`. The two
-    that touch the network raise `Failure` or what a client library raises. Reading gives up after `retries` further
-    attempts that bring nothing new.
+    `_connection` (or `_ended`), `_total` and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`.
+    The two that touch the network raise `Failure` or what a client library raises. Reading gives up after `retries`
+    further attempts that bring nothing new.
     """
 
     def __init__(self, shard: str, start: int, retries: int) -> None:
@@ -126,6 +117,7 @@ class RetryingSource(Source):
         self._start = self._position = start
         self._patience = Patience(retries, shard)
         self._connection: Any = None
+        self._total: int | None = None  # the size of the object, if it is known
         self._has_begun = False
         self._ended = False
 
@@ -142,14 +134,14 @@ class RetryingSource(Source):
             if self._ended:
                 return 0
             with self._bearing_failures():
-                count = self._receive(view)
-                if count:
-                    self._deliver(view[:count])
+                if count := self._receive(view):
+                    self._position += count
+                    self._patience.renew()
                 return count
 
     def interrupt(self) -> None:
         """Ends a pause that another thread waits in; a request under way ends by itself."""
-        self._patience.interrupt()
+        self._patience.interrupted.set()
 
     def _connect(self) -> None:
         raise NotImplementedError
@@ -160,15 +152,6 @@ class RetryingSource(Source):
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:
         """Makes the error for an object that was never open; `more` says why no attempt follows."""
         raise NotImplementedError
-
-    def _total(self) -> int | None:
-        """Returns the size of the object, if it is known."""
-        raise NotImplementedError
-
-    def _deliver(self, data: memoryview) -> None:
-        """Counts what the reader gets."""
-        self._position += len(data)
-        self._patience.renew()
 
     @contextlib.contextmanager
     def _bearing_failures(self) -> Iterator[None]:
@@ -187,7 +170,7 @@ class RetryingSource(Source):
         if not failure.lasting and self._patience.endures(reason, failure.wait):
             return
         more, attempts = "", self._patience.failures
-        if self._patience.is_interrupted and not failure.lasting:
+        if self._patience.interrupted.is_set() and not failure.lasting:
             more = "; reading was interrupted"
         elif not failure.lasting:
             more = (
@@ -197,7 +180,7 @@ class RetryingSource(Source):
         if not self._has_begun:
             refusal = self._refusal(failure, more)
         else:
-            of = "" if self._total() is None else f" of {self._total():,}"
+            of = "" if self._total is None else f" of {self._total:,}"
             refusal = ShardOpenError(
                 f"shard {self._shard} broke off after {self._position:,}{of} bytes: {failure.reason}{more}.",
                 shard=self._shard,

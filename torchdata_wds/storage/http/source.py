@@ -179,14 +179,10 @@ class HttpSource(RetryingSource):
         self._request = request
         self._stop = stop
         self._delivered = Delivered(with_checksum=False)
-        self._known = version
         self._overlapping = False
+        self.version = version or Version()
+        self._total = self.version.total
         self.gives_parts = False  # whether the server answered with a part
-
-    @property
-    def version(self) -> Version:
-        """What is known of the object, once there is an answer."""
-        return self._known or Version()
 
     def stored_version(self) -> StoredVersion | None:
         """The length and the tag of the object, if a server has told them of the object as it is stored."""
@@ -208,28 +204,22 @@ class HttpSource(RetryingSource):
             if not view:
                 return 0
         count: int = self._connection.readinto(view)
-        if self._patience.is_interrupted:
+        if self._patience.interrupted.is_set():
             # What looks like the end of a body without a length may be the connection's.
             raise Failure("the connection was shut")
-        position, total = self._position + count, self._total()
+        position, total = self._position + count, self._total
         if total is not None and position > total:
             raise Failure(f"the server sent more bytes than the {total:,} that it announced", lasting=True)
         if not count:
             if total is not None and position < total:
                 raise Failure("the server sent only a part of what was asked for")
             self._ended = True
+        self._delivered.add(view[:count])
         return count
-
-    def _deliver(self, data: memoryview) -> None:
-        super()._deliver(data)
-        self._delivered.add(data)
-
-    def _total(self) -> int | None:
-        return self.version.total
 
     def _connect(self) -> None:
         """Sends a request for what comes next, and checks that the answer is of the same object."""
-        if self._known is not None and self._known.total == self._position > self._start:
+        if self._total == self._position > self._start:
             self._ended = True
             return
         # The overlap halves each time: a server that breaks off after a few bytes must get beyond it.
@@ -263,7 +253,7 @@ class HttpSource(RetryingSource):
             found = answer.headers.get("Content-Range", "none")[:80]
             raise Failure(f"{answer.describe()} and Content-Range {found!r} for bytes from {begin:,}", lasting=True)
         if answer.status == 416 and total is not None:
-            if total == self._position and self._total() in (None, total):
+            if total == self._position and self._total in (None, total):
                 return None
             if total <= self._position:
                 raise self._ends_at(total)
@@ -272,18 +262,19 @@ class HttpSource(RetryingSource):
     def _is_met_by(self, answer: Answer, condition: str | None) -> bool:
         """Compares the answer with what is known; False if it leaves open whether the object is the same."""
         found = Version.of(answer.status, answer.headers)
-        known = found if self._known is None else self._known
+        known = found if self.version == Version() else self.version
         difference = known.difference(found)
         if difference is not None:
             raise self._changed(difference)
         if condition is not None and answer.status == 206 and not known.is_confirmed_by(found):
             self._overlapping = True  # the next request lets the bytes decide
             return False
-        self._known = known if known.total is not None else replace(known, total=found.total)
+        self.version = known if known.total is not None else replace(known, total=found.total)
+        self._total = self.version.total
         if not self._has_begun:
             # The first answer decides how later ones will be verified.
             self._has_begun = True
-            self._overlapping = self._known.condition is None
+            self._overlapping = self.version.condition is None
             self.gives_parts = answer.status == 206
             promises_parts = self.gives_parts or answer.headers.get("Accept-Ranges", "").strip().lower() == "bytes"
             self._delivered = Delivered(with_checksum=self._overlapping or not promises_parts)

@@ -140,9 +140,9 @@ class RemoteSource(RetryingSource):
 
     def stored_version(self) -> StoredVersion | None:
         """Returns the size and entity tag of the version that is read, if the store tells the size."""
-        size = self._total()
-        tag = str(self._version.get("ETag") or self._version.get("etag") or "")[:40]
-        return None if self._connection is None or size is None else StoredVersion(size, tag)
+        if self._connection is None or self._total is None:
+            return None
+        return StoredVersion(self._total, str(self._version.get("ETag") or self._version.get("etag") or "")[:40])
 
     def _connect(self) -> None:
         if self._has_begun:
@@ -180,20 +180,16 @@ class RemoteSource(RetryingSource):
         version = {**known, "size": size}
         if self._has_begun and self._position > self._start and (change := _change(self._version, version)):
             raise self._changed(change)
-        self._version = version
+        self._version, self._total = version, size
         if size is not None and self._position > size:
             raise ends_before(self._shard, size, self._position)
 
     def _receive(self, view: memoryview) -> int:
         data: bytes = self._connection.read(len(view))
-        total = self._total()
-        if not data and total is not None and self._position < total:
-            raise EOFError(f"it ended after {self._position:,} of {total:,} bytes")
+        if not data and self._total is not None and self._position < self._total:
+            raise EOFError(f"it ended after {self._position:,} of {self._total:,} bytes")
         view[: len(data)] = data
         return len(data)
-
-    def _total(self) -> int | None:
-        return self._version.get("size")
 
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:  # noqa: ARG002 - clients tell of their attempts
         assert failure.error is not None

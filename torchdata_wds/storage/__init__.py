@@ -14,7 +14,6 @@ from typing import Any
 
 from torchdata_wds.storage.byte_streams import ByteStream, is_decompressed, open_named, wrap_stream
 from torchdata_wds.storage.compression import compression_for, open_compressor
-from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.listing import list_urls
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.sources.aistore import open_ais
@@ -46,14 +45,21 @@ __all__ = [
     "wrap_stream",
 ]
 
+
+def _open_http(place: Place, offset: int) -> ByteStream:
+    from torchdata_wds.storage.sources.http import open_http  # which imports urllib3
+
+    return open_http(place, offset)
+
+
 #: Scheme -> backend, which raises what `open_shard` does; "" is a local path, and a scheme not listed is fsspec's.
 OPENERS: dict[str, Callable[[Place, int], ByteStream]] = {
     "": open_local,
     "file": open_local,
     STDIN: open_standard_input,
     "pipe": open_command,
-    "http": open_http,
-    "https": open_http,
+    "http": _open_http,
+    "https": _open_http,
     AIS: open_ais,
 }
 

@@ -15,7 +15,6 @@ from urllib.parse import quote, urljoin, urlsplit
 from torchdata_wds.environment import ais_endpoint, ais_token
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.byte_streams import ByteStream, open_named
-from torchdata_wds.storage.http import open_http
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.targets.fsspec import RemoteTarget, remove_in, target_in
@@ -57,6 +56,8 @@ def object_address(url: str) -> str:
 
 def open_ais(place: Place, offset: int) -> ByteStream:
     """Opens a shard in AIStore; the options of ``"ais"`` are those of a web server."""
+    from torchdata_wds.storage.sources.http import open_http  # which imports urllib3, as the client does
+
     address = object_address(place.url)
     protocol = address.partition(":")[0].lower()
     options = StorageOptions({protocol: {**place.options.get(AIS, {}), "headers": _headers(place.options)}})
@@ -97,7 +98,7 @@ class _AisStore:
         return True
 
     def info(self, address: str) -> dict[str, Any]:
-        from torchdata_wds.storage.http.client import is_number  # which imports urllib3
+        from torchdata_wds.storage.sources.http_client import is_number
 
         length = self._ask("HEAD", address).headers.get("Content-Length", "")
         return {"size": int(length) if is_number(length) else None}
@@ -147,7 +148,7 @@ def _check(answer: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
 
 
 def _headers(options: StorageOptions) -> dict[str, str]:
-    from torchdata_wds.storage.http.client import read_http_options
+    from torchdata_wds.storage.sources.http_client import read_http_options
 
     given = dict(read_http_options(AIS, options.get(AIS, {})).headers)
     token = ais_token()

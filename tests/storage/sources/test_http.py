@@ -19,7 +19,7 @@ from tests.kits.processes import in_child
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage import retrying as patience
-from torchdata_wds.storage.http import client as http_client
+from torchdata_wds.storage.sources import http_client
 
 DATA = os.urandom(100_000)
 ZIPPED = gzip.compress(DATA)

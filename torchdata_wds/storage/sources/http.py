@@ -1,4 +1,4 @@
-"""The bytes of an object on a web server, whatever happens to the connections that they come through.
+"""Shards from web servers, ``http:`` and ``https:``, whatever happens to the connections that they come through.
 
 Whether another connection sends the same object is told by entity tags, dates and lengths: RFC 9110, 8.8 and 13.1.5.
 """
@@ -16,10 +16,10 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import ShardSource, StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
-from torchdata_wds.storage.http.client import Answer, HttpRequest, is_number, malformation, read_http_options
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import Failure, RetryingSource
 from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.sources.http_client import Answer, HttpRequest, is_number, malformation, read_http_options
 from torchdata_wds.storage.urls import cannot_open
 
 try:  # isal's takes a third of the time of zlib's
@@ -37,8 +37,11 @@ _SHOWN = 80
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
 
 
-def open_object(place: Place, offset: int) -> io.BufferedReader:
-    """Opens an object, as `open_http`."""
+def open_http(place: Place, offset: int) -> io.BufferedReader:
+    """Opens a shard on a web server; an offset becomes a range request if the server and the shard allow it.
+
+    A user name and password in the URL are sent as basic authentication.
+    """
     shard = place.shown
     chosen = read_http_options(place.scheme, place.options.get(place.scheme, {}))
     if wrong := malformation(place.url):

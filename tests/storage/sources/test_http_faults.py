@@ -20,8 +20,8 @@ from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.handlers import ignore_and_continue, warn_and_continue
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage import retrying as patience
-from torchdata_wds.storage.http import client as http_client
-from torchdata_wds.storage.http.client import Answer
+from torchdata_wds.storage.sources import http_client
+from torchdata_wds.storage.sources.http_client import Answer
 
 PIECE = 64 * 1024
 OPTIONS: dict[str, Any] = {"http": {"retries": 3, "read_timeout": 0.3, "connect_timeout": 5}}

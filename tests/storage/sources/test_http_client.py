@@ -1,8 +1,12 @@
-"""Whether two answers are of the same object."""
+"""Single answers of web servers: how long to wait, and whether two are of the same object."""
+
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 
-from torchdata_wds.storage.http.source import Version, content_range
+from torchdata_wds.storage.sources.http import Version, content_range
+from torchdata_wds.storage.sources.http_client import retry_after
 
 DATE = "Sat, 01 Jan 2022 10:00:{:02d} GMT"
 
@@ -56,3 +60,15 @@ def test_content_range_is_nothing_when_it_is_no_range() -> None:
     assert content_range({"Content-Range": " bytes 0-1/* "}) == (0, None)
     assert content_range({"Content-Range": "bytes 5-9/100"}) == (5, 100)
     assert content_range({"Content-Range": "bytes */100"}) == (None, 100)
+
+
+def test_retry_after_reads_seconds_and_dates() -> None:
+    """Both forms, within reason; half a second where there is none that can be read."""
+    now = datetime.now(UTC)
+    assert retry_after({"Retry-After": " 12 "}) == 12
+    assert 18 < retry_after({"Retry-After": format_datetime(now + timedelta(seconds=20), usegmt=True)}) <= 20
+    assert retry_after({"Retry-After": format_datetime(now - timedelta(days=1), usegmt=True)}) == 0
+    assert retry_after({"Retry-After": format_datetime(now + timedelta(days=1), usegmt=True)}) == 300
+    assert retry_after({"Retry-After": "999999999999999999999"}) == 300
+    for value in ("", "soon", "-5", "1.5", "²", "Sat, 99 Foo 2022 10:00:00 GMT"):
+        assert retry_after({"Retry-After": value}) == 0.5

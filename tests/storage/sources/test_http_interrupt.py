@@ -15,7 +15,7 @@ from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage import retrying as patience
 from torchdata_wds.storage.byte_streams import ByteStream, interrupt
-from torchdata_wds.storage.http import client as http_client
+from torchdata_wds.storage.sources import http_client
 
 DATA = os.urandom(200_000)
 OPTIONS = {"http": {"read_timeout": 60}}

@@ -262,12 +262,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
 
 
 def part_name(file: str | os.PathLike[str], place: Place) -> Path:
-    """Returns the file of one consumer.
-
-    Example:
-        >>> part_name("/data/cache.db", Place()).name, part_name("/data/cache.db", Place(4, 1)).name
-        ('cache.db', 'cache-00001-of-00004.db')
-    """
+    """Returns the file of one consumer: cache.db, or cache-00001-of-00004.db for the second of four."""
     path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 - leaves unknown users alone
     if place.consumers == 1:
         return path

@@ -15,12 +15,7 @@ ENOUGH_SAMPLES = 10_000
 
 
 def alternatives(spec: Spec) -> tuple[str, ...]:
-    """Splits a spec into its alternatives; a ValueError for one that is empty, no str, or several separated by blanks.
-
-    Example:
-        >>> alternatives("jpg;png")
-        ('jpg', 'png')
-    """
+    """Splits a spec into its alternatives; a ValueError for one that is empty, no str, or several with blanks."""
     if isinstance(spec, str):
         names = tuple(name.strip() for name in spec.split(";"))
         is_one = not any(blank in name for name in names for blank in " \t\n")
@@ -49,12 +44,7 @@ def find_field(sample: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns a sample's name for a message, and its place as an exception's keywords.
-
-    Example:
-        >>> name_sample({"__key__": "a", "__url__": "x.tar"})
-        ("sample 'a' of shard x.tar", {'shard': 'x.tar', 'key': 'a'})
-    """
+    """Returns a sample's name for a message ("sample 'a' of shard x.tar"), and its place as an exception's keywords."""
     key, url = sample.get("__key__"), sample.get("__url__")
     shard = None if url is None else mask_url(str(url))
     name = ("a sample" if key is None else f"sample {key!r}") + ("" if shard is None else f" of shard {shard}")

@@ -156,12 +156,7 @@ ShardCounts = _Sidecars | _CountFile | _CountTable
 
 
 def shard_counts(index: Index) -> ShardCounts | None:
-    """Turns an ``index=`` argument into the source of the numbers of samples; None remains None.
-
-    Example:
-        >>> shard_counts({"x.tar": 5}).of(["data/x.tar"], StorageOptions())
-        [5]
-    """
+    """Turns an ``index=`` argument into the source of the numbers of samples; None remains None."""
     if index is None:
         return None
     if index is True:

@@ -186,11 +186,6 @@ def interleave(
     the open streams, from 0 as they come, and how many items each has given; it is kept up to date. Those that it has
     at first are the streams to begin with, as they stood when the last of them was opened: of the others up to that
     one, `streams` has none.
-
-    Example:
-        >>> streams = ((letter for letter in letters) for letters in ("abc", "1", "xy"))
-        >>> list(interleave(streams, 2, lambda: False))
-        ['a', '1', 'b', 'x', 'c', 'y']
     """
     places = [] if places is None else places
     numbers = [number for number, _ in places]

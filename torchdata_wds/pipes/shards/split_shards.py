@@ -183,13 +183,7 @@ class Piece(NamedTuple):
 
 
 def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> list[Piece]:
-    """Returns which of `total` samples a consumer reads; `draw`, from 0 to 1, is where samples are left out.
-
-    Example:
-        >>> [share_of(8, Place(3, number), "drop", 0.5) for number in range(3)][1:]
-        [[Piece(start=2, stop=3, is_padding=False), Piece(start=5, stop=6, is_padding=False)], \
-[Piece(start=6, stop=8, is_padding=False)]]
-    """
+    """Returns which of `total` samples a consumer reads; `draw`, from 0 to 1, is where samples are left out."""
     consumers, number = place
     if even is None:
         pieces = [Piece(number * total // consumers, (number + 1) * total // consumers)]
@@ -217,10 +211,6 @@ def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int
     """Turns samples counted over all shards into slices of the shards.
 
     Shards without a sample are among them, once over all consumers: their reader finds out whether that is true.
-
-    Example:
-        >>> slices_of([Piece(2, 5)], ["a.tar", "b.tar"], [3, 9])
-        [TailSlice(url='a.tar', start=2, stop=3, step=1), ShardSlice(url='b.tar', start=0, stop=2, step=1)]
     """
     # Counts [3, 0, 4] have the bounds [0, 3, 3, 7]: sample 3 is the first of the third shard, and the empty one goes to
     # the consumer that begins there, or whose piece goes on over it; one at the very end goes to the last consumer.
@@ -242,12 +232,7 @@ def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int
 
 
 def whole_shards(urls: Sequence[str], place: Place) -> list[ShardSlice]:
-    """Divides shards of unknown length: whole ones, or every N-th sample where there are too few.
-
-    Example:
-        >>> [[tuple(part) for part in whole_shards(["a.tar"], Place(2, number))] for number in range(2)]
-        [[('a.tar', 0, None, 2)], [('a.tar', 1, None, 2)]]
-    """
+    """Divides shards of unknown length: whole ones, or every N-th sample where there are too few."""
     consumers, number = place
     if len(urls) >= consumers:
         return [ShardSlice(url) for url in urls[number::consumers]]

@@ -229,12 +229,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
 
 
 def share_of(n: int, epoch: int, grid: Grid) -> int:
-    """Returns how many items a worker yields in an epoch, if its rank's items are dealt in turn, epoch after epoch.
-
-    Example:
-        >>> [[share_of(5, epoch, Grid(1, 0, 3, worker)) for worker in range(3)] for epoch in range(3)]
-        [[2, 2, 1], [2, 1, 2], [1, 2, 2]]
-    """
+    """Returns how many items a worker yields in an epoch, if its rank's items are dealt in turn, epoch after epoch."""
     # Item i of all that the rank ever yields belongs to worker i % workers. With 5 an epoch and 3 workers, worker 2 has
     # one of the items 0 to 4 (number 2), and two of the items 5 to 9 (numbers 5 and 8).
     each = n // grid.ranks

@@ -53,11 +53,9 @@ class CachedShard(NamedTuple):
     facts: ShardFacts | None = None
 
     def open(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the decompressed shard at a byte, from its copy, which is made if it is missing.
+        """Opens the decompressed shard at a byte, from its copy, which is made if it is missing; ShardOpenError if not.
 
-        Raises:
-            ShardOpenError: if there is no copy, and the source cannot be opened.
-            ShardFormatError: if the copy disagrees with the index, even after a new download.
+        A ShardFormatError says that the copy disagrees with the index, even after a new download.
         """
         if self.cache is None:
             there = os.path.exists(self.path)  # noqa: PTH110 - a str
@@ -67,10 +65,7 @@ class CachedShard(NamedTuple):
     def fetch(self) -> Path:
         """Makes the copy if it is missing, and returns its path: ``.cache_shards(folder).map(CachedShard.fetch)``.
 
-        Raises:
-            CacheError: if it cannot be kept.
-            ShardOpenError: if the source cannot be opened or read.
-            ShardFormatError: if the copy disagrees with the index, even after a new download.
+        Raises what `open` does, and CacheError if it cannot be kept.
         """
         return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path, self.facts)
 

@@ -12,7 +12,9 @@ from torchdata_wds.pipes.form_names import argument_hint
 from torchdata_wds.pipes.forms import WdsPipe
 from torchdata_wds.pipes.pickling import Held
 
-__all__ = ["Held", "WdsPipe", "in_order", "register", "functional_forms"]
+__all__ = ["Held", "Pipe", "WdsPipe", "in_order", "register", "functional_forms"]
+#: A stage or source of any items.
+Pipe = IterDataPipe[Any]
 P = TypeVar("P", bound=type[IterDataPipe[Any]])
 
 #: Every functional name of the package with its pipe, in the order of definition.

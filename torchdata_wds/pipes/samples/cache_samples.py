@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch.utils.data import IterDataPipe
 
@@ -25,7 +25,7 @@ from torchdata_wds.handlers import (
     warn_and_continue,
     warn_once,
 )
-from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.seeds import mix
@@ -280,7 +280,7 @@ def _checked(file: object) -> str | None:
     return text
 
 
-def _check_above(source: IterDataPipe[Any]) -> None:
+def _check_above(source: Pipe) -> None:
     """Refuses stages above that yield other samples in each pass, or whose failures this stage cannot see."""
     for pipe in upstream(source):
         if isinstance(pipe, EpochCounterIterDataPipe):

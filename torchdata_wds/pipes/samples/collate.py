@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataChunk, IterDataPipe
+from torch.utils.data import DataChunk
 
 from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.handlers import warn_once
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 
 #: Returns memory for a column of a number of bytes, or None.
 Lend = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]] | None]
@@ -173,7 +173,7 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
         [(1, 'a'), (2, 'b')]
     """
 
-    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+    def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[Any]:

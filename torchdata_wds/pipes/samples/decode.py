@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds.codecs import Decoder, Encoder, EncoderLike
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.table import is_named
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.handlers import Handler, reraise_exception, warn_once
-from torchdata_wds.pipes.base import Held, register
+from torchdata_wds.pipes.base import Held, Pipe, register
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 
@@ -53,7 +51,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *decoders: str | Callable[[str, Any], Any],
         only: str | Sequence[str] | None = None,
         allow_pickle: bool = False,
@@ -132,7 +130,7 @@ class SampleEncoderIterDataPipe(ItemMapper):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         encoder: EncoderLike = True,
         *,
         jpeg_quality: int = 95,

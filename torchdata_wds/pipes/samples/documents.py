@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds.checks import check_choice, check_count, is_number
 from torchdata_wds.codecs.decoder import describe_failure
 from torchdata_wds.codecs.images.decoding import ImageDecoder
@@ -26,7 +24,7 @@ from torchdata_wds.format.documents.layouts import (
 )
 from torchdata_wds.handlers import Handler, count_loss, reraise_exception
 from torchdata_wds.option_types import Layout, Missing
-from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
@@ -85,7 +83,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *,
         layout: Layout = "auto",
         missing: Missing = "error",

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds.checks import check_choice
 from torchdata_wds.errors import DuplicateFieldError
 from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Spec
-from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.samples.field_specs import (
     alternatives,
     expect_sample,
@@ -50,13 +48,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
     """
 
     def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        /,
-        *,
-        keep: bool = True,
-        handler: Handler = reraise_exception,
-        **specs: Spec,
+        self, source_datapipe: Pipe, /, *, keep: bool = True, handler: Handler = reraise_exception, **specs: Spec
     ) -> None:
         if not isinstance(keep, bool):
             raise TypeError(
@@ -110,7 +102,7 @@ class KeyRenamerIterDataPipe(ItemMapper):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         /,
         *renames: tuple[str, str],
         keep_unselected: bool = False,
@@ -189,7 +181,7 @@ class FieldTuplerIterDataPipe(ItemMapper):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *specs: Spec,
         missing: Literal["error", "skip", "none"] = "error",
         handler: Handler = reraise_exception,
@@ -260,7 +252,7 @@ class KeyExtractorIterDataPipe(ItemMapper):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *patterns: Spec,
         duplicate_is_error: bool = True,
         ignore_missing: bool = False,

@@ -7,8 +7,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds import storage
 from torchdata_wds.checks import check_flags
 from torchdata_wds.consumers import upstream
@@ -18,7 +16,7 @@ from torchdata_wds.format.samples.names import grouping_rules
 from torchdata_wds.format.tar.members import FailedMember, Mark, ShardMember, Unit
 from torchdata_wds.handlers import Asked, Handler, keep_going, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing
-from torchdata_wds.pipes.base import in_order, register
+from torchdata_wds.pipes.base import Pipe, in_order, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.resume_facts import ShardBegun, Wanted, Watch
 from torchdata_wds.pipes.samples.field_specs import ENOUGH_SAMPLES
@@ -79,7 +77,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *,
         keys: KeyRule = "first_dot",
         lowercase: bool = True,

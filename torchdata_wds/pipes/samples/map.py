@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata_wds.handlers import Asked, Handler, SkipCounts, check_handler, count_loss, keep_going, reraise_exception
-from torchdata_wds.pipes.base import Held, WdsPipe, register
+from torchdata_wds.pipes.base import Held, Pipe, WdsPipe, register
 from torchdata_wds.pipes.chain_text import form_name, value_text
 from torchdata_wds.pipes.notes import Latest, note_failure, note_source_failure
 from torchdata_wds.pipes.samples.field_specs import expect_sample, missing_field
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class HandlingPipe(WdsPipe[T]):
     """Base of the pipes that call a handler for what fails, and count in `skipped` what is left out."""
 
-    def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
+    def __init__(self, source_datapipe: Pipe, handler: Handler = reraise_exception) -> None:
         self.source_datapipe = source_datapipe
         self.handler = check_handler(handler)
         self.skipped = SkipCounts()
@@ -67,7 +67,7 @@ class ItemMapper(HandlingPipe[Any]):
 
     dropped = "None"  # the name that items are counted by for which `_apply` returns None
 
-    def __init__(self, source_datapipe: IterDataPipe[Any], handler: Handler = reraise_exception) -> None:
+    def __init__(self, source_datapipe: Pipe, handler: Handler = reraise_exception) -> None:
         super().__init__(source_datapipe, handler)
         self._latest = Latest()
 
@@ -124,7 +124,7 @@ class WdsMapperIterDataPipe(ItemMapper):
     """
 
     def __init__(
-        self, source_datapipe: IterDataPipe[Any], fn: Callable[[Any], Any], *, handler: Handler = reraise_exception
+        self, source_datapipe: Pipe, fn: Callable[[Any], Any], *, handler: Handler = reraise_exception
     ) -> None:
         check_function("wds_map", fn)
         super().__init__(source_datapipe, handler)
@@ -166,10 +166,7 @@ class TupleMapperIterDataPipe(ItemMapper):
     """
 
     def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        *fns: Callable[[Any], Any] | None,
-        handler: Handler = reraise_exception,
+        self, source_datapipe: Pipe, *fns: Callable[[Any], Any] | None, handler: Handler = reraise_exception
     ) -> None:
         for function in fns:
             if function is not None:
@@ -213,12 +210,7 @@ class FieldMapperIterDataPipe(ItemMapper):
     """
 
     def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        /,
-        *,
-        handler: Handler = reraise_exception,
-        **fns: Callable[[Any], Any],
+        self, source_datapipe: Pipe, /, *, handler: Handler = reraise_exception, **fns: Callable[[Any], Any]
     ) -> None:
         if not fns:
             raise ValueError("wds_map_dict needs at least one function, as wds_map_dict(jpg=augment)")
@@ -264,9 +256,7 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
         [2, 4]
     """
 
-    def __init__(
-        self, source_datapipe: IterDataPipe[Any], fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any
-    ) -> None:
+    def __init__(self, source_datapipe: Pipe, fn: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any) -> None:
         if not callable(fn):
             raise TypeError(f"wds_compose takes a function of an iterator, not {fn!r}")
         self.source_datapipe = source_datapipe

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds import storage
 from torchdata_wds.checks import check_flags, is_number
 from torchdata_wds.consumers import upstream
@@ -19,7 +17,7 @@ from torchdata_wds.format.tar import check_whole
 from torchdata_wds.format.tar.headers import BLOCK, begins_a_tar
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Naming
-from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
 from torchdata_wds.storage.cache import ShardCache
@@ -124,7 +122,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         folder: str | os.PathLike[str] | None,
         *,
         max_bytes: float | None = None,

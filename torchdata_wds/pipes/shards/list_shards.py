@@ -15,7 +15,7 @@ from torchdata_wds import storage
 from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.consumers import Place, find_sharder, place_among_ranks, process_place
 from torchdata_wds.errors import ShardListError
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.samples.shuffle import shuffled
 from torchdata_wds.pipes.seeds import Seed, Seeded
 from torchdata_wds.pipes.starvation import DrawnShards
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class ShardListerIterDataPipe(WdsPipe[str]):
     """Expands shard patterns into URLs (functional name: ``list_shards``).
 
-    Patterns are expanded in their order, the matches of a glob or folder sorted; only the matches of one pattern are
-    kept in memory. The list is made anew each epoch.
+    Patterns are expanded in their order, anew each epoch, the matches of a glob or folder sorted; only the matches of
+    one pattern are kept in memory.
 
     Args:
         source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
@@ -59,7 +59,7 @@ class ShardListerIterDataPipe(WdsPipe[str]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
         rewrite: str | Mapping[str, str] | storage.RewriteRules | None = None,

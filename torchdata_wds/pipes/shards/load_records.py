@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds import storage
 from torchdata_wds.checks import check_count
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
 from torchdata_wds.handlers import Handler, reraise_exception
-from torchdata_wds.pipes.base import register
+from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.shard_sources import as_source
@@ -28,7 +26,7 @@ class RecordLoader(HandlingPipe[Any]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *,
         max_bytes: int = DEFAULT_MAX_BYTES,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,

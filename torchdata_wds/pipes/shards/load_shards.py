@@ -9,8 +9,6 @@ from functools import partial
 from itertools import chain, count, groupby
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds import storage
 from torchdata_wds.checks import check_count, check_flags
 from torchdata_wds.errors import ShardFormatError, ShardListError
@@ -23,7 +21,7 @@ from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit
 from torchdata_wds.handlers import Asked, Handler, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, Select, SplitName
-from torchdata_wds.pipes.base import in_order, register
+from torchdata_wds.pipes.base import Pipe, in_order, register
 from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
 from torchdata_wds.pipes.resume_facts import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.samples.map import HandlingPipe
@@ -62,8 +60,8 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         select: Which members to read: a glob, several separated by blanks, a list of globs, or a
             ``callable(name) -> bool``; None reads all.
         rename: ``callable(name) -> name``, applied before everything that looks at names.
-        keys: How names become keys, as in ``group_by_key``: it says where samples end. Slices count samples by it:
-            after ``split_shards`` both need the same, which must be that of the index.
+        keys: How names become keys, as in ``group_by_key``: it says where samples end, and is that of the index after
+            ``split_shards``.
         require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
         concatenated: Whether to read on after the end marker, for shards joined with ``cat``.
         read_ahead: How many shards to open before their turn and read up to 16 MiB ahead, each in a thread of its own,
@@ -78,7 +76,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
 
     Yields:
         ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad. The
-            URL of a shard with a local copy has its path as the attribute ``local_path``.
+        URL of a shard with a local copy has its path as the attribute ``local_path``.
 
     Raises:
         ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
@@ -99,7 +97,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *,
         select: Select | None = None,
         rename: Callable[[str], str] | None = None,

@@ -6,14 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
-from torch.utils.data import IterDataPipe
-
 from torchdata_wds.consumers import Place, divided_place, in_stock_worker, process_place, rank_place
 from torchdata_wds.errors import ReappearingKeyError
 from torchdata_wds.format.shards import ShardInfo, ShardNames
 from torchdata_wds.handlers import Handler, keep_going, reraise_exception
 from torchdata_wds.option_types import StartShard
-from torchdata_wds.pipes.base import Held, register
+from torchdata_wds.pipes.base import Held, Pipe, register
 from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import HandlingPipe
@@ -60,7 +58,7 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         pattern: str | os.PathLike[str],
         *,
         max_count: int = 100_000,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterDataPipe
 
 from torchdata_wds import storage
 from torchdata_wds.consumers import Place, find_sharder, ranks_of_filter
@@ -21,7 +20,7 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index.slices import PaddingSlice, ShardSlice, TailSlice
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Even, Index
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.seeds import Seed, Seeded
 from torchdata_wds.pipes.shards.shard_counts import shard_counts
 from torchdata_wds.storage.urls import check_letter, is_local, local_path
@@ -70,7 +69,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         index: Index = None,
         *,
         even: Even = None,
@@ -159,7 +158,7 @@ class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
 
     repeats_shards = True
 
-    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+    def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe
         self._seed = Seed()
 

@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
 from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import Grid, Place, grid_of, place_of, rank_place, upstream
 from torchdata_wds.handlers import warn_once
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.resume_facts import PassBegun, Step, Wanted, Watch, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
@@ -40,7 +40,7 @@ class _Stream:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Stream, ()  # a copy of a pipe begins a stream of its own
 
-    def take(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Any:
+    def take(self, source: Pipe, item: int, watch: Watch | None) -> Any:
         """Takes the next item, number `item` of the epoch, from this pass or the next."""
         while True:
             items = self.items or self._begin(source, item, watch)
@@ -62,7 +62,7 @@ class _Stream:
                 self.early -= 1
                 return taken
 
-    def _begin(self, source: IterDataPipe[Any], item: int, watch: Watch | None) -> Iterator[Any]:
+    def _begin(self, source: Pipe, item: int, watch: Watch | None) -> Iterator[Any]:
         assert self.passes is not None
         self.passes.begin_pass(self.number)  # again, if it had begun: a new epoch may have seeded the pipes since
         if watch is not None:

@@ -10,7 +10,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 
 from torchdata_wds.consumers import in_stock_worker, note_join
 from torchdata_wds.handlers import warn_once
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import running_pipes
 
@@ -32,7 +32,7 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
 
     one_to_one = True
 
-    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+    def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
     one_to_one = True
 
     def __init__(self, source_datapipe: IterDataPipe[T]) -> None:
-        self.source_datapipe: IterDataPipe[Any] = _MarkedEndIterDataPipe(source_datapipe)
+        self.source_datapipe: Pipe = _MarkedEndIterDataPipe(source_datapipe)
 
     def is_replicable(self) -> bool:
         """Returns False: reading services keep this pipe, and all that follow, in the main process."""
@@ -94,7 +94,7 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         return len(self.source_datapipe)
 
 
-def _warn_without_border(pipe: IterDataPipe[Any]) -> None:
+def _warn_without_border(pipe: Pipe) -> None:
     """Warns in the first worker of a torch DataLoader: it runs the stages that belong in the main process."""
     worker = get_worker_info()
     if worker is None or worker.num_workers == 1 or worker.id:

@@ -17,7 +17,7 @@ from torchdata_wds.consumers import place_of
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Stop
-from torchdata_wds.pipes.base import WdsPipe, register
+from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 from torchdata_wds.pipes.seeds import Passes, Seed, Seeded
 
 _STOPS = (
@@ -37,23 +37,17 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
     filter, or without one, all draw alike. A source that yields nothing in a pass is an error; under ``"all"``, if its
     shards are divided among several consumers, it only leaves, with a warning.
 
-    `stop` says when an epoch ends; of sources with 100 and 10 samples, taken in turn, it has
-
-    - ``"first"``, 21 samples: it ends when the chosen source is exhausted.
-    - ``"all"``, 110 samples: an exhausted source leaves, the others go on with their weights, until all have left.
-    - ``"cycle"``, 200 samples, 100 of each: an exhausted source begins its next pass, in a new order that all consumers
-      agree on, until each source has been exhausted once; an endless source never is.
-
     Attributes:
-        counts: How many items each source, in order, has yielded in this epoch or, after its end, in the last one.
-            Each worker process has its own counts.
+        counts: How many items each source, in order, has yielded in this epoch, or in the last one, in this process.
 
     Args:
         source_datapipe: The first source.
         *others: The further sources.
         weights: One finite number above 0 per source, in their order: how often it is chosen, relative to the others.
             None takes the sources in turn.
-        stop: ``"first"``, ``"all"`` or ``"cycle"``; it has no default, as none suits all data.
+        stop: When an epoch ends: ``"first"``, when the chosen source is exhausted (21 of 100 and 10 samples);
+            ``"all"``, when all are, the others going on with their weights (110); ``"cycle"``, when each has been
+            exhausted once, the others beginning a next pass, in a new order that all consumers agree on (200).
 
     Yields:
         The items of all sources.
@@ -72,7 +66,7 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
 
     def __init__(
         self,
-        source_datapipe: IterDataPipe[Any],
+        source_datapipe: Pipe,
         *others: IterDataPipe[Any],
         weights: Sequence[float] | None = None,
         stop: Stop | None = None,
@@ -163,7 +157,7 @@ def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
 class _Source:
     """One source, during one epoch of the mix."""
 
-    def __init__(self, pipe: IterDataPipe[Any], number: int, stop: Stop, seed: Seed) -> None:
+    def __init__(self, pipe: Pipe, number: int, stop: Stop, seed: Seed) -> None:
         self.number = number
         self.passes = Passes(pipe)
         self.passes.begin_stream()

@@ -1,4 +1,8 @@
-"""``cache``: lists, verifies or clears the copies and samples in a cache folder.
+"""List, verify or clear what cache_shards and cache_samples keep in a folder.
+
+wds cache list cache
+wds cache verify cache --remove
+wds cache clear cache --older-than 7d --dry-run
 
 Other files are ignored: copies are known by their names or marks, files of samples by their first bytes, ``.part`` and
 ``.lock`` files by the form of their names.
@@ -16,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torchdata_wds.cli.command import Command, byte_size, flag, option
+from torchdata_wds.cli.command import byte_size, documented, flag, option
 from torchdata_wds.cli.terminal import Progress, counted, paused, printable, say, stdout_is_apart
 from torchdata_wds.errors import CacheError, WdsError, cli_message
 from torchdata_wds.pipes.shards.cache_shards import check_copy
@@ -148,16 +152,7 @@ def _remove(file: CacheFile) -> bool:
     return outcome != "in use"
 
 
-COMMAND = Command(
-    "list, verify or clear what cache_shards and cache_samples keep in a folder",
-    _add_arguments,
-    _run,
-    """
-    wds cache list cache
-    wds cache verify cache --remove
-    wds cache clear cache --older-than 7d --dry-run
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)
 
 
 # ----------------------------------------------------------------------------------------------------------- the files

@@ -1,4 +1,9 @@
-"""``cat``: the samples of many shards in one archive."""
+"""Write the samples of many shards into one.
+
+wds cat 'train-{000000..000003}.tar' -o all.tar
+wds cat 'train-*.tar' --shuffle 1000 --seed 1 -c 10 -f 'jpg label=cls' -o few.tar
+wds cat train-000000.tar train-000000.tar --rekey '#' | wds ls
+"""
 
 import argparse
 import random
@@ -8,7 +13,15 @@ from itertools import islice
 from typing import Any
 
 from torchdata_wds.cli import outputs
-from torchdata_wds.cli.command import Command, UsageError, add_parallel, add_seed, option, positive_number, whole_number
+from torchdata_wds.cli.command import (
+    UsageError,
+    add_parallel,
+    add_seed,
+    documented,
+    option,
+    positive_number,
+    whole_number,
+)
 from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.pipes.samples.shuffle import shuffled
@@ -51,13 +64,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return reader.finish()
 
 
-COMMAND = Command(
-    "write the samples of many shards into one",
-    _add_arguments,
-    _run,
-    """
-    wds cat 'train-{000000..000003}.tar' -o all.tar
-    wds cat 'train-*.tar' --shuffle 1000 --seed 1 -c 10 -f 'jpg label=cls' -o few.tar
-    wds cat train-000000.tar train-000000.tar --rekey '#' | wds ls
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

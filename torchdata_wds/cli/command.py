@@ -38,6 +38,14 @@ class Command(NamedTuple):
     example: str  # lines for a shell, shown at the end of the help
 
 
+def documented(
+    text: str | None, add_arguments: Callable[[argparse.ArgumentParser], None], run: Callable[[argparse.Namespace], int]
+) -> Command:
+    """Makes a command of its module's docstring, whose first paragraph is the summary and the second the example."""
+    summary, example, *_ = [*(text or "").split("\n\n"), ""]
+    return Command(summary[:1].lower() + summary[1:].rstrip(".\n"), add_arguments, run, example)
+
+
 def flag(parser: Parser, names: str, text: str) -> None:
     """Adds an argument that is there or not; its names are separated by blanks."""
     parser.add_argument(*names.split(), action="store_true", help=text)

@@ -1,4 +1,8 @@
-"""``demo``: reads shards as a training loop does, and checks that every sample comes exactly once."""
+"""Read shards as a training loop does and check that every sample comes exactly once.
+
+wds demo --shards 'train-{000000..000003}.tar' --workers 2
+wds demo --keep trial
+"""
 
 import argparse
 import contextlib
@@ -23,7 +27,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
 from torchdata_wds import storage
-from torchdata_wds.cli.command import Command, UsageError, add_force, option, whole_number
+from torchdata_wds.cli.command import UsageError, add_force, documented, option, whole_number
 from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.datasets.webdataset import WebDataset
@@ -259,12 +263,4 @@ def _make_jpeg(number: int) -> bytes:
     return out.getvalue()
 
 
-COMMAND = Command(
-    "read shards as a training loop does and check that every sample comes exactly once",
-    _add_arguments,
-    _run,
-    """
-    wds demo --shards 'train-{000000..000003}.tar' --workers 2
-    wds demo --keep trial
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

@@ -1,4 +1,9 @@
-"""``first``: the content of one field, of the first sample that meets conditions."""
+"""Write the content of one field, of the first sample that meets conditions.
+
+wds first train-000000.tar > first.jpg
+wds first -f txt --where cls=3 'train-{000000..000003}.tar'
+wds first -f jpg --where 'json.number>=12' --where 'txt~picture*' -o found.jpg train-*.tar
+"""
 
 import argparse
 import re
@@ -8,7 +13,7 @@ from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from torchdata_wds.cli.command import Command, UsageError, add_force, option, usage_checked
+from torchdata_wds.cli.command import UsageError, add_force, documented, option, usage_checked
 from torchdata_wds.cli.fields import FieldChoices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import check_one_output, write_whole
@@ -159,13 +164,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-COMMAND = Command(
-    "write the content of one field, of the first sample that meets conditions",
-    _add_arguments,
-    _run,
-    """
-    wds first train-000000.tar > first.jpg
-    wds first -f txt --where cls=3 'train-{000000..000003}.tar'
-    wds first -f jpg --where 'json.number>=12' --where 'txt~picture*' -o found.jpg train-*.tar
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

@@ -1,4 +1,8 @@
-"""``help``: the manual, one topic at a time; and hints on options that a command does not have."""
+"""Show the manual: the list of its topics, or one topic.
+
+wds help
+wds help resume
+"""
 
 import argparse
 import difflib
@@ -7,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from importlib import resources
 
-from torchdata_wds.cli.command import Command, UsageError
+from torchdata_wds.cli.command import UsageError, documented
 
 _SUFFIX = ".md"
 _COPY = {"--shardslice": "--shard-slice", "-R": "--rekey", "--maxerr": "--errors skip", "--verbose -v": "nothing"}
@@ -92,15 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    "show the manual: the list of its topics, or one topic",
-    _add_arguments,
-    _run,
-    """
-    wds help
-    wds help resume
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)
 
 
 def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterator[str]:

@@ -1,4 +1,9 @@
-"""``ls``: which samples shards have, with the fields of each and their sizes."""
+"""List the samples: key, fields and sizes of each; counts of the shards.
+
+wds ls 'train-{000000..000003}.tar'
+wds ls --totals train-*.tar
+wds ls --json --slice 0:5 train-000000.tar
+"""
 
 import argparse
 import json
@@ -8,7 +13,7 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from torchdata_wds.cli.command import Command, flag
+from torchdata_wds.cli.command import documented, flag
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import counted, printable, say
@@ -131,13 +136,4 @@ def _told(counts: dict[str, int]) -> str:
     return ", ".join(counted(count, words.removesuffix("s")) for words, count in counts.items())
 
 
-COMMAND = Command(
-    "list the samples: key, fields and sizes of each; counts of the shards",
-    _add_arguments,
-    _run,
-    """
-    wds ls 'train-{000000..000003}.tar'
-    wds ls --totals train-*.tar
-    wds ls --json --slice 0:5 train-000000.tar
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

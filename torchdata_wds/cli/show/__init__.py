@@ -1,4 +1,9 @@
-"""``show``: samples as text, as a contact sheet, or as a page of HTML."""
+"""Show samples: as text, or their images as a contact sheet or a page.
+
+wds show -c 2 train-000000.tar
+wds show -f "jpg cls" --out sheet.png 'train-{000000..000003}.tar'
+wds show -c 20 --out page.html train-*.tar
+"""
 
 import argparse
 import base64
@@ -12,7 +17,15 @@ from typing import Any, NamedTuple
 
 from PIL.Image import Image
 
-from torchdata_wds.cli.command import Command, UsageError, add_count, add_force, option, positive_number, whole_number
+from torchdata_wds.cli.command import (
+    UsageError,
+    add_count,
+    add_force,
+    documented,
+    option,
+    positive_number,
+    whole_number,
+)
 from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import check_one_output, write_line, write_whole
@@ -213,13 +226,4 @@ def data_uri(image: Image) -> str:
     return f"data:image/{name};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-COMMAND = Command(
-    "show samples: as text, or their images as a contact sheet or a page",
-    _add_arguments,
-    _run,
-    """
-    wds show -c 2 train-000000.tar
-    wds show -f "jpg cls" --out sheet.png 'train-{000000..000003}.tar'
-    wds show -c 20 --out page.html train-*.tar
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

@@ -51,16 +51,13 @@ class ImageDecoder:
     """Decodes image fields, in ``.wds_decode(...)``; its public name is ``image_decoder``.
 
     With ``max_size`` the longest side of the result is ``min(max_size, the file's longest side)``; the other side
-    keeps the aspect, rounded to the nearest pixel and at least 1. A smaller image is decoded as without it, never
-    enlarged. A larger one is reduced with a Lanczos filter that weighs all pixels it covers; a JPEG is first decoded
-    at the smallest of its sizes 1/2, 1/4, 1/8 that is still at least twice the result, which is several times faster
-    and changes the result by less than the filter does.
+    keeps the aspect, rounded to the nearest pixel and at least 1. Images are never enlarged. A larger one is reduced
+    with a Lanczos filter that weighs all pixels it covers; a JPEG is first decoded at the smallest of its sizes 1/2,
+    1/4, 1/8 that is still at least twice the result: several times faster, for less change than the filter makes.
 
     With the ``[fast]`` extra, arrays and tensors of ordinary JPEG files come from simplejpeg: the same pixels in two
-    thirds of the time. Pillow reads PIL images, the grey of colour files, all other files, and whatever simplejpeg
-    refuses or warns of: the exceptions are always Pillow's.
-
-    It is called as ``decoder(key, data)``, and returns None for fields that are not images.
+    thirds of the time. Pillow reads all else, and whatever simplejpeg refuses or warns of: the exceptions are Pillow's.
+    The decoder is called as ``decoder(key, data)``, and returns None for fields that are not images.
 
     Args:
         spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or

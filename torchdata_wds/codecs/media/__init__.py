@@ -60,28 +60,24 @@ class VideoDecoder(_MediaDecoder):
     """Decodes video fields into frames and audio: ``torch_video`` is one, for ``.wds_decode(torch_video)``.
 
     Called with options, as ``torch_video(start=2, max_frames=16)``, it returns a decoder with these. The fields are
-    ``mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv``, in any case; for others, ``handle_extension("m4v",
-    torch_video.decode)``. The value of a field is the tuple ``(frames, audio, info)``, as torchvision's ``read_video``
-    and so webdataset's ``torch_video`` give it:
+    ``mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv``; for others, ``handle_extension("m4v", torch_video.decode)``. The
+    value is the tuple ``(frames, audio, info)`` of torchvision's ``read_video`` and webdataset's ``torch_video``:
 
-    - ``frames``: uint8 tensor (T, H, W, 3), RGB in 0..255, in the order in which they are shown, turned upright;
-    - ``audio``: float32 tensor (channels, n) in -1..1, beginning at ``start``, with silence where the file's times
-      leave out more than 0.1 s; (0, 0) where there is none;
-    - ``info``: ``video_fps`` (float, None if the file does not say), ``video_pts`` (float64 tensor (T,), the second of
-      each frame), and with audio ``audio_fps`` (int, samples per second) and ``audio_start`` (float, the second of the
-      first sample).
+    - ``frames``: uint8 tensor (T, H, W, 3), RGB, in the order in which they are shown, turned upright;
+    - ``audio``: float32 tensor (channels, n) in -1..1 from ``start`` on, with silence where the file's times leave out
+      more than 0.1 s; (0, 0) where there is none;
+    - ``info``: ``video_fps`` (float or None), ``video_pts`` (float64 tensor (T,), the second of each frame), and with
+      audio ``audio_fps`` (int, samples per second) and ``audio_start`` (float, the second of the first sample).
 
     Seconds are counted from the beginning of the file, as FFmpeg counts them. A clip begins with the first frame that
-    is not before ``start``, exactly, wherever the keyframes are; ``end`` and what follows it are left out. Where
-    ``max_frames`` leaves frames out, the audio ends with the first of these. Files with a variable frame rate give the
-    frames that they have: their times are in ``video_pts``. Of several streams the first counts.
+    is not before ``start``, wherever the keyframes are. Where ``max_frames`` leaves frames out, the audio ends with the
+    first of these. Of several streams the first counts.
 
-    A field is decoded from memory by FFmpeg (PyAV, the ``[media]`` extra), in one thread. Nothing but the field's own
-    bytes is read: playlists and scripts that name other files are refused, whatever the field is called.
-
-    Damage that FFmpeg notices raises, up to the next keyframe, as does an MP4, MOV, Matroska, WebM, AVI or Ogg file
-    that is cut off. Nothing shows that an MPEG, WMV or raw stream is cut, that values changed in a stream without
-    checksums, that WebM has lost a frame, or that a table in the head of an MP4 is wrong.
+    FFmpeg (PyAV, the ``[media]`` extra) decodes from memory, in one thread, and reads nothing but the field's bytes:
+    playlists and scripts that name other files are refused. Damage that it notices raises, up to the next keyframe, as
+    does an MP4, MOV, Matroska, WebM, AVI or Ogg file that is cut off. Nothing shows that an MPEG, WMV or raw stream is
+    cut, that values changed in a stream without checksums, that WebM has lost a frame, or that a table in the head of
+    an MP4 is wrong.
 
     Args:
         start: The second at which the clip begins.
@@ -134,11 +130,7 @@ class VideoDecoder(_MediaDecoder):
         return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
-        """Decodes the bytes of a video file into ``(frames, audio, info)``, whatever its field is called.
-
-        Raises ImportError without the ``[media]`` extra; ValueError if there is no video, no frame in the clip, damage,
-        or more than ``max_bytes``; and what PyAV raises for a damaged file.
-        """
+        """Decodes the bytes of a video file into ``(frames, audio, info)``, whatever its field is called."""
         import torch
 
         pixels, times, rate, end = read_frames(
@@ -158,10 +150,9 @@ class AudioDecoder(_MediaDecoder):
     r"""Decodes audio fields into samples: ``torch_audio`` is one, for ``.wds_decode(torch_audio)``.
 
     Called with options, as ``torch_audio(start=2, end=12)``, it returns a decoder with these. The fields are
-    ``flac wav mp3 ogg m4a sox wma opus aac``, in any case; for others, ``handle_extension("mp4", torch_audio.decode)``,
-    which takes the audio of a video. The value of a field is the tuple ``(samples, rate)``, as torchaudio's ``load``
-    and so webdataset's ``torch_audio`` give it: a float32 tensor (channels, n) in -1..1 (float files may go beyond),
-    and the samples per second as int.
+    ``flac wav mp3 ogg m4a sox wma opus aac``; for others, as for the audio of a video, ``handle_extension("mp4",
+    torch_audio.decode)``. The value is the tuple ``(samples, rate)`` of torchaudio's ``load`` and webdataset's
+    ``torch_audio``: a float32 tensor (channels, n) in -1..1 (float files may go beyond), and samples per second.
 
     Integer samples are divided by their full scale, so that 16 and 24 bits are exact. Seconds are counted from the
     first sample and rounded to the nearest one. Trust and damage are as with ``torch_video``; FLAC is checked by its
@@ -199,10 +190,7 @@ class AudioDecoder(_MediaDecoder):
         return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
-        """Decodes the bytes of an audio file into ``(samples, rate)``, whatever its field is called.
-
-        It raises as that of ``torch_video`` does.
-        """
+        """Decodes the bytes of an audio file into ``(samples, rate)``, whatever its field is called."""
         import torch
 
         found = read_samples(data, self.start, self.end, self.max_bytes, with_video=False)

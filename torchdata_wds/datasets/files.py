@@ -23,11 +23,8 @@ from torchdata_wds.format.samples.field_items import FieldItem
 from torchdata_wds.handlers import Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
 from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample, noting_absent
-from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 from torchdata_wds.pipes.seeds import Seed, Seeded
-from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
-from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 
 Entries = tuple[SpecEntry, ...]
 Transform = Callable[..., Any]
@@ -235,12 +232,12 @@ def load_dataset(
     branches: list[Any] = []
     for group in groups:
         held = Held(group.entries)
-        shards: IterDataPipe[Any] = SpecShardsIterDataPipe(held, storage_options=options)
+        shards: Any = SpecShardsIterDataPipe(held, storage_options=options)
         shards = shards.shuffle(buffer_size=_SHUFFLED_SHARDS).sharding_filter()
         if cache_dir is not None:
-            shards = ShardCacherIterDataPipe(shards, cache_dir, storage_options=options, handler=handler)
-        members = ShardLoaderIterDataPipe(shards, storage_options=options, handler=handler)
-        samples = KeyGrouperIterDataPipe(members, handler=handler)  # with all fields, which an error about one names
+            shards = shards.cache_shards(cache_dir, storage_options=options, handler=handler)
+        # with all fields, which an error about one names
+        samples = shards.load_wds_shards(storage_options=options, handler=handler).group_by_key(handler=handler)
         branches.append(EntryMapperIterDataPipe(samples, held, transforms, handler=handler))
     if len(branches) == 1:
         return branches[0]  # type: ignore[no-any-return]

@@ -16,14 +16,6 @@ from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Naming, Select
 from torchdata_wds.pipes.base import WdsPipe
-from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
-from torchdata_wds.pipes.samples.fields import FieldTuplerIterDataPipe
-from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
-from torchdata_wds.pipes.samples.map import TupleMapperIterDataPipe
-from torchdata_wds.pipes.samples.shuffle import SampleShufflerIterDataPipe
-from torchdata_wds.pipes.shards.cache_shards import ShardCacherIterDataPipe
-from torchdata_wds.pipes.shards.list_shards import ShardListerIterDataPipe, ShardResamplerIterDataPipe
-from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 
 _SEED = (
     "orders follow the loader's seed: DataLoader2(pipe, reading_service=WorkersReadingService(n, seed=s)), "
@@ -163,9 +155,10 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
         raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
     options = storage.StorageOptions(storage_options, rewrite=rewrite)
-    shards: IterDataPipe[Any] = ShardListerIterDataPipe(_patterns(urls), storage_options=options)
+    shards: Any = _patterns(urls)
+    shards = shards.list_shards(storage_options=options)
     if resampled or mode:
-        shards = ShardResamplerIterDataPipe(shards)
+        shards = shards.resample_shards()
     else:
         if shardshuffle:
             shards = shards.shuffle() if shardshuffle is True else shards.shuffle(buffer_size=shardshuffle)
@@ -173,21 +166,13 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     cache_name = _either("cache_name", cache_name, "url_to_name", url_to_name)
     cache_size = None if cache_size == -1 else cache_size
     if cache_dir is not None:
-        shards = ShardCacherIterDataPipe(
-            shards,
-            cache_dir,
-            max_bytes=cache_size,
-            name=cache_name,
-            verbose=verbose,
-            storage_options=options,
-            handler=handler,
-        )
+        cache: dict[str, Any] = {"max_bytes": cache_size, "name": cache_name, "verbose": verbose}
+        shards = shards.cache_shards(cache_dir, **cache, storage_options=options, handler=handler)
     elif cache_name is not None or cache_size is not None or verbose:
         raise ValueError(
             "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"
         )
-    members = ShardLoaderIterDataPipe(
-        shards,
+    pipe: WdsPipe[Any] = shards.load_wds_shards(
         select=_either("select", select, "select_files", select_files),
         rename=_either("rename", rename, "rename_files", rename_files),
         read_ahead=read_ahead,
@@ -195,19 +180,18 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         max_member_bytes=max_member_bytes,
         storage_options=options,
         handler=handler,
-    )
-    pipe: WdsPipe[Any] = KeyGrouperIterDataPipe(members, handler=handler)
+    ).group_by_key(handler=handler)
     if shuffle:
-        pipe = SampleShufflerIterDataPipe(pipe, shuffle)
+        pipe = pipe.wds_shuffle(shuffle)
     if decoder is not None:
         decoders = [decoder] if isinstance(decoder, str) or callable(decoder) else decoder
-        pipe = SampleDecoderIterDataPipe(pipe, *decoders, allow_pickle=allow_pickle, handler=handler)
+        pipe = pipe.wds_decode(*decoders, allow_pickle=allow_pickle, handler=handler)
     if extensions is not None:
         specs = extensions.split() if isinstance(extensions, str) else extensions
-        pipe = FieldTuplerIterDataPipe(pipe, *specs, handler=handler)
+        pipe = pipe.wds_to_tuple(*specs, handler=handler)
     if transforms is not None:
         functions = [transforms] if callable(transforms) else transforms
-        pipe = TupleMapperIterDataPipe(pipe, *functions, handler=handler)
+        pipe = pipe.wds_map_tuple(*functions, handler=handler)
     return pipe
 
 

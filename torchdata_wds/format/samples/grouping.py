@@ -108,7 +108,7 @@ def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
     """Adds what is known of the reading of the shard that samples are from."""
     local_path = getattr(source.url, "local_path", None)  # as a LocatedUrl has it
     if local_path is not None:
-        url = str(source.url)
+        url = source.url.url  # type: ignore[attr-defined]
         for sample in samples:
             sample["__url__"] = url
             sample["__local_path__"] = local_path

@@ -24,20 +24,24 @@ class ShardMember(NamedTuple):
 
 
 class LocatedUrl(str):
-    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path."""
+    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path.
 
-    __slots__ = ("local_path",)
+    `url` is the object that was listed, which may be a str with more to it.
+    """
 
+    __slots__ = ("local_path", "url")
+
+    url: str
     local_path: str
 
     def __new__(cls, url: str, local_path: str) -> Self:
         """Makes a str of the URL."""
         made = super().__new__(cls, url)
-        made.local_path = local_path
+        made.url, made.local_path = url, local_path
         return made
 
     def __reduce__(self) -> tuple[type[LocatedUrl], tuple[str, str]]:
-        return LocatedUrl, (str(self), self.local_path)
+        return LocatedUrl, (self.url, self.local_path)
 
 
 class PassedMember(NamedTuple):

@@ -137,19 +137,17 @@ TORCHDATA_FORMS = frozenset(
 
 #: What to write where torchdata cannot be imported.
 _WITHOUT_TORCHDATA = {
-    "cycle": ".wds_epoch(n) passes over its source again and again",
+    **dict.fromkeys(("cycle", "repeat"), ".wds_epoch(n) passes over its source again and again"),
+    **dict.fromkeys(("header", "slice"), ".wds_compose(itertools.islice, n) takes the first n items"),
+    **dict.fromkeys(
+        ("open_files_by_fsspec", "read_from_http", "read_from_remote"), ".load_wds_shards() opens URLs itself"
+    ),
     "enumerate": ".wds_compose(enumerate) does the same",
     "flatmap": ".wds_compose(f) takes a generator function of the stream",
-    "header": ".wds_compose(itertools.islice, n) does the same",
     "in_memory_cache": ".cache_samples(file) keeps samples in a file",
     "load_from_tar": ".load_wds_shards() reads tar files",
-    "open_files_by_fsspec": ".load_wds_shards() opens URLs itself",
     "prefetch": ".load_wds_shards(read_ahead=n) reads ahead, and so do the workers of a loader",
-    "read_from_http": ".load_wds_shards() opens URLs itself",
-    "read_from_remote": ".load_wds_shards() opens URLs itself",
-    "repeat": ".wds_epoch(n) passes over its source again and again",
     "set_length": "len() is known after .split_shards(index=True).load_wds_shards().group_by_key()",
-    "slice": ".wds_compose(itertools.islice, n) takes the first n items",
 }
 
 #: Forms of torchdata that have WebDataset's name and do something else.
@@ -167,6 +165,10 @@ _OTHER_MEANING = {
 }
 
 
+#: Forms of torch and torchdata whose calls are checked, because WebDataset's users write them in its way.
+_CHECKED = {"batch", "filter", "map", "shuffle", *_OTHER_MEANING}
+
+
 def install(import_torchdata: Callable[[], object]) -> None:
     """Puts the lookup of names before torch's own; idempotent. `import_torchdata` may raise an ImportError."""
     found = IterDataPipe.__getattr__
@@ -175,7 +177,14 @@ def install(import_torchdata: Callable[[], object]) -> None:
     def look_up(pipe: IterDataPipe[Any], name: str) -> Any:
         if name[:1] != "_":
             if name in TORCHDATA_FORMS and name not in IterDataPipe.functions:
-                _import(name, import_torchdata)
+                try:
+                    import_torchdata()
+                except ImportError as error:
+                    instead = f"; {_WITHOUT_TORCHDATA[name]}" if name in _WITHOUT_TORCHDATA else ""
+                    raise AttributeError(
+                        f".{name}() is a form of torchdata, which cannot be imported here: "
+                        f"{error.__cause__ or error}{instead}"
+                    ) from error
             if name not in IterDataPipe.functions:
                 if hint := _hint(name):
                     raise AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}: {hint}")
@@ -189,20 +198,26 @@ def install(import_torchdata: Callable[[], object]) -> None:
     IterDataPipe.__getattr__ = look_up  # type: ignore[method-assign]
 
 
-def _import(name: str, import_torchdata: Callable[[], object]) -> None:
-    try:
-        import_torchdata()
-    except ImportError as error:
-        instead = f"; {_WITHOUT_TORCHDATA[name]}" if name in _WITHOUT_TORCHDATA else ""
-        raise AttributeError(
-            f".{name}() is a form of torchdata, which cannot be imported here: {error.__cause__ or error}{instead}"
-        ) from error
-
-
 def _checked(name: str, pipe: IterDataPipe[Any], form: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(form)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        _CHECKED[name](name, pipe, args, kwargs)
+        names = list(kwargs)
+        if name == "shuffle" and (args or not kwargs.keys() <= {"buffer_size", "unbatch_level"}):
+            size = args[0] if args else kwargs.get("bufsize", kwargs.get("size", 1000))
+            raise TypeError(
+                "torch's .shuffle() takes its size by name, and nothing else. Samples are shuffled with "
+                f".wds_shuffle({size!r}), shards with .shuffle() or .shuffle(buffer_size={size!r})"
+            )
+        if name in _OTHER_MEANING:
+            if not (args or kwargs) or argument_hint(name, names):
+                raise TypeError(_OTHER_MEANING[name])  # torch would only say that an argument is wrong
+            grouper = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
+            if any(isinstance(stage, grouper) for stage in stages_of(pipe)):  # over URLs, torchdata's form is meant
+                warn_once(name, _OTHER_MEANING[name])
+        elif callable(args[1:2] and args[1]):  # WebDataset's second argument; torch would take it for a flag or column
+            names.append("collation_fn" if name == "batch" else "handler")
+        if hint := argument_hint(name, names):
+            raise TypeError(f"torch's .{name}() has no such argument: {hint}")
         return form(*args, **kwargs)
 
     return checked
@@ -230,36 +245,3 @@ def argument_hint(form: str, names: Iterable[str]) -> str | None:
     """Says what to write for an argument of WebDataset that a form does not take; None if there is none."""
     known = ARGUMENTS.get(form, {})
     return next((known[name] for name in names if name in known), None)
-
-
-def _check_arguments(name: str, _pipe: IterDataPipe[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    names = list(kwargs)
-    if callable(args[1:2] and args[1]):  # WebDataset's second argument; torch would take it for a flag or a column
-        names.append("collation_fn" if name == "batch" else "handler")
-    if hint := argument_hint(name, names):
-        raise TypeError(f"torch's .{name}() has no such argument: {hint}")
-
-
-def _check_shuffle(_name: str, _pipe: IterDataPipe[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if args or not kwargs.keys() <= {"buffer_size", "unbatch_level"}:
-        size = args[0] if args else kwargs.get("bufsize", kwargs.get("size", 1000))
-        raise TypeError(
-            "torch's .shuffle() takes its size by name, and nothing else. Samples are shuffled with "
-            f".wds_shuffle({size!r}), shards with .shuffle() or .shuffle(buffer_size={size!r})"
-        )
-
-
-def _check_meaning(name: str, pipe: IterDataPipe[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not (args or kwargs) or argument_hint(name, kwargs):
-        raise TypeError(_OTHER_MEANING[name])  # torch would only say that an argument is wrong
-    grouper = IterDataPipe.functions["group_by_key"].args[0]  # type: ignore[attr-defined]
-    if any(isinstance(stage, grouper) for stage in stages_of(pipe)):  # over URLs, torchdata's form is surely meant
-        warn_once(name, _OTHER_MEANING[name])
-
-
-#: Checks of calls of torch's and torchdata's forms that WebDataset's users write in its way.
-_CHECKED = {
-    **dict.fromkeys(("batch", "filter", "map"), _check_arguments),
-    **dict.fromkeys(("repeat", "slice"), _check_meaning),
-    "shuffle": _check_shuffle,
-}

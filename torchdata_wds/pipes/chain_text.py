@@ -78,11 +78,6 @@ def chain_text(pipe: IterDataPipe[Any]) -> str:
     """Writes a pipe and all above it as one line, without secrets; it never raises.
 
     Stages of the package show their positional arguments and those that differ from their defaults, native ones a few.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> IterableWrapper(["x.tar"]).load_wds_shards(interleave=2).group_by_key()
-        IterableWrapper(['x.tar']).load_wds_shards(interleave=2).group_by_key()
     """
     try:
         stages: dict[int, str] = {}
@@ -96,13 +91,7 @@ def chain_text(pipe: IterDataPipe[Any]) -> str:
 
 
 def stage_text(pipe: IterDataPipe[Any], *, without: Collection[str] = ()) -> str:
-    """Writes a pipe as its stage in a chain, without some of its arguments.
-
-    Example:
-        >>> from torch.utils.data.datapipes.iter import IterableWrapper
-        >>> stage_text(IterableWrapper(["1"]).wds_map(int))
-        'wds_map(int)'
-    """
+    """Writes a pipe as its stage in a chain, such as ``wds_map(int)``, without some of its arguments."""
     return f"{form_name(pipe)}({', '.join(_arguments(pipe, without))})"
 
 
@@ -119,9 +108,9 @@ def _arguments(pipe: IterDataPipe[Any], without: Collection[str]) -> Iterator[st
     above = sources_of(pipe)[:1]
     is_ours = type(pipe).__module__.startswith("torchdata_wds.")
     for name, parameter in inspect.signature(type(pipe)).parameters.items():
-        if name not in vars(pipe) or name in without or any(vars(pipe)[name] is source for source in above):
+        value: Any = vars(pipe).get(name)
+        if name not in vars(pipe) or name in without or any(value is source for source in above):
             continue
-        value = vars(pipe)[name]
         if not is_ours and name not in _NATIVE_ARGUMENTS and not isinstance(value, IterDataPipe):
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -54,7 +54,7 @@ _checked: _Checked | None = None
 def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     """Warns, once a process, if consumers do not divide the work, or if a stock worker may lose items.
 
-    The pipe is about to read shards, in the process that runs it. Only the first worker of a loader warns.
+    The pipe is about to read shards here. Only the first worker of a loader warns.
     """
     if in_stock_worker() and not is_joined() and not stock_place().number:
         warn_once(
@@ -87,12 +87,9 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
-    """Warns, once a process, if the consumers of a graph do not divide its work.
+    """Warns, once a process, if the consumers of the graph that ends in `root`, and runs here, do not divide its work.
 
-    Args:
-        root: The graph's last pipe, in the process that is about to run it.
-        workers: In a main process that will tell its workers their places: the number of them.
-        for_reader: Whether a reader of shards calls; those warn by themselves.
+    `workers` is given by a main process that will tell its workers their places. Readers of shards warn by themselves.
     """
     global _checked
     graph = graph_of(root) if (_warns() if workers is None else workers * _ranks() > 1) else None

@@ -31,16 +31,12 @@ class Latest:
 
 
 def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None, part: str | None = None) -> None:
-    """Adds a note to an exception, with the stage and the sample, unless it has one.
+    """Adds a note to an exception of a stage's function, with the stage and the sample of `item`, unless it has one.
 
-    Args:
-        error: What a function of the stage raised; the package's own exceptions name their sample themselves.
-        pipe: The stage.
-        item: The item that the stage was processing.
-        part: The arguments of the stage that caused it; None shows all.
+    `part` has the arguments of the stage that caused it; None shows all.
     """
     if isinstance(error, WdsError) and (error.key is not None or error.shard is not None):
-        return
+        return  # the package's own exceptions name their sample themselves
     with suppress(Exception):  # the repr of a user's object may raise anything
         form = form_name(pipe)
         if any(note.startswith(form + "(") for note in getattr(error, "__notes__", [])):

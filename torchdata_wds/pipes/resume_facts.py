@@ -142,8 +142,7 @@ class Watch:
     def begin_shard(self, ordinal: int, digest: int) -> None:
         """Tells which item of its source a loader has come to; `digest` is a CRC-32 over the items up to and with it.
 
-        Raises:
-            ShardListError: if it came to another one when the stream was first run, or after another number of samples.
+        A ShardListError if it came to another one when the stream was first run, or after another number of samples.
         """
         known = self.known.get((self.passing, ordinal))
         if known is not None and known.digest != digest:
@@ -159,8 +158,7 @@ class Watch:
     def open_shard(self, ordinal: int, version: StoredVersion) -> None:
         """Tells the version of an item of a loader's source that it has opened; warns if it had another tag.
 
-        Raises:
-            ChangedShardError: if it was of another size when the stream was first run.
+        A ChangedShardError if it was of another size when the stream was first run.
         """
         then = self.known_versions.get((self.passing, ordinal), version)
         if then.size != version.size:

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter.combinatorics import ShufflerIterDataPipe
-from torch.utils.data.datapipes.iter.sharding import ShardingFilterIterDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 
 from torchdata_wds.consumers import Place, place_of, upstream
 
@@ -33,17 +32,14 @@ class Seed:
 
     def set(self, seed: int) -> None:
         """Sets the seed and counts epochs from here."""
-        self.seed = seed
-        self.epoch = 0
+        self.seed, self.epoch = seed, 0
 
     def begin_epoch(self, name: str, place: Place) -> random.Random:
         """Returns the generator of the next epoch, a function of the seed, epoch, name and place alone.
 
         Use only its ``random()`` and ``getrandbits()``: Python guarantees that their values stay the same.
         """
-        seed = self.seed
-        if seed is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        seed = int(torch.empty((), dtype=torch.int64).random_().item()) if self.seed is None else self.seed
         rng = random.Random(f"{seed}/{self.epoch}/{name}/{place.consumers}/{place.number}")
         self.epoch += 1
         return rng
@@ -77,10 +73,9 @@ class Passes:
         pipes = {id(found): found for found in upstream(self._pipe)}
         agreed = above_filters(pipes.values())
         random = [pipe for pipe in pipes.values() if inspect.ismethod(getattr(pipe, "set_seed", None))]
-        seeds = [_seed_of(pipe) for pipe in random]
+        told = [(pipe, _seed_of(pipe)) for pipe in random]
         # A pipe of another package does not tell its seed: it gets one that follows from a seed that all agree on.
         known = [] if agreed_seed is None else [agreed_seed]
-        told = list(zip(random, seeds, strict=True))
         known += [seed for pipe, seed in told if id(pipe) in agreed and isinstance(seed, int)]
         place = place_of(self._pipe)
         self._given = []
@@ -104,10 +99,10 @@ def _seed_of(pipe: Any) -> Any:
     seed = vars(pipe).get("_seed", _UNKNOWN)
     if isinstance(seed, Seed):
         return seed.seed
-    return seed if isinstance(pipe, ShufflerIterDataPipe) or isinstance(seed, int) else _UNKNOWN
+    return seed if isinstance(pipe, Shuffler) or isinstance(seed, int) else _UNKNOWN
 
 
 def above_filters(pipes: Iterable[Any]) -> set[int]:
     """Returns the ids of the pipes above a native ``sharding_filter``, and of the filters themselves."""
-    filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilterIterDataPipe)]
+    filters = [pipe for pipe in pipes if isinstance(pipe, ShardingFilter)]
     return {id(found) for pipe in filters for found in upstream(pipe)}

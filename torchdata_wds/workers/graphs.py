@@ -29,12 +29,7 @@ logger = logging.getLogger(__name__)
 def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
     """Divides the work of a graph among the ranks, if `distributed`.
 
-    Returns:
-        A group of the ranks to share seeds in, where the default one cannot; else None.
-
-    Raises:
-        ValueError: if the work is already divided.
-        RuntimeError: if the process group is not initialized.
+    Returns a group of the ranks to share seeds in, where the default one cannot; else None.
     """
     is_divided = ranks_of(datapipe) is not None
     place = distributed_place()

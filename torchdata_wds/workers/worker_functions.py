@@ -13,19 +13,12 @@ from torchdata_wds.workers.resume.stream import Seeds
 
 
 class WorkerFunctions(NamedTuple):
-    """What is called in each worker, when it starts and before each epoch.
+    """What is called in each worker, when it starts and before each epoch."""
 
-    Attributes:
-        init: ``callable(datapipe, info) -> datapipe``, or None.
-        reset: ``callable(datapipe, info, seed_generator) -> datapipe``, or None.
-        info: Makes torchdata's ``WorkerInfo`` from the number of workers and the worker's own.
-        generator: Makes a seed generator from two seeds, one of them shared by all workers, and a worker's number.
-    """
-
-    init: Callable[..., Any] | None
-    reset: Callable[..., Any] | None
-    info: Callable[[int, int], Any]
-    generator: Callable[[int, int, int], Any]
+    init: Callable[..., Any] | None  # (datapipe, info) -> datapipe
+    reset: Callable[..., Any] | None  # (datapipe, info, seed_generator) -> datapipe
+    info: Callable[[int, int], Any]  # torchdata's ``WorkerInfo`` of the number of workers and the worker's own
+    generator: Callable[[int, int, int], Any]  # of two seeds, one of them shared by all workers, and a worker's number
 
     def initialized(self, datapipe: DataPipe, workers: int, worker: int) -> DataPipe:
         """Returns the graph that a worker runs."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.processes import children
 from tests.kits.workers_kit import loader_of, time_limit
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
-from torchdata_wds.workers.processes.worker import Failure, RemoteTraceback
+from torchdata_wds.workers.processes.worker import Failure
 
 
 @pytest.fixture(autouse=True)

@@ -70,10 +70,7 @@ class WorkerLink:
     def order(self, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
         """Asks for a stream in place of any earlier one; `facts` collects what its graph reports.
 
-        With `keeps_facts`, what it reports of the earlier stream still counts.
-
-        Raises:
-            RuntimeError: if the worker has died.
+        With `keeps_facts`, what it reports of the earlier stream still counts. A RuntimeError if the worker has died.
         """
         self._drop_message()
         self._turn = order.turn
@@ -122,9 +119,7 @@ class WorkerLink:
     def take(self, turn: int, timeout: float | None) -> Any:
         """Returns the next item of an order, or `END`; waits `timeout` seconds, or for ever with None.
 
-        Raises:
-            RuntimeError: if the worker has died, or sends nothing in time.
-            Exception: whatever unpickling the item raises.
+        A RuntimeError if the worker has died, or sends nothing in time; and whatever unpickling the item raises.
         """
         while self._message is None or self._message.turn != turn or self._message.is_empty:
             if self._message is not None and self._message.turn == turn and self._message.is_last:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]  # mypy does not know it
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -43,13 +44,6 @@ class NoticeBoard(ctypes.Structure):
 
     # The number of the current order: work on any other is in vain. Whether the workers are to end.
     _fields_ = (("turn", ctypes.c_uint64), ("closing", ctypes.c_bool))
-
-
-class RemoteTraceback(Exception):  # noqa: N818  # the name that concurrent.futures and multiprocessing use
-    """The text of a traceback from a worker process: the cause of the exception that came from there."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Failure:

@@ -44,12 +44,6 @@ class Turns:
 
     Stages after them may be ahead of what is delivered, so the question is always how things stood some items ago.
     `counts` says how many items each worker had given before, `order` which workers have not ended, next one first.
-
-    Example:
-        >>> turns = Turns([0, 0], [0, 1])
-        >>> turns.note_end(taken=3, worker=1)
-        >>> turns.at(2), turns.at(5)
-        (([1, 1], [0, 1]), ([4, 1], [0]))
     """
 
     def __init__(self, counts: Sequence[int], order: Sequence[int]) -> None:
@@ -231,8 +225,7 @@ def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool)
 def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:
     """Packs where the streams of a graph are, once `taken` items of the epoch have been taken in all.
 
-    Raises:
-        RuntimeError: if that cannot be known.
+    A RuntimeError if that cannot be known.
     """
     chain = find_chain(branch)
     if len(chain.epochs) > 1:
@@ -280,8 +273,7 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
 def taken_by(end: DataPipe, front: DataPipe) -> int:
     """Returns how many items of the workers, for whom `front` stands, went into those that `end` has delivered.
 
-    Raises:
-        RuntimeError: if a stage between them may hold items that it has not delivered.
+    A RuntimeError if a stage between them may hold items that it has not delivered.
     """
     taken: int = end._number_of_samples_yielded
     ((pipe, sources),) = traverse_dps(end).values()

@@ -21,6 +21,7 @@ from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
 from torchdata_wds.workers.resume.stream import SeedGraph, Seeds
+from torchdata_wds.workers.skips import SkipWatch
 from torchdata_wds.workers.worker_functions import WorkerFunctions
 
 logger = logging.getLogger(__name__)
@@ -152,6 +153,7 @@ class RunningGraph:
         self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
         self.runs: list[Any] = []  # a `WorkerPool` each, or one `LocalIterDataPipe`: what stands for them
+        self.watch: SkipWatch | None = None  # over the stages of the main process, beside workers
         self.workers = 0
         self._functions = functions
         self._seed_graph = seed_graph
@@ -164,6 +166,7 @@ class RunningGraph:
             check_division(branch, workers=num_workers)
             options |= {"num_workers": num_workers, "functions": self._functions}
             self._run(WorkerPool(branch, ranks_of(branch) or Place(), self._seed_graph, **options), branch)
+        self.watch = SkipWatch(self.end)
 
     def keep_here(self) -> None:
         """Runs all of the graph as one stream in this process, except a fullsync at its end."""

@@ -169,7 +169,6 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
                 )
             else:
                 graph.keep_here()
-        self._skips.watch(graph.runs, graph.end if graph.workers else None)
         return graph.end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
@@ -194,9 +193,9 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         self._epoch += 1
         was_left_early, self._in_epoch = self._in_epoch, True
         self._shards = None
-        self._skips.begin()
-        self._stream_seeds = self._stream_seeds or seeds
         graph = self._graph
+        self._skips.begin(graph)
+        self._stream_seeds = self._stream_seeds or seeds
         graph.end._number_of_samples_yielded = 0
         # A number that no worker has: random stages after .join_workers() have an order of their own.
         _seed_graph(graph.end, seeds, max(graph.workers, 1))

@@ -6,7 +6,7 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data.graph import DataPipe, traverse_dps
@@ -54,81 +54,68 @@ class SkipWatch:
                     yield ItemsSkipped(stage, reason, times - seen.get(reason, 0), reason in counts.losses, example)
 
 
-class _Report:
-    """The counts of the running or the last epoch of a loader.
+class EpochSkips:
+    """What all stages of a loader skip in an epoch, in the workers and in the main process.
 
-    DataLoader2 runs a copy of its reading service. Copies of a report within one process are the same object, so that
-    the user's service answers for the one that runs.
+    DataLoader2 runs a copy of its reading service. Copies of this within one process are the same object, so that the
+    user's service answers for the one that runs.
     """
 
     def __init__(self) -> None:
         self._key = f"{os.getpid()}-{uuid.uuid4().hex}"
-        self.source: Callable[[], EpochSkips | None] = lambda: None  # what counts now
-        self.last: list[ItemsSkipped] = []
-        _reports[self._key] = self
+        self._graph: Callable[[], Any] = lambda: None
+        self._main_skips: list[ItemsSkipped] = []
+        self._last: list[ItemsSkipped] = []
+        self._is_running = False
+        _skips[self._key] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _report_of, (self._key,)
+        return _skips_of, (self._key,)
 
-
-_reports: weakref.WeakValueDictionary[str, _Report] = weakref.WeakValueDictionary()
-
-
-def _report_of(key: str) -> _Report:
-    return _reports.get(key) or _Report()
-
-
-class EpochSkips:
-    """What all stages of a loader skip in an epoch, in the workers and in the main process."""
-
-    def __init__(self) -> None:
-        self._report = _Report()
-        self._runs: Sequence[Any] = ()
-        self._main: SkipWatch | None = None
-        self._main_skips: list[ItemsSkipped] = []
-        self._is_running = False
-
-    def watch(self, runs: Sequence[Any], end: DataPipe | None) -> None:
-        """Sets what runs the parts of the graph, and the last pipe of any other stages in the main process."""
-        self._runs = runs
-        self._main = None if end is None else SkipWatch(end)
-        self._report.source = weakref.ref(self)  # the user's copy of the service must not keep the workers alive
-
-    def begin(self) -> None:
-        """Begins to count an epoch."""
-        if self._main is not None:
-            list(self._main.news())  # of an epoch that was left early
+    def begin(self, graph: Any) -> None:
+        """Begins to count an epoch of a `RunningGraph`."""
+        self._graph = weakref.ref(graph)  # the user's copy of the service must not keep the workers alive
+        if graph.watch is not None:
+            list(graph.watch.news())  # of an epoch that was left early
         self._main_skips.clear()
         self._is_running = True
 
     def stop(self) -> None:
         """Keeps the counts of an epoch that does not go on."""
-        if self._is_running:
-            self._report.last = self._collect()
-            self._is_running = False
+        self._last = self._collect()
+        self._is_running = False
 
     def end(self, epoch: int) -> None:
         """Ends an epoch, counted from 1, and logs what was lost in it."""
         self.stop()
-        log_skips(self._report.last, epoch)
+        log_skips(self._last, epoch)
 
     def counts(self, *, by_rule: bool) -> dict[str, dict[str, int]]:
         """Returns the counts of the running or last epoch, by stage and reason; `by_rule` adds what rules left out."""
-        source = self._report.source()
         found: dict[str, dict[str, int]] = {}
-        for skipped in source._collect() if source is not None and source._is_running else self._report.last:
+        for skipped in self._collect():
             if skipped.is_loss or by_rule:
                 found.setdefault(skipped.stage, {})[skipped.reason] = skipped.times
         return found
 
     def _collect(self) -> list[ItemsSkipped]:
-        if self._main is not None:
-            self._main_skips.extend(self._main.news())
+        graph = self._graph()
+        if graph is None or not self._is_running:
+            return self._last
+        if graph.watch is not None:
+            self._main_skips.extend(graph.watch.news())
         else:
-            for run in self._runs:  # in this process, where that does not wait
+            for run in graph.runs:  # in this process, where that does not wait
                 run.wait_for_facts()
-        told = [skipped for run in self._runs for facts in run.streams.facts for skipped in facts.skips]
+        told = [skipped for run in graph.runs for facts in run.streams.facts for skipped in facts.skips]
         return merge_skips([*self._main_skips, *told])
+
+
+_skips: weakref.WeakValueDictionary[str, EpochSkips] = weakref.WeakValueDictionary()
+
+
+def _skips_of(key: str) -> EpochSkips:
+    return _skips.get(key) or EpochSkips()
 
 
 def log_skips(skips: Iterable[ItemsSkipped], epoch: int) -> None:

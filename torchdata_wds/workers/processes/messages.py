@@ -17,7 +17,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -86,36 +86,26 @@ class _TensorPickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
-        return _tensor_of, (pickle.PickleBuffer(_memory_of(value)), value.dtype, tuple(value.shape), value.stride())
+        # Not through numpy, which does not know all of torch's types.
+        memory: Any = (ctypes.c_ubyte * (value.numel() * value.element_size())).from_address(value.data_ptr())
+        memory.tensor = value  # keeps it alive as long as its memory is referred to
+        return _tensor_of, (pickle.PickleBuffer(memory), value.dtype, tuple(value.shape), value.stride())
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-        and tensor.numel() > 0
-        and not tensor.untyped_storage().is_shared()
-        and (tensor.is_contiguous() or _is_permuted(tensor))
-    )
-
-
-def _is_permuted(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor fills its memory without gaps and overlaps, in any order of its dimensions."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return False
+    if tensor.untyped_storage().is_shared():
+        return False
+    # Whether it fills its memory without gaps and overlaps, in any order of its dimensions.
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
+    for stride, size in () if tensor.is_contiguous() else sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
     return True
-
-
-def _memory_of(tensor: torch.Tensor) -> Any:
-    # Not through numpy, which does not know all of torch's types.
-    memory = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
-    memory.tensor = tensor  # type: ignore[attr-defined]  # keeps it alive as long as its memory is referred to
-    return memory
 
 
 def _tensor_of(buffer: Buffer, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
@@ -240,16 +230,15 @@ class Sender:
 class Message:
     """Items that came together, each unpacked when it is taken; see `Envelope`."""
 
-    def __init__(
-        self, turn: int, is_last: bool, ends: Sequence[int], body: Any, outside: Sequence[Any], facts: Sequence[Any]
-    ) -> None:
-        self.turn = turn
-        self.is_last = is_last
-        self.facts = facts
-        self._ends = ends
+    def __init__(self, envelope: Envelope, segments: Mapping[int, memoryview]) -> None:
+        self.turn, self.is_last, self.facts = envelope.turn, envelope.is_last, envelope.facts
+        self._ends = envelope.ends
         self._taken = 0
-        self._body = memoryview(body)
-        self._outside = iter(outside)
+        body, *outside = [
+            segments[piece.segment][piece.start : piece.stop] if isinstance(piece, Span) else piece
+            for piece in envelope.pieces
+        ]
+        self._body, self._outside = memoryview(body), iter(outside)
 
     @property
     def is_empty(self) -> bool:
@@ -303,25 +292,20 @@ class Receiver:
         if envelope.turn != self._turn:
             self._turn = envelope.turn
             self._segments.trim()
-        for number, descriptor in zip(envelope.new, _receive_descriptors(self._connection, envelope.new), strict=True):
-            self._segments.add(number, descriptor)
-        leases = {number: self._segments.lease(number) for number in envelope.segments}
-        body, *outside = [
-            leases[piece.segment][piece.start : piece.stop] if isinstance(piece, Span) else piece
-            for piece in envelope.pieces
-        ]
-        return Message(envelope.turn, envelope.is_last, envelope.ends, body, outside, envelope.facts)
+        self._receive_segments(envelope.new)
+        return Message(envelope, {number: self._segments.lease(number) for number in envelope.segments})
 
-
-def _receive_descriptors(connection: Connection, numbers: Sequence[int]) -> list[int]:
-    if not numbers:
-        return []
-    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
-        _, descriptors, flags, _ = socket.recv_fds(channel, 1, len(numbers))
-    if len(descriptors) == len(numbers):
-        return descriptors
-    for descriptor in descriptors:
-        os.close(descriptor)
-    if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, "too many files are open to take in shared memory: raise the limit (ulimit -n)")
-    raise EOFError
+    def _receive_segments(self, numbers: Sequence[int]) -> None:
+        if not numbers:
+            return
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as channel:
+            _, descriptors, flags, _ = socket.recv_fds(channel, 1, len(numbers))
+        if len(descriptors) == len(numbers):
+            for number, descriptor in zip(numbers, descriptors, strict=True):
+                self._segments.add(number, descriptor)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "too many files are open to take in shared memory: raise the limit (ulimit -n)")
+        raise EOFError

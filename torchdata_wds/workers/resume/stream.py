@@ -8,8 +8,8 @@ import logging
 import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
-from typing import Any, Final, NamedTuple
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,65 +38,61 @@ def seed_generators(*place: int | str) -> None:
     torch.default_generator.manual_seed(int.from_bytes(digest[12:], "little"))
 
 
-class OwnGenerators:
-    """States of the global generators for one stream, so that neither it nor the program moves the other's."""
+class _States(NamedTuple):
+    """The states of the global generators."""
 
-    def __init__(self) -> None:
-        self._own = random.getstate()
-        self._torch = torch.default_generator.get_state()
-        self._numpy = _NumpyState(np.random.MT19937(0), b"", None)
-        self._numpy_outside: _NumpyState | None = None
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Swaps the stream's states in, and out again at the end."""
-        own, torchs = random.getstate(), torch.default_generator.get_state()
-        numpy = self._numpy_outside = _get_numpy(self._numpy_outside)
-        random.setstate(self._own)
-        torch.default_generator.set_state(self._torch)
-        _set_numpy(self._numpy)
-        try:
-            yield
-        finally:
-            self._own, self._torch = random.getstate(), torch.default_generator.get_state()
-            self._numpy = _get_numpy(self._numpy)
-            random.setstate(own)
-            torch.default_generator.set_state(torchs)
-            _set_numpy(numpy)
-
-
-class _NumpyState(NamedTuple):
-    """The state of numpy's global generator."""
-
-    bits: Any  # its bit generator, which holds all of it except half a pair of Gaussian numbers
+    python: Any
+    torch: torch.Tensor
+    bits: Any  # numpy's bit generator, which holds all of its state except half a pair of Gaussian numbers
     memory: bytes  # what the bit generator's memory held
-    full: Any  # the whole state where such a half is waiting; else None
+    numpy: Any  # numpy's whole state where such a half is waiting; else None
 
 
 #: Bytes of an MT19937: 624 words and a position.
 _MEMORY = 4 * 625
 
 
-def _get_numpy(known: _NumpyState | None) -> _NumpyState:
-    """Returns the state: the known one if nothing was drawn since, as numpy takes 100 us to return it."""
+class OwnGenerators:
+    """States of the global generators for one stream, so that neither it nor the program moves the other's."""
+
+    def __init__(self) -> None:
+        states = random.getstate(), torch.default_generator.get_state()
+        self._own = _States(*states, np.random.MT19937(0), b"", None)
+        self._outside: _States | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Swaps the stream's states in, and out again at the end."""
+        outside = self._outside = _get_states(self._outside)
+        _set_states(self._own)
+        try:
+            yield
+        finally:
+            self._own = _get_states(self._own)
+            _set_states(outside)
+
+
+def _get_states(known: _States | None) -> _States:
+    """Returns the states; numpy's are the known ones if nothing was drawn since, as it takes 100 us to return its own."""
     bits = mtrand.get_bit_generator()
     memory = ctypes.string_at(bits.ctypes.state_address, _MEMORY) if type(bits) is np.random.MT19937 else b""
-    if known is not None and known.full is None and bits is known.bits and memory and memory == known.memory:
-        return known
-    full = np.random.get_state(legacy=False)
-    return _NumpyState(bits, memory, full if full["has_gauss"] else None)
+    is_known = known is not None and known.numpy is None and bits is known.bits and memory == known.memory != b""
+    full: Any = None if is_known else np.random.get_state(legacy=False)
+    numpy = full if full and full["has_gauss"] else None
+    return _States(random.getstate(), torch.default_generator.get_state(), bits, memory, numpy)
 
 
-def _set_numpy(state: _NumpyState) -> None:
-    mtrand.set_bit_generator(state.bits)
-    if state.full is not None:
-        np.random.set_state(state.full)
+def _set_states(states: _States) -> None:
+    random.setstate(states.python)
+    torch.default_generator.set_state(states.torch)
+    mtrand.set_bit_generator(states.bits)
+    if states.numpy is not None:
+        np.random.set_state(states.numpy)
 
 
 logger = logging.getLogger(__name__)
 Seeds = tuple[int, int]
 SeedGraph = Callable[[DataPipe, Seeds, int], object]
-_END: Final = object()
 
 #: The global generators are seeded before every item whose number this divides, where no stage needs it more often.
 _SEEDED_ITEMS = 64
@@ -179,32 +175,26 @@ class Stream:
             self.facts()  # of another epoch
         own = OwnGenerators() if self._keeps_apart and chain.draws else None
         with own.in_use() if own else nullcontext():
-            number = self._begin(seeds, worker, point, epoch)
+            first = self._begin(seeds, worker, point, epoch)
             iterator = iter(self._datapipe)
         every = self._seeded_items()
         if not every and own is None and point is None:
             yield from iterator
             return
-        left = 0 if point is None else point.item - number
+        taken = 0 if point is None else point.item
         with ExitStack() as stack:
             stack.callback(getattr(iterator, "close", list))  # a generator's files are closed now
-            with own.in_use() if own and left else nullcontext():
-                for passed in range(number, number + left):
-                    if every and passed % every == 0:
-                        seed_generators(seeds[1], worker, "item", passed)
-                    if next(iterator, _END) is _END:
-                        self._tell_of_fewer(passed, number + left)
-                        break
-            number += left
-            while True:
+            for number in count(first):
                 with own.in_use() if own else nullcontext():
                     if every and number % every == 0:
                         seed_generators(seeds[1], worker, "item", number)
                     found = list(islice(iterator, 1))
-                number += 1
                 if not found:
+                    if number < taken:
+                        self._tell_of_fewer(number, taken)
                     return
-                yield found.pop()
+                if number >= taken:  # those before are made once more and dropped
+                    yield found.pop()
 
     def _tell_of_fewer(self, made: int, taken: int) -> None:
         """Refuses to end an epoch that has fewer items than were taken of it; warns where chance may explain it."""
@@ -231,7 +221,11 @@ class Stream:
             for counter in chain.epochs:
                 counter.begin_stream()
         self._seed_graph(self._datapipe, seeds, worker)
-        chain = self._reset_graph(seeds, worker)
+        if self._reset is not None:
+            found = self._reset(self._datapipe, seeds, worker)
+            if found is not self._datapipe:
+                self._datapipe, self._chain = found, None
+        chain = self.chain
         if chain.draws and chain.epochs:
             stream_seed = self._stream_seeds[1]
             self._watch.reseed = lambda passing, item: seed_generators(stream_seed, worker, "pass", passing, item)
@@ -247,14 +241,6 @@ class Stream:
         for counter in chain.epochs:
             counter.restart(point.facts.passes[0], None)
         return 0
-
-    def _reset_graph(self, seeds: Seeds, worker: int) -> Chain:
-        """Lets the user's function for each epoch see the graph; returns its chain."""
-        if self._reset is not None:
-            found = self._reset(self._datapipe, seeds, worker)
-            if found is not self._datapipe:
-                self._datapipe, self._chain = found, None
-        return self.chain
 
     def _seeded_items(self) -> int:
         """Returns n if the generators are seeded before every n-th item; 0 for never."""

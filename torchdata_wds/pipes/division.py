@@ -22,16 +22,8 @@ from torch.utils.data.datapipes.iter import ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
-from torchdata_wds.consumers import (
-    Place,
-    distributed_place,
-    find_sharder,
-    graph_of,
-    in_stock_worker,
-    is_joined,
-    stock_place,
-    upstream,
-)
+from torchdata_wds import consumers
+from torchdata_wds.consumers import Place, distributed_place, graph_of, in_stock_worker, stock_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
 from torchdata_wds.pipes.shares import WORKER_NAMES, calls, reads_shards, share_of
@@ -56,7 +48,7 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
 
     The pipe is about to read shards here. Only the first worker of a loader warns.
     """
-    if in_stock_worker() and not is_joined() and not stock_place().number:
+    if in_stock_worker() and not consumers.is_joined() and not stock_place().number:
         warn_once(
             "join",
             "shards are read in a worker of torchdata's MultiProcessingReadingService, which fails when its workers' "
@@ -82,7 +74,7 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     filters = [found for found in upstream(root) if isinstance(found, ShardingFilter)]
     if any(above is stage for found in filters for above in upstream(found)):
         _warn_of_late()
-    elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and find_sharder(pipe) is None:
+    elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and consumers.find_sharder(pipe) is None:
         _warn_of_none()
 
 
@@ -263,9 +255,7 @@ def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str
     default = groups.get(SHARDING_PRIORITIES.DEFAULT)
     if default is not None:
         count = default[0]
-        if count % workers:
-            return "workers"
-        return "ranks" if count == workers and ranks > 1 else None
+        return "workers" if count % workers else "ranks" if count == workers and ranks > 1 else None
     if workers > 1 and groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))[0] == 1:
         return "workers"
     return "ranks" if ranks > 1 and SHARDING_PRIORITIES.DISTRIBUTED not in groups else None

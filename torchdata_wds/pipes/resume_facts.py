@@ -30,8 +30,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.urls import mask_url
 
-#: Of how many shards versions are kept: as many as a worker may open ahead of what is delivered.
-_MOST_VERSIONS = 1000
+_MOST_VERSIONS = 1000  # of how many shards versions are kept: as many as a worker may open ahead of what is delivered
 
 
 class ShardBegun(NamedTuple):

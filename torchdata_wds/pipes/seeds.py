@@ -91,8 +91,7 @@ class Passes:
             pipe.set_seed(mix(seed, "pass", number) if number else seed)
 
 
-#: The seed of a pipe that does not tell it; that of a pipe which was never seeded is None.
-_UNKNOWN: Any = object()
+_UNKNOWN: Any = object()  # the seed of a pipe that does not tell it; that of a pipe which was never seeded is None
 
 
 def _seed_of(pipe: Any) -> Any:

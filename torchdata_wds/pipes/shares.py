@@ -15,9 +15,7 @@ from torchdata_wds.pipes.chain_text import known_name, short_name
 
 #: Stages that yield the items of all their sources.
 _MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
-
-#: Stages that pair the items of their sources by position.
-_ZIPPERS = {"Zipper", "ZipperLongest"}
+_ZIPPERS = {"Zipper", "ZipperLongest"}  # stages that pair the items of their sources by position
 
 #: Stages that keep a single item single, whatever they do to it.
 _KEEPERS = {"Mapper", "WdsMapper", "Cycler", "Repeater", "InMemoryCacheHolder"}

@@ -18,16 +18,10 @@ from torchdata_wds.pipes.chain_text import known_name, short_name, sources_of
 from torchdata_wds.pipes.division import running_pipes
 from torchdata_wds.pipes.samples.map import ItemMapper
 
-#: A source that yields nothing in this many passes never will. One of several consumers may have empty passes by
-#: chance, so it is allowed more of them.
-_EMPTY_PASSES = 10
-_MOST_EMPTY_PASSES = 100
-
-#: A stage that drops items by what is in them may do so to many in a row.
-_DROPPED_ITEMS = 10_000
-
-#: An unknown stage may collect items before its first, but not this many in that many passes.
-_HELD_ITEMS = 50_000
+_EMPTY_PASSES = 10  # a source that yields nothing in this many passes never will
+_MOST_EMPTY_PASSES = 100  # one of several consumers may have empty passes by chance, so it is allowed more of them
+_DROPPED_ITEMS = 10_000  # a stage that drops items by what is in them may do so to many in a row
+_HELD_ITEMS = 50_000  # an unknown stage may collect items before its first, but not this many in that many passes
 
 #: Stages that make items of shards and hold none back, by their short names.
 _READERS = {

@@ -18,16 +18,13 @@ from torchdata_wds.workers.processes.messages import Message, Receiver
 from torchdata_wds.workers.processes.shared_memory import Limits
 from torchdata_wds.workers.processes.worker import CHECK_INTERVAL, GRACE, NoticeBoard, Order, WorkerGraph, run_worker
 
-#: Stands for the end of a worker's stream.
-END: Final = object()
+END: Final = object()  # stands for the end of a worker's stream
 
 #: How many segments of shared memory, and so open files, all workers of a set may have in the main process if most
 #: of their batches are held there; and how many more than are ahead each worker may have anyway, and keeps.
 _MOST_SEGMENTS = 128
 _SPARE_SEGMENTS = 6
-
-#: How many seconds a worker may take to end; its own guard sees to it sooner.
-_PATIENCE = GRACE + CHECK_INTERVAL + 1
+_PATIENCE = GRACE + CHECK_INTERVAL + 1  # how many seconds a worker may take to end; its own guard sees to it sooner
 
 
 class WorkerLink:

@@ -117,9 +117,7 @@ def _tensor_of(buffer: Buffer, dtype: torch.dtype, size: tuple[int, ...], stride
 MOST_ITEMS = 256
 MOST_BYTES = 1 << 15
 LINGER = 0.001
-
-#: After how many seconds items are sent although the next one is not made yet.
-PATIENCE = 0.005
+PATIENCE = 0.005  # after how many seconds items are sent although the next one is not made yet
 
 
 class Envelope(NamedTuple):

@@ -89,9 +89,7 @@ def _rebuilt(data: bytes | None) -> BaseException | None:
 
 #: How often, in seconds, a worker looks whether it should be gone; the death of its parent it learns at once.
 CHECK_INTERVAL = 0.5
-
-#: How long, in seconds, a worker that is to close may still finish the item it is at.
-GRACE = 1.5
+GRACE = 1.5  # how long, in seconds, a worker that is to close may still finish the item it is at
 
 
 class Order(NamedTuple):

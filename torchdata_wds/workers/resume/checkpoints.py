@@ -30,8 +30,7 @@ from torchdata_wds.workers.resume.stream import Point, Seeds
 
 logger = logging.getLogger(__name__)
 
-#: How many bytes the facts about all workers may take in a state, before they are compressed.
-_MOST_BYTES = 6000
+_MOST_BYTES = 6000  # how many bytes the facts about all workers may take in a state, before they are compressed
 
 #: Of how many shards a state keeps the versions that their stores have told, over all workers if they are not more.
 _MOST_VERSIONS = 64

@@ -18,26 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import (
-    Batcher,
-    Collator,
-    Concater,
-    FileLister,
-    Filter,
-    IterableWrapper,
-    Mapper,
-    ShardingFilter,
-    Shuffler,
-)
+from torch.utils.data.datapipes import iter as native
 from torch.utils.data.graph import DataPipe, DataPipeGraph, traverse_dps
 
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.pickling import parts_of
 from torchdata_wds.pipes.resume_facts import Facts, Reached, Step, Wanted, Way, said_by
 
-#: Native pipes that give one item for each, and those that may stand before the loader.
-_ONE_TO_ONE = (Mapper, Collator)
-_BEFORE_LOADER = (IterableWrapper, Shuffler, ShardingFilter, Concater, FileLister, Filter, Mapper)
+_ONE_TO_ONE = (native.Mapper, native.Collator)  # native pipes that give one item for each
+_BEFORE_LOADER = ("IterableWrapper", "Shuffler", "ShardingFilter", "Concater", "FileLister", "Filter", "Mapper")
+
+#: What can be looked at more than once; a set has another order in each process, which the checksum shows.
+COLLECTIONS = (list, tuple, range, dict, set, frozenset)
 
 
 def is_torchdata(pipe: DataPipe, *names: str) -> bool:
@@ -53,8 +45,10 @@ def is_one_to_one(pipe: DataPipe) -> bool:
 
 def gives_shards_again(pipe: DataPipe) -> bool:
     """Returns whether a pipe that stands before the loader gives the same shards once more at no cost."""
-    is_known = type(pipe) in _BEFORE_LOADER or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
-    return is_known or bool(said_by(pipe, "repeats_shards"))
+    is_native = any(type(pipe) is getattr(native, name) for name in _BEFORE_LOADER)
+    return (
+        is_native or is_torchdata(pipe, "Header", "LengthSetter", "Repeater") or bool(said_by(pipe, "repeats_shards"))
+    )
 
 
 class _Batches(Step):
@@ -155,7 +149,7 @@ def find_chain(end: IterDataPipe[Any]) -> Chain:
     reorders: Any = None
     ((pipe, sources),) = graph.values()
     while not said_by(pipe, "makes_samples"):
-        step: Step | None = _Batches(pipe) if type(pipe) is Batcher else None
+        step: Step | None = _Batches(pipe) if type(pipe) is native.Batcher else None
         if isinstance(pipe, Step) and said_by(pipe, "resume"):
             step = pipe
         obstacle = _obstacle(pipe, step, sources, reorders)
@@ -198,7 +192,7 @@ def _obstacle_above(grouper: Any, sources: DataPipeGraph) -> str | None:
             return f"{short_name(pipe)} stands before load_wds_shards"
         if has_functions(pipe):
             return f"a function in {short_name(pipe)} may draw random numbers"
-        if type(pipe) is IterableWrapper and not isinstance(pipe.iterable, (list, tuple, range, dict, set, frozenset)):
+        if type(pipe) is native.IterableWrapper and not isinstance(pipe.iterable, COLLECTIONS):
             return f"the shards come from an object of type {type(pipe.iterable).__name__}"
     return None
 

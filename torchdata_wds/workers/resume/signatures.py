@@ -29,10 +29,9 @@ from torchdata_wds.pipes.base import Held
 from torchdata_wds.pipes.chain_text import full_name, short_name
 from torchdata_wds.pipes.resume_facts import said_by
 from torchdata_wds.storage.urls import is_local, local_path, mask_url
-from torchdata_wds.workers.resume.planner import all_pipes
+from torchdata_wds.workers.resume.planner import COLLECTIONS, all_pipes
 
-#: How many shards are looked at, evenly among all: a state stays small, and taking it quick.
-_MOST_SHARDS = 64
+_MOST_SHARDS = 64  # how many shards are looked at, evenly among all: a state stays small, and taking it quick
 _BLOCK = 4096
 
 
@@ -106,14 +105,8 @@ _NO_ARGUMENTS = {
     *("groups", "num_of_instances", "instance_id"),
 }
 
-#: How many changed shards a message names.
-_MOST_CHANGES = 3
-
-#: The lists of shards themselves, which are no part of a state.
-_LISTS = "lists"
-
-#: What can be looked at more than once; a set has another order in each process, which the checksum shows.
-_COLLECTIONS = (list, tuple, range, dict, set, frozenset)
+_MOST_CHANGES = 3  # how many changed shards a message names
+_LISTS = "lists"  # the lists of shards themselves, which are no part of a state
 
 
 def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
@@ -183,13 +176,13 @@ def _listed(datapipe: IterDataPipe[Any]) -> list[Sequence[Any]]:
             # Some stages change nothing but the order and the number of the patterns.
             order_only = (Shuffler, ShardingFilter)
             above = [found for found in upstream(pipe.source_datapipe) if type(found) not in order_only]
-            if all(type(found) is IterableWrapper and isinstance(found.iterable, _COLLECTIONS) for found in above):
+            if all(type(found) is IterableWrapper and isinstance(found.iterable, COLLECTIONS) for found in above):
                 listed.update(map(id, above))
                 lists.append(pipe.list_again([item for found in above for item in found.iterable]))
         elif type(pipe) is FileLister:
             listed.update(map(id, upstream(pipe)))
             lists.append(list(copy.deepcopy(pipe)))
-        elif type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, _COLLECTIONS):
+        elif type(pipe) is IterableWrapper and id(pipe) not in listed and isinstance(pipe.iterable, COLLECTIONS):
             lists.append(pipe.iterable if isinstance(pipe.iterable, (list, tuple, range)) else list(pipe.iterable))
     return lists
 

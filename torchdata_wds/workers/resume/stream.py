@@ -48,8 +48,7 @@ class _States(NamedTuple):
     numpy: Any  # numpy's whole state where such a half is waiting; else None
 
 
-#: Bytes of an MT19937: 624 words and a position.
-_MEMORY = 4 * 625
+_MEMORY = 4 * 625  # bytes of an MT19937: 624 words and a position
 
 
 class OwnGenerators:
@@ -73,7 +72,7 @@ class OwnGenerators:
 
 
 def _get_states(known: _States | None) -> _States:
-    """Returns the states; numpy's are the known ones if nothing was drawn since, as it takes 100 us to return its own."""
+    """Returns the states; numpy's are the known ones if nothing was drawn since, as to get them takes 100 us."""
     bits = mtrand.get_bit_generator()
     memory = ctypes.string_at(bits.ctypes.state_address, _MEMORY) if type(bits) is np.random.MT19937 else b""
     is_known = known is not None and known.numpy is None and bits is known.bits and memory == known.memory != b""

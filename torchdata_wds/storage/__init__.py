@@ -80,20 +80,8 @@ def open_shard(
     ``GOPEN_REWRITE``; the first that matches is applied, once.
 
     Compression (gzip, bzip2, xz, zstd) is found by the first bytes. ``read`` raises ShardOpenError if the source fails,
-    and ShardFormatError if compressed data is cut or damaged; ``b""`` means that the end is verified.
-
-    Raises:
-        ShardOpenError: if it cannot be opened.
-        ShardFormatError: if the offset is known to lie after its end.
-        UnsafeDataError: for a command under ``WDS_SECURE=1``.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
-        >>> _ = path.write_bytes(bytes(1024))
-        >>> with open_shard(path) as stream:
-        ...     len(stream.read(512)), len(stream.read(1000)), stream.read(512)
-        (512, 512, b'')
+    and ShardFormatError if compressed data is cut or damaged; ``b""`` means that the end is verified. Opening raises
+    the same, and UnsafeDataError for a command under ``WDS_SECURE=1``.
     """
     if offset < 0:
         raise ValueError(f"offset must not be negative, found {offset}")
@@ -108,10 +96,6 @@ def can_reopen(url: str | os.PathLike[str], *, storage_options: Mapping[str, Map
     """Returns whether a shard can be opened a second time with the same content.
 
     Standard input, the output of a command and a local path that is not a regular file (a FIFO) cannot.
-
-    Example:
-        >>> can_reopen("x.tar"), can_reopen("s3://b/x.tar"), can_reopen("-"), can_reopen("pipe:cat x.tar")
-        (True, True, False, False)
     """
     place = resolve(url, storage_options)
     if not place.is_local:

@@ -193,12 +193,6 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
     """Makes a `ByteStream` (decompressed, buffered, with exact reads) of a binary stream with ``read(n)``.
 
     A read may give less than n bytes. The stream is closed with the result; messages name the URL, masked.
-
-    Example:
-        >>> import gzip, io
-        >>> with wrap_stream(io.BytesIO(gzip.compress(b"shard")), "x.tar") as stream:
-        ...     stream.read(512)
-        b'shard'
     """
     shard = mask_url(url)
     if not callable(getattr(stream, "read", None)):

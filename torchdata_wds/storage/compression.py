@@ -65,10 +65,6 @@ def compression_for(url: str, compress: bool | str | None) -> str | None:
 
     `compress` is one of these, True for gzip, False for none, or None for what the name says (``.tar.gz``, ``.tgz``,
     ...), which is nothing for ``-`` and ``pipe:``.
-
-    Example:
-        >>> compression_for("x.tar.gz", None), compression_for("x.tar", None), compression_for("x.tar", "zst")
-        ('gz', None, 'zst')
     """
     if isinstance(compress, bool):
         return "gz" if compress else None
@@ -82,14 +78,7 @@ def compression_for(url: str, compress: bool | str | None) -> str | None:
 
 
 def open_compressor(kind: str) -> Compressor:
-    """Makes a compressor; an ImportError for ``zst`` without the package zstandard.
-
-    Example:
-        >>> import gzip
-        >>> compressor = open_compressor("gz")
-        >>> gzip.decompress(compressor.compress(b"shard") + compressor.flush())
-        b'shard'
-    """
+    """Makes a compressor; an ImportError for ``zst`` without the package zstandard."""
     if kind not in _COMPRESSORS:
         raise ValueError(f"the compression must be one of {_KINDS}; found {kind!r}")
     return _COMPRESSORS[kind]()

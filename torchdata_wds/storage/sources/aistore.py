@@ -7,6 +7,7 @@ redirect is a permission in itself.
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -98,10 +99,8 @@ class _AisStore:
         return True
 
     def info(self, address: str) -> dict[str, Any]:
-        from torchdata_wds.storage.sources.http_client import is_number
-
         length = self._ask("HEAD", address).headers.get("Content-Length", "")
-        return {"size": int(length) if is_number(length) else None}
+        return {"size": int(length) if re.fullmatch("[0-9]{1,18}", length) else None}
 
     def put_file(self, local: str, address: str) -> None:
         with Path(local).open("rb") as file:

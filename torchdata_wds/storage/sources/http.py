@@ -119,15 +119,14 @@ class Version:
 
     def difference(self, later: Version) -> str | None:
         """Says what shows that a later answer is of another object; None if nothing does."""
+        told = ("Last-Modified", self.modified, later.modified)
         if self.etag and later.etag:
-            if self.etag.removeprefix("W/") != later.etag.removeprefix("W/"):
-                return _changed("ETag", self.etag, later.etag)
-        elif self.modified and later.modified and self.modified != later.modified:
-            return _changed("Last-Modified", self.modified, later.modified)
+            told = ("ETag", self.etag.removeprefix("W/"), later.etag.removeprefix("W/"))
+        for what, before, after in (told, ("Content-Encoding", self.encoding, later.encoding)):
+            if before and after and before != after:
+                return f"its {what} was {before[:_SHOWN]!r} and is now {after[:_SHOWN]!r}"
         if self.total is not None and later.total is not None and self.total != later.total:
             return f"its length was {self.total:,} bytes and is now {later.total:,}"
-        if self.encoding and later.encoding and self.encoding != later.encoding:
-            return _changed("Content-Encoding", self.encoding, later.encoding)
         return None
 
 
@@ -136,10 +135,6 @@ def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     first, total = found.groups() if found else (None, None)
     return int(first) if first else None, int(total) if total and total != "*" else None
-
-
-def _changed(what: str, before: str, after: str) -> str:
-    return f"its {what} was {before[:_SHOWN]!r} and is now {after[:_SHOWN]!r}"
 
 
 class Delivered:

@@ -105,7 +105,7 @@ class ShardValidation:
         self._seen: set[int] = set()
         self._run: list[_Part] = []  # the members so far of the current sample
         self._passed_over = 0  # members that belong to no sample
-        self._entered: str | None = None  # the member whose content is being read
+        self._reading: str | None = None  # the key of the member whose content is being read
 
     def __iter__(self) -> Iterator[Finding | CheckedSample]:
         archive: TarEntries | None = None
@@ -127,7 +127,7 @@ class ShardValidation:
                     yield Finding("error", "no-samples", what, self.shard)
         except (ShardOpenError, ShardFormatError, UnsafeDataError) as error:
             is_broken = True
-            yield from self._end_at(error, archive)
+            yield self._end_at(error, archive)
         # an index that fits the whole shard is not at fault when the shard is broken
         if self._index.fault is not None and not (is_broken and self._index.is_readable):
             yield Finding("error", "index", self._index.fault, self.shard)
@@ -170,9 +170,12 @@ class ShardValidation:
             self._passed_over += parts is None
             for kind, message in odd_name(entry.name, parts is not None, archive.raw):
                 yield self._found(entry, "warning", kind, message)
+        if parts is not None:
+            if self._run and self._run[0].key != parts[0]:
+                yield from self._close_run()
+            self._reading = parts[0]
         odd: list[Oddity] = []
         data: bytes | ShardFormatError
-        self._entered = entry.name
         if entry.kind != HARD_LINK:
             data = archive.take(entry, look=lambda segments, size: odd.extend(odd_pieces(segments, size)))
         else:
@@ -180,18 +183,15 @@ class ShardValidation:
                 data = links.resolve(entry)
             except ShardFormatError as error:
                 data = error
-        self._entered = None
+        self._reading = None
         for kind, message in odd:
             yield self._found(entry, "warning", kind, f"member {entry.name} {message}")
         if isinstance(data, Exception):
             yield self._found(entry, "error", "hard-link", f"{cli_message(data)} Loaders end the shard here.")
         elif links.recent is not None:
             links.recent.note(ShardMember(self.url, entry.name, data))
-        if parts is None:
-            return
-        if self._run and self._run[0].key != parts[0]:
-            yield from self._close_run()
-        self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
+        if parts is not None:
+            self._run.append(_Part(*parts, entry.name, data, entry.offset, archive.offset))
 
     def _close_run(self) -> Iterator[Finding | CheckedSample]:
         """Checks the members that have come with one key, as one sample."""
@@ -268,17 +268,10 @@ class ShardValidation:
             else:
                 yield self._found(part, "error", "undecodable", cli_message(error))
 
-    def _end_at(self, error: WdsError, archive: TarEntries | None) -> Iterator[Finding | CheckedSample]:
-        """Reports damage that ends the shard, after the sample before it if that is complete."""
-        entered = None
-        if self._entered is not None:  # the member in which the archive failed: another key ends the sample before
-            with suppress(Exception):  # reported before
-                entered = (self._rules.split(self._entered) or (None, ""))[0]
-        if self._run and entered not in (None, self._run[0].key):
-            yield from self._close_run()
+    def _end_at(self, error: WdsError, archive: TarEntries | None) -> Finding:
+        """Reports damage that ends the shard, and counts the sample that it cuts off."""
         plan, complete = self.report.plan, self.report.plan.count
-        cut = self._run[0].key if self._run else entered
-        self._run = []
+        cut = self._run[0].key if self._run else self._reading
         if cut is not None:
             self.report.bad += 1
             plan.count += 1
@@ -292,7 +285,7 @@ class ShardValidation:
         if archive is not None:
             also = "" if cut is None else f", and sample {cut!r} is cut off"
             message = f"{message} {counted(complete, 'sample is', 'samples are')} complete before it{also}."
-        yield Finding("error", kind, message, self.shard, member=error.member, offset=offset)
+        return Finding("error", kind, message, self.shard, member=error.member, offset=offset)
 
     def _field(self, part: _Part) -> str:
         return part.field.lower() if self._rules.lowercase else part.field

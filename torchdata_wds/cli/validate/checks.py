@@ -30,7 +30,6 @@ class IndexCheck:
         self.fault: str | None = None
         self.is_readable = True
         self._index: ShardIndex | None = None
-        self._count = 0
         try:
             index = ShardIndex.load(index_url(url))
         except ShardFormatError as error:
@@ -49,10 +48,8 @@ class IndexCheck:
                 if found != expected:
                     self._blame(f"the shard has {found:,} bytes, and the index says {expected:,}")
 
-    def compare(self, key: str, start: int, stop: int) -> None:
-        """Compares the next sample: its key, and the bytes from its first header to its last padding."""
-        number = self._count
-        self._count += 1
+    def compare(self, number: int, key: str, start: int, stop: int) -> None:
+        """Compares a sample: its key, and the bytes from its first header to its last padding."""
         if self._index is None or self.fault is not None or number >= len(self._index):
             return
         try:
@@ -66,15 +63,14 @@ class IndexCheck:
                 f"byte {row.start:,} to {row.stop:,}"
             )
 
-    def finish(self, tar_bytes: int) -> None:
-        """Compares the counts and the archive's size at the shard's end."""
-        if self._index is None:
-            return
-        header = self._index.header
-        if header.samples != self._count:
-            self._blame(f"the shard has {self._count:,} samples, and the index says {header.samples:,}")
-        if header.tar_bytes != tar_bytes:
-            self._blame(f"the archive has {tar_bytes:,} bytes, and the index says {header.tar_bytes:,}")
+    def finish(self, count: int, tar_bytes: int) -> None:
+        """Compares the number of samples and the archive's size at the shard's end."""
+        if self._index is not None:
+            header = self._index.header
+            if header.samples != count:
+                self._blame(f"the shard has {count:,} samples, and the index says {header.samples:,}")
+            if header.tar_bytes != tar_bytes:
+                self._blame(f"the archive has {tar_bytes:,} bytes, and the index says {header.tar_bytes:,}")
 
     def _blame(self, what: str) -> None:
         if self.fault is None:

@@ -121,7 +121,7 @@ class ShardValidation:
                     concatenated=options.concatenated,
                 )
                 yield from self._read(archive)
-                self._index.finish(archive.offset)
+                self._index.finish(self.report.plan.count, archive.offset)
                 if self._passed_over and not self.report.plan.count:
                     what = f"the shard has no samples: loaders pass over all of its members ({self._passed_over:,})"
                     yield Finding("error", "no-samples", what, self.shard)
@@ -201,7 +201,7 @@ class ShardValidation:
         key, start = run[0].key, run[0].offset
         report, plan = self.report, self.report.plan
         number, plan.count = plan.count, plan.count + 1
-        self._index.compare(key, start, run[-1].stop)
+        self._index.compare(number, key, start, run[-1].stop)
         again: Finding | None = None
         rule = self._rules.on_reappearing
         try:

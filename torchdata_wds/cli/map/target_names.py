@@ -42,7 +42,7 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
         shown = mask_url(pattern)
         raise ShardListError(f"outputs are files or URLs of a store, not {shown!r}: name a folder or {PLACES}")
     other = BRACES.search(_PLACE.sub("", pattern))
-    if other is not None and not _is_existing_folder(pattern):
+    if other is not None and not _is_folder(pattern.rstrip("/")):  # one that exists may have braces in its name
         raise ShardListError(f"output {mask_url(pattern)!r} has an unknown place {other[0]}: there are {PLACES}")
     is_folder = _is_folder(pattern)
     inputs = {_identity(url): url for url in urls}
@@ -69,11 +69,7 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
 
 
 def _is_folder(pattern: str) -> bool:
-    return pattern.endswith("/") or _is_existing_folder(pattern)
-
-
-def _is_existing_folder(pattern: str) -> bool:
-    return is_local(pattern) and os.path.isdir(local_path(pattern))  # noqa: PTH112 - a str
+    return pattern.endswith("/") or (is_local(pattern) and os.path.isdir(local_path(pattern)))  # noqa: PTH112 - a str
 
 
 def _base_name(url: str) -> str:

@@ -124,9 +124,8 @@ class Finished:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.shards = self.samples = self.bytes = 0
-        compress = None if arguments.compress == "none" else arguments.compress
         with usage_checked():
-            self.names = ShardNames(numbered_pattern(arguments.output, compress))
+            self.names = ShardNames(numbered_pattern(arguments.output, arguments.compress))
             self._hook = None if arguments.post is None else HookCommand(arguments.post, _PLACES)
             if arguments.start == "next":
                 self.names.check_listable()
@@ -209,7 +208,7 @@ def numbered_pattern(name: str, compress: str | None = None) -> str:
         return name
     suffix = max((known for known in SHARD_SUFFIXES if name.endswith(known)), key=len, default="")
     stem = name.removesuffix(suffix)
-    if compress is not None and suffix in ("", _PLAIN):
+    if compress not in (None, "none") and suffix in ("", _PLAIN):
         suffix = f"{_PLAIN}.{compress}"
     dash = "" if not stem or stem.endswith("/") else "-"
     return f"{stem}{dash}{_PLACE}{suffix or _PLAIN}"

@@ -39,9 +39,8 @@ _LONGEST_PATH = 4096
 #: A file's size when it was checked, and the low 63 bits of its modification time in nanoseconds since 1970.
 Stamp = tuple[int, int]
 
-#: The stamp of what is not a file.
-NO_FILE = (0, 0)
-_ABSENT = (-1, 0)
+# The stamps of what is not a file, and of a file that is missing.
+_NO_FILE, _ABSENT = (0, 0), (-1, 0)
 
 
 class Part(NamedTuple):
@@ -59,11 +58,8 @@ class Part(NamedTuple):
         return f"line {self.line:,}" if self.line else f"file {self.value!r}"
 
 
-def check_source(part: Part) -> Stamp | None:
-    """Checks a source as far as that goes without reading or running anything.
-
-    Returns the stamp of a file, None if there is no such file, or `NO_FILE` for any other source.
-    """
+def _check_source(part: Part) -> Stamp:
+    """Checks a source as far as that goes without reading or running anything."""
     if part.kind == "base64":
         _decode_base64(part.value)
     elif part.kind == "pipe":
@@ -73,12 +69,12 @@ def check_source(part: Part) -> Stamp | None:
         if not part.value.removeprefix("pipe:").strip():
             raise SampleError("pipe: names no command; write 'pipe:cat a.jpg', say")
     if part.kind != "file":
-        return NO_FILE
+        return _NO_FILE
     path = part.value
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path for each of millions of files takes longer than this
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return _ABSENT
     except (OSError, ValueError) as error:
         shown = repr(path) if len(path) <= _LONGEST_PATH else short(path)
         raise SampleError(f"file {shown} cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -91,8 +87,10 @@ def check_source(part: Part) -> Stamp | None:
     return status.st_size, status.st_mtime_ns & _BITS
 
 
-def read_source(part: Part, stamp: Stamp) -> bytes:
+def _read_source(part: Part, stamp: Stamp) -> bytes:
     """Reads a source as it is stored, compressed or not; a SampleError if a file no longer has its stamp."""
+    if stamp == _ABSENT:
+        raise SampleError(f"there is no file {part.value!r}" if part.value else "the cell names no file")
     if part.kind == "file":
         return _read_file(part.value, stamp)
     if part.kind == "text":
@@ -182,11 +180,9 @@ class PartList(ABC):
 class SampleAssembler:
     """Makes samples of their parts.
 
-    Iterating checks everything first, unless `check` was called; only then is anything read.
-
-    `missing` is what to do about a missing file, a URL that cannot be read or a command that fails: raise, leave out
-    the file or its whole sample, or take it as empty. `report` is called with each such error that is not raised, and
-    `missing_files` counts them. A sample without fields is left out, and is still in `count`.
+    Everything is checked before anything is read. `missing` is what to do about a missing file, a URL that cannot be
+    read or a command that fails; `report` is called with each such error that is not raised. A sample without fields is
+    left out, and is still in `count`.
     """
 
     def __init__(
@@ -232,13 +228,13 @@ class SampleAssembler:
                 if field not in self._fields:
                     check_part_field(field, key)
                     self._fields.add(field)
-                stamp = check_source(part)
-                if stamp is None and self._missing == "error":
-                    raise _no_file(part)
+                stamp = _check_source(part)
+                if stamp == _ABSENT and self._missing == "error":
+                    _read_source(part, stamp)  # which says what is missing
             except SampleError as error:
                 problems.add(part.place, error)
-                stamp = None
-            self._stamps.extend(stamp or _ABSENT)
+                stamp = _ABSENT
+            self._stamps.extend(stamp)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Reads the samples; a SampleError if a part cannot be read, or was changed after it was checked."""
@@ -268,9 +264,7 @@ class SampleAssembler:
     def _read(self, part: Part, stamp: Stamp) -> bytes | None:
         """Reads a part; returns None where it is missing and may be."""
         try:
-            if stamp == _ABSENT:
-                raise _no_file(part)
-            return read_source(part, stamp)
+            return _read_source(part, stamp)
         except SampleError as error:
             place = f"{self._parts.name}, {part.place}"
             what = f"{place}: field {part.field!r} of sample {part.key!r}: {cli_message(error)}"
@@ -290,8 +284,3 @@ def check_part_field(field: str, key: str) -> None:
             f"field {field!r} has a name of the form __x__, which describes the sample and is not written"
         )
     check_field(field, key)
-
-
-def _no_file(part: Part) -> SampleError:
-    path = part.value
-    return SampleError(f"there is no file {path!r}" if path else "the cell names no file")

@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
 
 def _run_on_dask(
     function: ShardFunction, tasks: Sequence[ShardTask], address: str, *, num_workers: int, folder: str
-) -> Generator[tuple[ShardTask, str], None, None]:
+) -> Results:
     """Runs a function over shards on a Dask cluster.
 
     Local shards must be reachable under the same path everywhere. The function is sent by value with those modules of
@@ -185,7 +185,20 @@ def _run_on_dask(
     """
     distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
     data = _by_value(function, Path(folder))
-    with _connected(distributed, address, num_workers) as client:
+    with contextlib.ExitStack() as stack:
+        if address == "local":
+            cluster = distributed.LocalCluster(
+                n_workers=num_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+            )
+            address = stack.enter_context(cluster).scheduler_address
+        try:
+            # a client that cannot be made complains later, in words of its own
+            if not address:
+                raise ValueError("it is empty")
+            distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])
+            client = stack.enter_context(distributed.Client(address))
+        except (OSError, ValueError) as error:
+            raise ConnectionError(f"no Dask scheduler answers at {address!r}: {error}") from error
         futures = {}
         for task in tasks:
             source = os.path.abspath(local_path(task.source)) if is_plain_path(task.source) else task.source  # noqa: PTH100 - a str
@@ -204,25 +217,6 @@ def _run_on_dask(
 def _run_sent(data: bytes, task: ShardTask) -> str:
     """Runs in a worker of the cluster."""
     return run_task(functools.partial(pickle.loads, data), task)
-
-
-@contextlib.contextmanager
-def _connected(distributed: Any, address: str, num_workers: int) -> Iterator[Any]:
-    with contextlib.ExitStack() as stack:
-        if address == "local":
-            cluster = distributed.LocalCluster(
-                n_workers=num_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-            )
-            address = stack.enter_context(cluster).scheduler_address
-        try:
-            # a client that cannot be made complains later, in words of its own
-            if not address:
-                raise ValueError("it is empty")
-            distributed.comm.registry.get_backend(distributed.comm.parse_address(address)[0])
-            client = distributed.Client(address)
-        except (OSError, ValueError) as error:
-            raise ConnectionError(f"no Dask scheduler answers at {address!r}: {error}") from error
-        yield stack.enter_context(client)
 
 
 def _by_value(function: ShardFunction, folder: Path) -> bytes:

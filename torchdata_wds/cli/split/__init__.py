@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import posixpath
 import re
@@ -46,7 +47,7 @@ _PLACES = ("path", "name", "folder", "shard", "count")
 _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")
 _PLACE = "{shard:06d}"
 _PLAIN = ".tar"
-_MOST_DIGITS = 30
+_DIGITS = "123456789" * 3  # a number that stands in no other place of a name
 _STDERR = 2
 
 # An escaped character, a quoted string, a quote that is not closed, a variable, a place.
@@ -79,8 +80,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--delete removes shards for which --post has succeeded, and needs it")
     reader = SampleReader(arguments, hidden=not stdout_is_apart())  # paths are printed
     finished = Finished(arguments)
-    if arguments.force:
-        _check_apart(reader.urls, finished, arguments.max_shards)
+    start, stop = finished.next_number, finished.next_number + (arguments.max_shards or math.inf)
+    for url in reader.urls if arguments.force else ():
+        number = number_of(finished.names, url)
+        if number is not None and start <= number < stop:
+            raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
     with usage_checked():
         writer = ShardWriter(
             finished.names,
@@ -154,15 +158,6 @@ class Finished:
             storage.remove_target(shard.path)
 
 
-def _check_apart(urls: list[str], finished: Finished, most: int | None) -> None:
-    """Checks that no shard is replaced before it is read."""
-    start = finished.next_number
-    for url in urls:
-        number = number_of(finished.names, url)
-        if number is not None and start <= number and (most is None or number < start + most):
-            raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
-
-
 def _write(
     samples: Iterable[Mapping[str, Any]], rekey: Rekeying | None, writer: ShardWriter, reader: SampleReader
 ) -> int:
@@ -222,13 +217,10 @@ def number_of(names: ShardNames, url: str) -> int | None:
         >>> number_of(names, "./out/../out/x-017.tar"), number_of(names, "out/x-17.tar")
         (17, None)
     """
-    # what x-111...1.tar and x-222...2.tar have in common is what stands before and after the number
-    ones, twos = (_place(names.name(int(digit * _MOST_DIGITS))) for digit in "12")
-    start = len(os.path.commonprefix([ones, twos]))  # noqa: RUF071 - of characters
-    rest = len(os.path.commonprefix([ones[::-1], twos[::-1]]))  # noqa: RUF071
+    before, _, after = _place(names.name(int(_DIGITS))).partition(_DIGITS)
     for place in {_place(url), _place(str(Path(local_path(url)).resolve()) if is_local(url) else url)}:
-        digits = place[start : len(place) - rest]
-        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+        digits = place[len(before) : len(place) - len(after)]
+        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= len(_DIGITS)
         if is_number and _place(names.name(int(digits))) == place:
             return int(digits)
     return None

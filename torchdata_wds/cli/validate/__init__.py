@@ -257,8 +257,17 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Ite
             yield _note(item, "left-out", what)
         elif key not in left:
             yield item.sample
-        else:
-            yield from _join(held.setdefault(key, {}), item)
+        else:  # the runs of a key are joined, unless they contradict each other
+            before = held.setdefault(key, {})
+            others = [field for field, value in item.sample.items() if field in before and before[field] != value]
+            if others:
+                different = f"the key {key!r} comes back with another content of {', '.join(others)}"
+                yield _note(item, "left-out", f"{different}: the first is kept, these members are left out")
+            else:
+                if before:
+                    what = f"members of sample {key!r} are joined with those that stand before"
+                    yield _note(item, "joined", what)
+                before.update(item.sample)
             if not left[key]:
                 yield held.pop(key)
     count = validation.report.plan.count
@@ -268,19 +277,6 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Ite
             "now. Repair it when nothing changes it, or from a copy",
             shard=validation.shard,
         )
-
-
-def _join(held: dict[str, Any], item: CheckedSample) -> Iterator[Finding]:
-    """Adds a run of members to those of the same key before it, unless they contradict each other."""
-    key = item.sample["__key__"]
-    others = [field for field, value in item.sample.items() if field in held and held[field] != value]
-    if others:
-        different = f"the key {key!r} comes back with another content of {', '.join(others)}"
-        yield _note(item, "left-out", f"{different}: the first is kept, these members are left out")
-        return
-    if held:
-        yield _note(item, "joined", f"members of sample {key!r} are joined with those that stand before")
-    held.update(item.sample)
 
 
 def _note(item: CheckedSample, kind: str, message: str) -> Finding:

@@ -98,9 +98,9 @@ class _TextList(PartList):
 class Recipe(_TextList):
     r"""The members of an archive, in their order.
 
-    A line is ``name source``, cut at its first blanks: all that follows belongs to the source, which is as in
-    `parse_source`. Lines end with ``\n`` or ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by
-    key, so that those of a sample come together. Only with `allow_pipe` may it run commands and render templates.
+    A line is ``name source``, cut at its first blanks: all that follows belongs to the source. Lines end with ``\n`` or
+    ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by key, so that those of a sample come together.
+    Only with `allow_pipe` may it run commands and render templates.
 
     Example:
         >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")
@@ -128,25 +128,31 @@ class Recipe(_TextList):
             line = self._lines[index].removesuffix("\r").lstrip(" \t")
             if line:
                 try:
-                    yield self._part(line, index + 1)
+                    yield Part(*self._member(line), index + 1)
                 except SampleError as error:
                     problems.add(f"line {index + 1:,}", error)
 
-    def _part(self, line: str, number: int) -> Part:
+    def _member(self, line: str) -> tuple[str, str, Kind, str]:
         name, *rest = _BLANKS.split(line, maxsplit=1)
         if not rest or not rest[0]:
             raise SampleError(f"expected a name and a source with a blank between, found only {short(name)}")
         names = split_name(name)
         if names is None:
             raise SampleError(f"name {short(name)} belongs to no sample: {skip_reason(name)}; expected key.extension")
+        source = rest[0]
+        if source.startswith("text:"):
+            return *names, "text", source.removeprefix("text:")
+        if source.startswith(_BASE64):
+            return *names, "base64", source.removeprefix(_BASE64)
         try:
-            kind, value = parse_source(rest[0], self._folder, trusted=self._trusted)
-            if kind == "pipe" and not self._trusted:
+            if scheme_of(source) != "pipe":
+                return *names, *parse_path(source, self._folder, trusted=self._trusted)
+            if not self._trusted:
                 what = "which no recipe may do unasked. Pass --allow-pipe if you trust the recipe's author"
-                raise SampleError(f"{mask_url(value)} runs a command, {what}")
+                raise SampleError(f"{mask_url(source)} runs a command, {what}")
         except SampleError as error:
             raise SampleError(f"member {short(name)}: {error}") from error
-        return Part(*names, kind, value, number)
+        return *names, "pipe", source
 
 
 def _key_of(line: str) -> str:
@@ -281,27 +287,11 @@ class Plan(_TextList):
             problems.add(f"line {first:,}", f"it is not CSV: {error}")
 
 
-def parse_source(text: str, folder: str = "", *, trusted: bool = True) -> tuple[Kind, str]:
-    """Parses ``text:`` or ``base64:`` with what follows, ``pipe:command``, ``file:path``, a path, or a URL.
-
-    Relative paths are relative to a folder or URL. Only if `trusted`, and never under ``WDS_SECURE=1``, may a URL
-    render templates.
-
-    Example:
-        >>> parse_source("a cat.jpg", "images"), parse_source("text: two words")
-        (('file', 'images/a cat.jpg'), ('text', ' two words'))
-    """
-    if text.startswith("text:"):
-        return "text", text.removeprefix("text:")
-    if text.startswith(_BASE64):
-        return "base64", text.removeprefix(_BASE64)
-    if scheme_of(text) == "pipe":
-        return "pipe", text
-    return parse_path(text, folder, trusted=trusted)
-
-
 def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> tuple[Kind, str]:
-    """Parses a source that is a path or a URL as `parse_source` does: a table of data runs no command."""
+    """Parses a source that is a path, relative to a folder or URL, ``file:path`` or a URL.
+
+    Only if `trusted`, and never under ``WDS_SECURE=1``, may a URL render templates.
+    """
     scheme = scheme_of(text)
     if text == STDIN:
         raise SampleError("standard input ('-') cannot be the source of a member; write './-' for a file of that name")

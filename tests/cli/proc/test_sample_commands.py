@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +26,15 @@ def samples(count: int) -> Iterator[dict[str, Any]]:
         yield {"__key__": str(number), "__url__": "x.tar", "txt": b"%d" % number}
 
 
+def prepared(command: str = "", script: str | None = None, folder: Path | None = None, **options: Any) -> SampleCommand:
+    """A command as the program's arguments make it."""
+    others = {"parallel": 1, "unordered": False, "timeout": None, "errors": "abort", "log_field": None, **options}
+    return SampleCommand(Namespace(shell_command=command, script=script, tmpdir=folder, **others))
+
+
 def run(command: str, count: int = 1, **options: Any) -> list[CommandResult]:
     """The results for so many samples."""
-    return list(SampleCommand(command, **options).run(samples(count)))
+    return list(prepared(command, **options).run(samples(count)))
 
 
 def only(command: str, **options: Any) -> CommandResult:
@@ -86,7 +93,7 @@ def test_results_come_as_they_are_ready_when_order_does_not_matter(folder: Path,
     """None waits for a slow one."""
     go = tmp_path / "go"
     command = f"test $(cat sample.txt) != 0 || until test -e {go}; do sleep 0.01; done"
-    results = SampleCommand(command, folder=folder, parallel=2, ordered=False, timeout=300).run(samples(20))
+    results = prepared(command, folder=folder, parallel=2, unordered=True, timeout=300).run(samples(20))
     keys = [keys_of(next(results)) for _ in range(10)]
     go.touch()
     keys += [keys_of(result) for result in results]
@@ -103,7 +110,7 @@ def test_command_reads_a_bounded_number_of_samples_ahead(folder: Path) -> None:
             taken.append(number)
             yield {"__key__": str(number), "txt": b""}
 
-    results = SampleCommand("true", folder=folder, parallel=2).run(endless())
+    results = prepared("true", folder=folder, parallel=2).run(endless())
     for _ in range(5):
         assert next(results).error is None
     results.close()
@@ -114,11 +121,11 @@ def test_command_runs_a_script(folder: Path, tmp_path: Path, monkeypatch: pytest
     """Named from the working directory, though the command has another."""
     (tmp_path / "a b.sh").write_text("tr 0 x < sample.txt > sample.new")
     monkeypatch.chdir(tmp_path)
-    (result,) = SampleCommand(script="a b.sh", folder=folder).run(samples(1))
+    (result,) = prepared(script="a b.sh", folder=folder).run(samples(1))
     assert result.samples is not None
     assert result.samples[0]["new"] == b"x"
     with pytest.raises(FileNotFoundError, match=r"no\.sh"):
-        SampleCommand(script="no.sh")
+        prepared(script="no.sh")
 
 
 def test_command_runs_in_sh_where_there_is_no_bash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +155,7 @@ def test_command_has_nothing_to_read(folder: Path) -> None:
 def test_result_has_the_error_when_a_command_fails(command: str, said: str, ignore: bool, folder: Path) -> None:
     """With sample and shard, and what it had said; its files are taken only where that is asked for."""
     command = f"echo -n more >> sample.txt; echo said; {command}"
-    result = only(command, folder=folder, ignore_failures=ignore)
+    result = only(command, folder=folder, errors="ignore" if ignore else "skip")
     assert isinstance(result.error, SampleError)
     assert said in str(result.error)
     assert (result.error.key, result.error.shard) == ("0", "x.tar")
@@ -166,7 +173,7 @@ def test_command_succeeds_when_a_later_part_had_read_enough(folder: Path) -> Non
 def test_result_has_an_error_when_a_sample_cannot_be_a_folder(folder: Path) -> None:
     """The command does not run for it, and the others go on."""
     stream = [{"__key__": "a", "x" * 300: b""}, {"__key__": "b", "txt": b""}]
-    first, second = SampleCommand("echo ran", folder=folder).run(stream)
+    first, second = prepared("echo ran", folder=folder).run(stream)
     assert (first.samples, first.output) == (None, b"")
     assert "cannot have its field" in str(first.error)
     assert second.error is None
@@ -243,7 +250,7 @@ def test_commands_are_killed_when_nobody_wants_their_results(folder: Path, tmp_p
     """As after Ctrl-C, or when the output's reader has gone: closing ends them all at once."""
     run_on = f"echo $$ > {tmp_path}/$k; sleep 1000"
     command = f"k=$(cat sample.txt); test $k = 0 || {{ {run_on}; }}; until test -s {tmp_path}/2; do sleep 0.01; done"
-    results = SampleCommand(command, folder=folder, parallel=3).run(samples(20))
+    results = prepared(command, folder=folder, parallel=3).run(samples(20))
     assert next(results).error is None
     pids = [tmp_path / name for name in ("1", "2")]
     assert wait_until(lambda: all(pid.is_file() and pid.read_text().strip() for pid in pids))
@@ -259,7 +266,7 @@ def test_commands_are_killed_when_the_samples_fail(folder: Path) -> None:
         raise ValueError("damaged")
 
     with pytest.raises(ValueError, match="damaged"):
-        list(SampleCommand("sleep 1000", folder=folder, parallel=2).run(failing()))
+        list(prepared("sleep 1000", folder=folder, parallel=2).run(failing()))
 
 
 def test_command_raises_when_it_cannot_be_started(folder: Path) -> None:
@@ -282,7 +289,7 @@ def test_log_field_has_what_the_command_said(folder: Path) -> None:
     command = "echo out; echo error >&2; mkdir 1; mv sample.txt 1"
     (sample,) = only(command, folder=folder, log_field="log").samples or ()
     assert sample == {"__key__": "0/1", "__url__": "x.tar", "txt": b"0", "log": b"out\nerror\n"}
-    assert only(f"{command}; false", folder=folder, log_field="log", ignore_failures=True).samples == [sample]
+    assert only(f"{command}; false", folder=folder, log_field="log", errors="ignore").samples == [sample]
 
 
 def test_log_field_has_the_end_of_a_long_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

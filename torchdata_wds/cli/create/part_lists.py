@@ -99,7 +99,7 @@ class Recipe(_TextList):
     r"""The members of an archive, in their order.
 
     A line is ``name source``, cut at its first blanks: all that follows belongs to the source. Lines end with ``\n`` or
-    ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by key, which brings those of a sample together.
+    ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by key, which gathers those of a sample.
     Only with `allow_pipe` may it run commands and render templates.
 
     Example:

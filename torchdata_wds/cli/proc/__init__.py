@@ -18,7 +18,6 @@ from torchdata_wds.cli.map.target_names import is_target_pattern
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, copy_samples
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_losses
-from torchdata_wds.errors import SampleError
 
 _OUTPUTS = (
     "a path, a URL that can be written, or '-' (the default); or one output for each shard: a folder, or a name with "
@@ -101,19 +100,7 @@ class _MadeSamples:
     """Writes what commands have made of samples, and counts what to report at the end."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        try:
-            self._command = SampleCommand(
-                arguments.shell_command,
-                script=arguments.script,
-                parallel=arguments.parallel,
-                ordered=not arguments.unordered,
-                timeout=arguments.timeout,
-                folder=arguments.tmpdir,
-                log_field=arguments.log_field,
-                ignore_failures=arguments.errors == "ignore",
-            )
-        except (SampleError, ValueError) as error:
-            raise UsageError(message_of(error)) from error
+        self._command = SampleCommand(arguments)
         self._is_strict = arguments.errors == "abort"
         self._ignored = self._emptied = self._unused = self._lost = 0
         self._left_out: Counter[str] = Counter()

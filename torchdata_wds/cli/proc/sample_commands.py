@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchdata_wds.cli.command import UsageError, usage_checked
 from torchdata_wds.cli.proc.sample_folders import failure, read_folder, write_folder
 from torchdata_wds.cli.terminal import counted
 from torchdata_wds.environment import is_secure
@@ -62,48 +64,28 @@ class SampleCommand:
     It finds each in its working directory, as `write_folder` writes it, and what is there when it ends is taken, as
     `read_folder` reads it. It runs in bash with ``pipefail``, or in sh where there is no bash, with an empty standard
     input; whatever it leaves in the background is killed, unless it has made a session of its own.
-
-    Example:
-        >>> command = SampleCommand("tr a-z A-Z < sample.txt > sample.up")
-        >>> [result.samples for result in command.run([{"__key__": "a", "txt": b"one"}])]
-        [[{'__key__': 'a', 'txt': b'one', 'up': b'ONE'}]]
     """
 
-    def __init__(
-        self,
-        command: str = "",
-        *,
-        script: str | os.PathLike[str] | None = None,
-        parallel: int = 1,
-        ordered: bool = True,
-        timeout: float | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        log_field: str | None = None,
-        ignore_failures: bool = False,
-    ) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
         if is_secure():
             raise UnsafeDataError("a command would run for each sample, which WDS_SECURE=1 forbids")
-        if bool(command.strip()) == (script is not None):
-            raise ValueError("there must be a command that is not empty, or a script, and not both")
+        if bool(arguments.shell_command.strip()) == (arguments.script is not None):
+            raise UsageError("there must be a command that is not empty, or a script, and not both")
+        log_field: str | None = arguments.log_field
         if log_field is not None:
-            check_field(log_field, None, lowercase=False)
+            with usage_checked():
+                check_field(log_field, None, lowercase=False)
             if is_metadata(log_field):
-                what = f"field {log_field!r} for the command's output is metadata, which no shard holds"
-                raise SampleError(what, field=log_field)
+                raise UsageError(f"field {log_field!r} for the command's output is metadata, which no shard holds")
         bash = shutil.which("bash")
         shell = [bash, "-o", "pipefail"] if bash else ["/bin/sh"]
-        if script is None:
-            self._arguments = [*shell, "-c", command]
+        if arguments.script is None:
+            self._command = [*shell, "-c", arguments.shell_command]
         else:
-            path = Path(script).absolute()
-            self._arguments = [*shell, str(path)]
+            path = Path(arguments.script).absolute()
+            self._command = [*shell, str(path)]
             path.open("rb").close()  # fails now, and not once for every sample
-        self._parallel = parallel
-        self._ordered = ordered
-        self._timeout = timeout
-        self._folder = None if folder is None else os.fspath(folder)
-        self._log_field = log_field
-        self._ignore_failures = ignore_failures
+        self._arguments = arguments
 
     def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
         """Runs the command on each sample, and yields a result for each; a bounded number is read ahead.
@@ -112,11 +94,11 @@ class SampleCommand:
         """
         running = _Running()
         pending: deque[Future[CommandResult]] = deque()
-        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="sample-command")
+        pool = ThreadPoolExecutor(self._arguments.parallel, thread_name_prefix="sample-command")
         try:
             for sample in samples:
                 pending.append(pool.submit(self._work, sample, running))
-                while len(pending) >= _AHEAD * self._parallel or (pending and self._is_ready(pending)):
+                while len(pending) >= _AHEAD * self._arguments.parallel or (pending and self._is_ready(pending)):
                     yield self._next(pending).result()
             while pending:
                 yield self._next(pending).result()
@@ -126,10 +108,10 @@ class SampleCommand:
             running.guard.close()
 
     def _is_ready(self, pending: deque[Future[CommandResult]]) -> bool:
-        return pending[0].done() if self._ordered else any(future.done() for future in pending)
+        return pending[0].done() if not self._arguments.unordered else any(future.done() for future in pending)
 
     def _next(self, pending: deque[Future[CommandResult]]) -> Future[CommandResult]:
-        if self._ordered:
+        if not self._arguments.unordered:
             return pending.popleft()
         ready = next(iter(wait(pending, return_when=FIRST_COMPLETED).done))
         pending.remove(ready)
@@ -137,27 +119,28 @@ class SampleCommand:
 
     def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
         """Does one sample, in a thread of the pool."""
+        timeout, log_field = self._arguments.timeout, self._arguments.log_field
         output, failed, unused = b"", None, None
-        with _temporary_folder(self._folder) as name:
+        with _temporary_folder(self._arguments.tmpdir) as name:
             try:
                 write_folder(sample, Path(name))
-                with running.command(self._arguments, name) as command:
-                    if not command.ends_within(math.inf if self._timeout is None else self._timeout):
-                        what = f"took longer than {self._timeout:g} s and was killed with all that it had started"
+                with running.command(self._command, name) as command:
+                    if not command.ends_within(math.inf if timeout is None else timeout):
+                        what = f"took longer than {timeout:g} s and was killed with all that it had started"
                         failed = _failure(sample, what)
                         command.shell.kill()
                     status = command.shell.wait()
                     output = command.output()
                 if failed is None and status not in _SUCCESS:
                     failed = _failure(sample, f"failed with {status_text(status)}")
-                if failed is not None and not self._ignore_failures:
+                if failed is not None and self._arguments.errors != "ignore":
                     return CommandResult(None, output, failed)
                 made, others = read_folder(Path(name), sample)
-                for new in made if self._log_field is not None else ():
-                    if self._log_field in new:
-                        what = f"has left a file for the field {self._log_field!r}, where its output goes"
+                for new in made if log_field is not None else ():
+                    if log_field in new:
+                        what = f"has left a file for the field {log_field!r}, where its output goes"
                         raise _failure(sample, what)
-                    new[str(self._log_field)] = output
+                    new[log_field] = output
             except SampleError as error:
                 return CommandResult(None, output, error)
         if others:

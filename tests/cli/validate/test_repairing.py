@@ -1,5 +1,6 @@
 """What validation has found is left out, and nothing else."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 
 from tests.kits.damage import DAMAGES
 from tests.kits.shards import sample_members, text_samples, write_tar
-from torchdata_wds.cli.validate import repaired_samples
-from torchdata_wds.cli.validate.findings import Finding, Totals
+from torchdata_wds.cli.validate import Results, repaired_samples
+from torchdata_wds.cli.validate.findings import Finding
 from torchdata_wds.cli.validate.shard_validation import ValidationRules, report_shard
 from torchdata_wds.errors import DecodingError, ShardFormatError
 
@@ -143,16 +144,16 @@ def test_reports_keep_the_first_findings_of_a_kind_and_count_all(tmp_path: Path)
     assert report_shard(url, ValidationRules(), 0).findings == []
 
 
-def test_totals_compare_fields_over_all_shards(tmp_path: Path) -> None:
+def test_results_compare_fields_over_all_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A shard all of whose samples lack a field is unlike the others."""
-    totals = Totals()
+    results = Results(Namespace(json=False, fix=None, most=1))
     for number, fields in enumerate((("cls", "txt"), ("cls", "txt"), ("txt",))):
         names = [f"{key}.{field}" for key in "ab" for field in fields]
-        totals.take(report_shard(write_tar(tmp_path / f"{number}.tar", members(names)), ValidationRules(), 20))
-    totals.take(report_shard(str(tmp_path / "no.tar"), ValidationRules(), 20))
-    assert (totals.shards, totals.samples) == ({"good": 3, "bad": 1}, {"good": 6, "bad": 0})
-    [finding] = totals.unlike_others(20)
-    assert (finding.shard, finding.samples) == (str(tmp_path / "2.tar"), 2)
-    assert {level: count for (level, _), count in totals.counts.items()} == {"error": 1, "note": 2}
-    assert (totals.has("error"), totals.has("warning")) == (True, False)
-    assert list(totals.unlike_others(0)) == []
+        results.take(report_shard(write_tar(tmp_path / f"{number}.tar", members(names)), ValidationRules(), 20))
+    results.take(report_shard(str(tmp_path / "no.tar"), ValidationRules(), 20))
+    assert (results.shards, results.samples) == ({"good": 3, "bad": 1}, {"good": 6, "bad": 0})
+    capsys.readouterr()
+    results.take_fields()
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/2.tar:0: note: other-fields: 2 samples have not the fields")
+    assert {level: count for (level, _), count in results.counts.items()} == {"error": 1, "note": 2}
+    assert (results.have("error"), results.have("warning")) == (True, False)

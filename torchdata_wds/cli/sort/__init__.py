@@ -65,9 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     is_shuffle = arguments.type == "shuffle"
     if arguments.seed is not None and not is_shuffle:
         raise UsageError("--seed needs --type shuffle, whose order it chooses")
-    seed = outputs.chosen_seed(arguments.seed) if is_shuffle else 0
-    with usage_checked():
-        key = SortKey(arguments.key, arguments.type, seed=seed, missing=arguments.missing, reverse=arguments.reverse)
+    key = SortKey(arguments, outputs.chosen_seed(arguments.seed) if is_shuffle else 0)
     reader = SampleReader(arguments)
 
     def entry_of(sample: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -91,22 +89,15 @@ class SortKey:
     each sample's value and ``__key__``; samples that share both are told apart by their number in the stream.
     """
 
-    def __init__(
-        self,
-        field: str = "__key__",
-        kind: SortType = "text",
-        *,
-        seed: int = 0,
-        missing: MissingValue = "error",
-        reverse: bool = False,
-    ) -> None:
-        self.fields = [name.removeprefix(".") for name in alternatives(field)]
+    def __init__(self, arguments: argparse.Namespace, seed: int) -> None:
+        with usage_checked():
+            self.fields = [name.removeprefix(".") for name in alternatives(arguments.key)]
         self.left_out = 0
-        self._missing = missing
-        self._read = _READERS[kind]
-        self._seeded = blake2b(b"%d\0" % seed, digest_size=16) if kind == "shuffle" else None
+        self._missing: MissingValue = arguments.missing
+        self._read = _READERS[arguments.type]
+        self._seeded = blake2b(b"%d\0" % seed, digest_size=16) if arguments.type == "shuffle" else None
         self._number = 0
-        self._ranks = (1, 0) if reverse else (0, 1)  # of samples with a value, and of those without
+        self._ranks = (1, 0) if arguments.reverse else (0, 1)  # of samples with a value, and of those without
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         """Returns a sample's value, which can be compared with all others; None if the sample is left out."""

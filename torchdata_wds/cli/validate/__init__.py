@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
@@ -28,7 +29,7 @@ from torchdata_wds.cli.map.target_names import is_target_pattern, name_targets
 from torchdata_wds.cli.outputs import SampleOutput
 from torchdata_wds.cli.terminal import Progress, counted, discard_output, paused, printable, say, stdout_is_apart
 from torchdata_wds.cli.validate.checks import FieldChecker
-from torchdata_wds.cli.validate.findings import Finding, RepairPlan, ShardReport, Totals
+from torchdata_wds.cli.validate.findings import FieldSets, Finding, Level, RepairPlan, ShardReport
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules, report_shard
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message
 from torchdata_wds.storage import can_reopen, mask_url, open_target
@@ -76,62 +77,83 @@ def _run(arguments: argparse.Namespace) -> int:
         int(arguments.max_member_bytes),
     )
     repair = None if arguments.fix is None else _Repair(arguments, urls, listed, rules)
-    printer = _Printer(arguments.json, goes_on=repair is not None)
-    totals = Totals()
+    results = Results(arguments)
     plans = []
     processes = 1 if STDIN in urls else arguments.parallel
     reports = map_in_order(partial(report_shard, rules=rules, most=arguments.most), urls, processes)
     hidden = not (sys.stdout.isatty() or stdout_is_apart())
-    progress = Progress("shards", len(urls), only_on_terminal=True, hidden=hidden)
-    with closing(reports), progress:
+    with closing(reports), Progress("shards", len(urls), only_on_terminal=True, hidden=hidden) as progress:
         for report in reports:
-            printer.print_report(report)
-            totals.take(report)
+            results.take(report)
             if repair is not None:
                 plans.append(report.plan)
             progress.advance()
-    for finding in totals.unlike_others(arguments.most):
-        printer.print_finding(finding)
-
-    def tell(finding: Finding) -> None:
-        totals.counts[finding.level, finding.kind] += 1
-        printer.print_finding(finding)
-
-    lost = 0 if repair is None else repair.write(plans, tell, totals.samples["bad"])
-    printer.print_summary(totals)
-    return 1 if lost or totals.has("error") or (arguments.strict and totals.has("warning")) else 0
+    results.take_fields()
+    lost = 0 if repair is None else repair.write(plans, results)
+    results.print_summary()
+    return 1 if lost or results.have("error") or (arguments.strict and results.have("warning")) else 0
 
 
-class _Printer:
-    """Prints findings as text or JSON; with `goes_on`, a reader that goes away does not end the program."""
+class Results:
+    """Prints findings as text or JSON, and counts them, shards and samples.
 
-    def __init__(self, as_json: bool, *, goes_on: bool) -> None:
-        self._as_json = as_json
-        self._goes_on = goes_on
+    Where samples are written too, a reader that goes away does not end the program.
+    """
 
-    def print_report(self, report: ShardReport) -> None:
-        """Prints the findings of a shard that are kept, and the number of the others."""
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.counts: Counter[tuple[Level, str]] = Counter()
+        self.shards = {"good": 0, "bad": 0}
+        self.samples = {"good": 0, "bad": 0}
+        self._field_sets = FieldSets()
+        self._most: int = arguments.most
+        self._as_json: bool = arguments.json
+        self._goes_on = arguments.fix is not None
+
+    def take(self, report: ShardReport) -> None:
+        """Adds the findings of a shard, and prints those that are kept and the number of the others."""
+        self.counts += report.counts
+        self.shards["bad" if any(level == "error" for level, _ in report.counts) else "good"] += 1
+        self.samples["good"] += report.sound
+        self.samples["bad"] += report.bad
+        self._field_sets.update(report.field_sets)
         for finding in report.findings:
-            self.print_finding(finding)
+            self._print_finding(finding)
         for (level, kind), count in report.left_out.items():
             record = {"level": level, "kind": kind, "shard": report.shard, "more": count}
             self._print(record, f"{report.shard}: {level}: {kind}: {count:,} more")
 
-    def print_finding(self, finding: Finding) -> None:
-        """Prints a finding."""
-        record = {name: value for name, value in finding._asdict().items() if value is not None}
-        place = "" if finding.offset is None else f":{finding.offset}"
-        self._print(record, f"{finding.shard}{place}: {finding.level}: {finding.kind}: {finding.message}")
+    def take_fields(self) -> None:
+        """Adds the samples whose fields are not those of the majority, and prints some of each shard."""
+        given: Counter[str] = Counter()
+        for finding in self._field_sets.findings():
+            self.counts[finding.level, finding.kind] += finding.samples
+            given[finding.shard] += 1
+            if given[finding.shard] <= self._most:
+                self._print_finding(finding)
 
-    def print_summary(self, totals: Totals) -> None:
+    def tell(self, finding: Finding) -> None:
+        """Adds and prints a finding."""
+        self.counts[finding.level, finding.kind] += 1
+        self._print_finding(finding)
+
+    def have(self, level: Level) -> bool:
+        """Returns whether there is a finding of a level."""
+        return any(found == level for found, _ in self.counts)
+
+    def print_summary(self) -> None:
         """Prints the numbers of findings of each kind, of shards and of samples."""
         counts: dict[str, dict[str, int]] = {}
-        for (level, kind), count in sorted(totals.counts.items()):
+        for (level, kind), count in sorted(self.counts.items()):
             counts.setdefault(level, {})[kind] = count
-        both = {"shards": totals.shards, "samples": totals.samples}
+        both = {"shards": self.shards, "samples": self.samples}
         rows = [(what, *row) for what, numbers in (counts | both).items() for row in numbers.items()]
         lines = [f"{what:<8} {kind:<18} {count:>12,}" for what, kind, count in rows]
         self._print({"level": "summary", "counts": counts, **both}, *lines)
+
+    def _print_finding(self, finding: Finding) -> None:
+        record = {name: value for name, value in finding._asdict().items() if value is not None}
+        place = "" if finding.offset is None else f":{finding.offset}"
+        self._print(record, f"{finding.shard}{place}: {finding.level}: {finding.kind}: {finding.message}")
 
     def _print(self, record: dict[str, Any], *lines: str) -> None:
         text = json.dumps(record) if self._as_json else "\n".join(map(printable, lines))
@@ -179,11 +201,8 @@ class _Repair:
             if scheme_of(target) != "pipe" and not is_new:
                 open_target(target, overwrite=arguments.force).abort()
 
-    def write(self, plans: Sequence[RepairPlan], tell: Callable[[Finding], None], bad: int) -> int:
-        """Writes the samples; returns how many could not be written although they are good.
-
-        `tell` is called with each finding about samples that are joined or left out; `bad` samples were found.
-        """
+    def write(self, plans: Sequence[RepairPlan], results: Results) -> int:
+        """Writes the samples; returns how many could not be written although they are good."""
         parts: list[_Items]
         parts = [repaired_samples(url, plan, self._rules) for url, plan in zip(self._urls, plans, strict=True)]
         if not self._has_many:
@@ -192,16 +211,16 @@ class _Repair:
         for target, items in zip(self._targets, parts, strict=True):
             if self._has_many and is_local(target):
                 Path(local_path(target)).parent.mkdir(parents=True, exist_ok=True)
-            written, left_out = self._write(target, items, tell)
+            written, left_out = self._write(target, items, results)
             count, lost = count + written, lost + left_out
         wrote = f"wrote {counted(count, 'good sample')} to {printable(self._arguments.fix)}"
-        say(f"{wrote}, left out {counted(bad, 'bad one')}")
+        say(f"{wrote}, left out {counted(results.samples['bad'], 'bad one')}")
         if lost:
             runs = counted(lost, "run of members was", "runs of members were")
             say(f"lost: {runs} left out although whole (see the report)")
         return lost
 
-    def _write(self, target: str, items: _Items, tell: Callable[[Finding], None]) -> tuple[int, int]:
+    def _write(self, target: str, items: _Items, results: Results) -> tuple[int, int]:
         """Writes an archive, unless there are no samples; returns how many it has, and how many whole ones it lacks."""
         lost = 0
         output: SampleOutput | None = None
@@ -210,7 +229,7 @@ class _Repair:
             for item in items:
                 if isinstance(item, Finding):
                     lost += item.kind == "left-out"
-                    tell(item)
+                    results.tell(item)
                     continue
                 if output is None:
                     output = stack.enter_context(SampleOutput(options))
@@ -219,7 +238,7 @@ class _Repair:
                 except SampleError as error:
                     lost += 1
                     shard = mask_url(item["__url__"])
-                    tell(Finding("error", "not-written", cli_message(error), shard, key=item["__key__"]))
+                    results.tell(Finding("error", "not-written", cli_message(error), shard, key=item["__key__"]))
         if output is None:
             say(f"no good sample: {printable(mask_url(target))} is not written")
             return 0, lost

@@ -103,34 +103,3 @@ class ShardReport:
         else:
             self.left_out[kind] += finding.samples
         self.counts[kind] += finding.samples
-
-
-class Totals:
-    """The findings of all shards, counted, and how many shards and samples are good and bad."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[Level, str]] = Counter()
-        self.shards = {"good": 0, "bad": 0}
-        self.samples = {"good": 0, "bad": 0}
-        self._field_sets = FieldSets()
-
-    def take(self, report: ShardReport) -> None:
-        """Adds a shard's findings."""
-        self.counts += report.counts
-        self.shards["bad" if any(level == "error" for level, _ in report.counts) else "good"] += 1
-        self.samples["good"] += report.sound
-        self.samples["bad"] += report.bad
-        self._field_sets.update(report.field_sets)
-
-    def unlike_others(self, most: int) -> Iterator[Finding]:
-        """Counts the samples whose fields are not those of the majority, and yields at most `most` notes a shard."""
-        given: Counter[str] = Counter()
-        for finding in self._field_sets.findings():
-            self.counts[finding.level, finding.kind] += finding.samples
-            given[finding.shard] += 1
-            if given[finding.shard] <= most:
-                yield finding
-
-    def has(self, level: Level) -> bool:
-        """Returns whether there is a finding of a level."""
-        return any(found == level for found, _ in self.counts)

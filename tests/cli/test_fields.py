@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchdata_wds.cli.fields import FieldChoices
+from torchdata_wds.cli.outputs import FieldChoices
 from torchdata_wds.errors import DuplicateFieldError, MissingFieldError
 
 SAMPLE = {"__key__": "a", "__url__": "x.tar", "png": b"P", "seg.png": b"S", "cls": b"1", "json": b"{}"}

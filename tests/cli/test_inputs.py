@@ -15,9 +15,15 @@ from tests.kits.shards import sample_members, tar_bytes, text_keys, write_tar, w
 from tests.kits.tool_kit import Result, read_samples, run_wds
 from torchdata_wds.cli import main
 from torchdata_wds.cli.command import Command, Part, UsageError, part_number
-from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, part_of
-from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, copy_samples
+from torchdata_wds.cli.outputs import (
+    SampleOutput,
+    add_field_arguments,
+    add_output_arguments,
+    copy_samples,
+    field_choices,
+    tell_choices,
+)
 
 SIZES = (3, 0, 4)
 KEYS = text_keys(SIZES)

@@ -22,7 +22,6 @@ from torchdata_wds.cli.command import (
     positive_number,
     whole_number,
 )
-from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.pipes.samples.shuffle import shuffled
 
@@ -36,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, "--shuffle")
     option(parser, "--mix", "K", "keep K shards open and take samples in turn", positive_number, default=1)
     add_parallel(parser, "read N shards at once; the order stays the same")
-    add_field_arguments(parser)
+    outputs.add_field_arguments(parser)
     outputs.add_output_arguments(parser)
 
 
@@ -44,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.shuffle is None:
         raise UsageError("--seed needs --shuffle, whose order it chooses")
     outputs.check_one_output(arguments.output)
-    choices = field_choices(arguments)
+    choices = outputs.field_choices(arguments)
     urls = list_inputs(arguments)
     rng = None if arguments.shuffle is None else random.Random(outputs.chosen_seed(arguments.seed))
     if rng is not None and arguments.slice is None:
@@ -60,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
             samples = shuffled(samples, rng, arguments.shuffle, arguments.shuffle)
         # two slices, as the sum of --skip and --count may be more than islice takes
         outputs.copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
-    tell_choices(choices)
+    outputs.tell_choices(choices)
     return reader.finish()
 
 

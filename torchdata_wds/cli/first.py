@@ -14,9 +14,8 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from torchdata_wds.cli.command import UsageError, add_force, documented, option, usage_checked
-from torchdata_wds.cli.fields import FieldChoices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.outputs import check_one_output, write_whole
+from torchdata_wds.cli.outputs import FieldChoices, check_one_output, write_whole
 from torchdata_wds.cli.tables import unfold
 from torchdata_wds.cli.terminal import counted, guess_text, printable, say
 from torchdata_wds.codecs.decoder import Decoder

@@ -179,7 +179,7 @@ class SampleReader:
             **self._reading,
         )
         self._grouper = KeyGrouperIterDataPipe(self._loader, handler=self._lose, **self._grouping)
-        self._errors: Counter[str] = Counter()
+        self._errors: set[str] = set()
         self._hidden = hidden or (getattr(arguments, "output", STDIN) == STDIN and not stdout_is_apart())
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
@@ -234,10 +234,8 @@ class SampleReader:
     def left_out(self) -> Counter[str]:
         """Counts the members that belong to no sample, by reason."""
         # both pipes count refused samples too, by the error's name, and `refuse` has reported those
-        reasons = self._loader.skipped + self._grouper.skipped
-        for name, count in self._errors.items():
-            reasons[name] -= count
-        return reasons
+        skipped = self._loader.skipped + self._grouper.skipped
+        return Counter({reason: count for reason, count in skipped.items() if reason not in self._errors})
 
     def finish(self) -> int:
         """Says what was left out and lost, and returns the exit status: 1 if anything was lost."""
@@ -245,5 +243,5 @@ class SampleReader:
 
     def _lose(self, error: Exception) -> bool:
         self.refuse(error)
-        self._errors[type(error).__name__] += 1
+        self._errors.add(type(error).__name__)
         return True

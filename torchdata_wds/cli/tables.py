@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from torchdata_wds.cli.command import Command, add_count, choice, flag
-from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.outputs import write_line
+from torchdata_wds.cli.outputs import add_field_arguments, field_choices, tell_choices, write_line
 from torchdata_wds.cli.terminal import counted, guess_text, say
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from PIL.Image import Image
 
+from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import (
     UsageError,
     add_count,
@@ -26,9 +27,7 @@ from torchdata_wds.cli.command import (
     positive_number,
     whole_number,
 )
-from torchdata_wds.cli.fields import add_field_arguments, field_choices, tell_choices
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.outputs import check_one_output, write_line, write_whole
 from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, sheet_size
 from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer
 from torchdata_wds.cli.terminal import counted, printable, say
@@ -62,7 +61,7 @@ td.value { overflow-wrap: anywhere } .damaged { color: #960000 }
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
-    add_field_arguments(parser)
+    outputs.add_field_arguments(parser)
     add_count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
     option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
@@ -75,7 +74,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_one_output(arguments.output)
+    outputs.check_one_output(arguments.output)
     kind = _kind(arguments)
     showing = Showing(arguments, kind)
     if kind == "":
@@ -86,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
         pieces: Iterator[bytes] = (piece.encode() for piece in write_page(showing.samples(), title))
     else:
         pieces = _sheet(showing, arguments, _SHEETS[kind])
-    write_whole(pieces, arguments.output, overwrite=arguments.force)
+    outputs.write_whole(pieces, arguments.output, overwrite=arguments.force)
     return showing.finish()
 
 
@@ -116,7 +115,7 @@ class Showing:
     """Reads samples and summarizes them, and counts what does not decode."""
 
     def __init__(self, arguments: argparse.Namespace, kind: str) -> None:
-        self._choices = field_choices(arguments)
+        self._choices = outputs.field_choices(arguments)
         self._reader = SampleReader(arguments)
         self._arguments, self._kind = arguments, kind
         self._default = _PICTURES if kind else _TEXTS
@@ -149,7 +148,7 @@ class Showing:
         """Says what was left out and what does not decode, and returns the exit status."""
         if self._is_more:
             say(f"these are the first {counted(self._default, 'sample')}, and more follow: see --count")
-        tell_choices(self._choices)
+        outputs.tell_choices(self._choices)
         if self._damaged:
             say(f"{counted(self._damaged, 'field does', 'fields do')} not decode (see there)")
         return max(self._reader.finish(), 1 if self._damaged else 0)
@@ -157,12 +156,12 @@ class Showing:
 
 def _print(samples: Iterable[SampleSummary]) -> None:
     for number, sample in enumerate(samples):
-        write_line(("\n" if number else "") + f"{printable(sample.key)}  {printable(sample.shard)}")
+        outputs.write_line(("\n" if number else "") + f"{printable(sample.key)}  {printable(sample.shard)}")
         names = [printable(field.field) for field in sample.fields]
         widest = max(map(len, names), default=0)
         digits = max((len(f"{field.size:,}") for field in sample.fields), default=0)
         for name, field in zip(names, sample.fields, strict=True):
-            write_line(f"  {name:<{widest}}  {field.size:>{digits},} B  {field.text}".rstrip())
+            outputs.write_line(f"  {name:<{widest}}  {field.size:>{digits},} B  {field.text}".rstrip())
 
 
 def _sheet(showing: Showing, arguments: argparse.Namespace, form: str) -> Iterator[bytes]:

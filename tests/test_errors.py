@@ -25,6 +25,7 @@ def test_errors_survive_pickling_with_all_they_carry(made):
     assert (type(again), str(again), vars(again)) == (made, "it fails. Pass x=True.", vars(error))
     assert cli_message(again) == "it fails. Give --x."
     assert {name: getattr(again, name) for name in PLACE} == PLACE
+    assert str(made()) == ""
 
 
 def test_cli_message_is_the_message_where_there_are_not_two():

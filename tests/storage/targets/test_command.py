@@ -1,6 +1,5 @@
 """Shards into commands: whole and confirmed, or killed before they can take a part for the whole."""
 
-import gc
 import logging
 import multiprocessing
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
+from tests.kits.processes import children, is_alive, open_files, wait_until
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
 from torchdata_wds.storage import kill_commands, open_shard, open_target
 from torchdata_wds.storage.sources import command
@@ -187,28 +186,6 @@ def nothing_appears(path: Path) -> bool:
     return not path.exists()
 
 
-def test_command_target_stores_nothing_when_aborted(tmp_path: Path) -> None:
-    """The command never sees the end of its input, so that half a shard is not taken for a whole one."""
-    before = children(unreaped=True)
-    target = started(tmp_path / "x.tar")
-    target.abort()
-    target.abort()
-    assert children(unreaped=True) == before
-    assert nothing_appears(tmp_path / "x.tar")
-    with pytest.raises(ShardOpenError, match="aborted"):
-        target.commit()
-
-
-def test_command_target_stores_nothing_when_dropped(tmp_path: Path) -> None:
-    """A target that nobody finished kills its command when it is collected, without a warning."""
-    before = children(unreaped=True)
-    target = started(tmp_path / "x.tar")
-    del target
-    gc.collect()
-    assert children(unreaped=True) == before
-    assert nothing_appears(tmp_path / "x.tar")
-
-
 def test_command_target_aborts_at_once_when_the_command_hangs(tmp_path: Path) -> None:
     """A command that ignores the end of its input and signals, and what it started, are gone at once."""
     pids = tmp_path / "pids"
@@ -321,23 +298,6 @@ def test_command_target_commits_when_a_forked_child_still_lives(tmp_path: Path) 
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert read(tmp_path / "x.tar") == DATA
-
-
-def test_command_target_is_the_parents_when_a_child_is_forked(tmp_path: Path) -> None:
-    """A child can neither write, commit nor abort, and its end harms nothing."""
-    target = started(tmp_path / "x.tar")
-
-    def use_copy() -> None:
-        for use in (lambda: target.write(b"child"), target.commit):
-            with pytest.raises(ShardOpenError, match="opened in process"):
-                use()
-        target.abort()
-        kill_commands()
-
-    assert in_child(use_copy) == 0
-    target.write(DATA[1_500_000:])
-    target.commit()
     assert read(tmp_path / "x.tar") == DATA
 
 

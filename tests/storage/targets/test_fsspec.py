@@ -14,7 +14,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from tests.kits.processes import in_child, open_files
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import list_targets, open_shard, open_target, remove_target
 from torchdata_wds.storage import retrying as patience
@@ -99,13 +98,6 @@ def test_remote_target_appears_whole_when_committed(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_remote_target_is_empty_when_nothing_was_written(temporary: Path) -> None:
-    """A commit without a write uploads an empty file."""
-    write("memory://x.tar")
-    assert read("memory://x.tar") == b""
-    assert not list(temporary.iterdir())
-
-
 def test_remote_target_makes_folders_when_the_store_has_them(tmp_path: Path) -> None:
     """The local filesystem of fsspec needs the folder first."""
     write(f"local://{tmp_path}/new/folder/x.tar", DATA)
@@ -117,21 +109,6 @@ def test_remote_target_gives_the_store_its_options(flaky: type[Flaky]) -> None:
     write("flaky://b/x.tar", DATA, storage_options={"flaky": {"secret": "s"}, "s3": {"key": "k"}})
     assert flaky.made == [{"secret": "s"}]
     assert read("flaky://b/x.tar") == DATA
-
-
-def test_remote_target_leaves_nothing_when_aborted(temporary: Path) -> None:
-    """Aborted or dropped, the temporary file is deleted and the store has nothing."""
-    before = open_files()
-    for how in ("abort", "drop"):
-        target = open_target("memory://x.tar")
-        target.write(DATA)
-        if how == "abort":
-            target.abort()
-            target.abort()
-        del target
-        assert not list(temporary.iterdir())
-    assert open_files() <= before
-    assert list_targets("memory://") == []
 
 
 # ------------------------------------------------------------------------------------------------------------- uploads
@@ -223,27 +200,6 @@ def test_remote_target_looks_after_the_upload(
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
-def test_remote_target_raises_when_the_shard_exists() -> None:
-    """A finished shard is replaced only on request."""
-    write("memory://x.tar", b"old")
-    with pytest.raises(ShardOpenError, match="already exists; pass overwrite=True"):
-        open_target("memory://x.tar")
-    write("memory://x.tar", DATA, overwrite=True)
-    assert read("memory://x.tar") == DATA
-
-
-def test_remote_target_raises_when_the_shard_appears_meanwhile(temporary: Path) -> None:
-    """Of two writers the first to finish wins, and the other's shard is kept."""
-    target = open_target("memory://x.tar")
-    target.write(DATA)
-    fsspec.filesystem("memory").pipe("/x.tar", b"other")
-    with pytest.raises(ShardOpenError, match=r"meanwhile.*kept whole in"):
-        target.commit()
-    assert read("memory://x.tar") == b"other"
-    (kept,) = temporary.iterdir()
-    assert kept.read_bytes() == DATA
-
-
 def test_open_target_raises_when_the_store_does_not_say(flaky: type[Flaky], monkeypatch: pytest.MonkeyPatch) -> None:
     """Who cannot ask whether a shard exists may overwrite without asking."""
 
@@ -298,24 +254,6 @@ def test_remote_target_raises_when_there_is_no_temporary_folder(monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(ShardOpenError, match=r"no temporary file can be made: No such file.*TMPDIR"):
         open_target("memory://x.tar").write(DATA)
-
-
-def test_remote_target_is_the_parents_when_a_child_is_forked(temporary: Path) -> None:
-    """A child can neither write nor commit, and its end deletes nothing."""
-    target = open_target("memory://x.tar")
-    target.write(DATA[:100])
-
-    def use_copy() -> None:
-        for use in (lambda: target.write(b"child"), target.commit):
-            with pytest.raises(ShardOpenError, match="opened in process"):
-                use()
-        target.abort()
-
-    assert in_child(use_copy) == 0
-    assert len(list(temporary.iterdir())) == 1
-    target.write(DATA[100:])
-    target.commit()
-    assert read("memory://x.tar") == DATA
 
 
 # ------------------------------------------------------------------------------------------------- what a writer asks

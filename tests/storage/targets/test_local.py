@@ -61,12 +61,6 @@ def test_local_target_writes_a_relative_path_where_it_was_opened(
     assert names(tmp_path) == ["x.tar"]
 
 
-def test_local_target_is_empty_when_nothing_was_written(tmp_path: Path) -> None:
-    """A commit without a write makes an empty file."""
-    write(tmp_path / "x.tar")
-    assert (tmp_path / "x.tar").read_bytes() == b""
-
-
 def test_local_target_heeds_the_umask(tmp_path: Path) -> None:
     """The shard has the mode of any new file."""
     before = os.umask(0o027)
@@ -136,44 +130,6 @@ def test_local_target_raises_when_syncing_fails(tmp_path: Path, monkeypatch: pyt
 
 
 # --------------------------------------------------------------------------------------------------------- not finished
-def test_local_target_leaves_the_partial_when_aborted(tmp_path: Path) -> None:
-    """After abort the bytes are there for who wants to look, and nothing else can be done with the target."""
-    target = open_target(tmp_path / "x.tar")
-    target.abort()
-    assert names(tmp_path) == []
-    target = open_target(tmp_path / "x.tar")
-    target.write(DATA)
-    target.abort()
-    target.abort()
-    assert names(tmp_path) == ["x.tar.partial"]
-    assert (tmp_path / "x.tar.partial").read_bytes() == DATA
-    for use in (target.commit, lambda: target.write(b"")):
-        with pytest.raises(ShardOpenError, match="committed, aborted, or has failed"):
-            use()
-
-
-def test_local_target_stays_when_aborted_after_the_commit(tmp_path: Path) -> None:
-    """An abort in a finally block harms no finished shard; a second commit is an error."""
-    target = open_target(tmp_path / "x.tar")
-    target.write(DATA)
-    target.commit()
-    target.abort()
-    with pytest.raises(ShardOpenError, match="open it again"):
-        target.commit()
-    assert read(tmp_path / "x.tar") == DATA
-
-
-def test_local_target_aborts_when_collected(tmp_path: Path) -> None:
-    """A target that nobody finished closes its file without a warning, and never appears."""
-    before = open_files()
-    target = open_target(tmp_path / "x.tar")
-    target.write(DATA)
-    assert open_files() <= before + 1
-    del target
-    assert open_files() <= before
-    assert names(tmp_path) == ["x.tar.partial"]
-
-
 def test_local_target_uses_the_partial_again_when_its_writer_is_dead(tmp_path: Path) -> None:
     """A writer that was killed leaves its .partial; the next one starts it afresh."""
 
@@ -313,44 +269,3 @@ def test_local_target_looks_again_when_the_partial_was_renamed_meanwhile(
     assert (tmp_path / "x.tar").read_bytes() == DATA
     target.commit()
     assert (tmp_path / "x.tar").read_bytes() == b"new"
-
-
-def test_local_target_raises_when_the_shard_exists(tmp_path: Path) -> None:
-    """A finished shard is replaced only on request, and then in one step."""
-    (tmp_path / "x.tar").write_bytes(b"old")
-    with pytest.raises(ShardOpenError, match=r"already exists; pass overwrite=True, .*start_shard='next'") as caught:
-        open_target(tmp_path / "x.tar")
-    assert caught.value.shard == str(tmp_path / "x.tar")
-    target = open_target(tmp_path / "x.tar", overwrite=True)
-    target.write(DATA)
-    assert (tmp_path / "x.tar").read_bytes() == b"old"
-    target.commit()
-    assert (tmp_path / "x.tar").read_bytes() == DATA
-
-
-def test_local_target_raises_when_the_shard_appears_meanwhile(tmp_path: Path) -> None:
-    """Of two writers the first to finish wins, and the other's bytes are kept."""
-    target = open_target(tmp_path / "x.tar")
-    target.write(DATA)
-    (tmp_path / "x.tar").write_bytes(b"other")
-    with pytest.raises(ShardOpenError, match=r"meanwhile.*this one's shard is in .*x\.tar\.partial"):
-        target.commit()
-    assert (tmp_path / "x.tar").read_bytes() == b"other"
-    assert (tmp_path / "x.tar.partial").read_bytes() == DATA
-
-
-def test_local_target_is_the_parents_when_a_child_is_forked(tmp_path: Path) -> None:
-    """A child can neither write, commit nor abort its parent's shard, and its end harms nothing."""
-    target = open_target(tmp_path / "x.tar")
-    target.write(DATA[:100])
-
-    def work() -> None:
-        for use in (lambda: target.write(b"child"), target.commit):
-            with pytest.raises(ShardOpenError, match=rf"opened in process {os.getppid()}"):
-                use()
-        target.abort()
-
-    assert in_child(work) == 0
-    target.write(DATA[100:])
-    target.commit()
-    assert read(tmp_path / "x.tar") == DATA

@@ -57,34 +57,36 @@ def server(one_server: CacheServer) -> Iterator[CacheServer]:
 
 
 class Caching:
-    """A cache, and the place of a URL in it."""
+    """A cache, and a server with a shard for it, which is meant where no other is named."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, server: CacheServer, **settings: Any) -> None:
         self.folder = folder
+        self.server = server
+        self.url = server.put("x.tar", SHARD)
         self.cache = ShardCache(str(folder), **{"check": check_copy, **settings})
 
-    def path(self, url: str) -> Path:
-        return self.folder / copy_name(url)
+    def path(self, url: str = "") -> Path:
+        return self.folder / copy_name(url or self.url)
 
-    def open(self, url: str, offset: int = 0, **options: Any) -> Any:
-        return self.cache.open(url, str(self.path(url)), offset, **options)
+    def open(self, url: str = "", offset: int = 0, **options: Any) -> Any:
+        return self.cache.open(url or self.url, str(self.path(url)), offset, **options)
 
-    def read(self, url: str, offset: int = 0) -> bytes:
+    def read(self, url: str = "", offset: int = 0) -> bytes:
         with self.open(url, offset) as stream:
             data: bytes = stream.read()
         return data
 
-    def fetch(self, url: str) -> Path:
-        return self.cache.fetch(url, str(self.path(url)))
+    def fetch(self, url: str = "") -> Path:
+        return self.cache.fetch(url or self.url, str(self.path(url)))
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
-def caching(tmp_path: Path) -> Caching:
+def caching(tmp_path: Path, server: CacheServer) -> Caching:
     """A cache in a folder that is not there yet."""
-    return Caching(tmp_path / "deep" / "cache")
+    return Caching(tmp_path / "deep" / "cache", server)
 
 
 def marks_are_kept(folder: Path) -> bool:
@@ -111,40 +113,39 @@ def nothing_left() -> Iterator[None]:
 @pytest.mark.parametrize("while_reading", [True, False])
 def test_cache_asks_once_when_a_shard_is_read_again(tmp_path: Path, server: CacheServer, while_reading: bool) -> None:
     """The folder is made, the copy has the shard's bytes, and nothing else is left."""
-    caching = Caching(tmp_path / "deep" / "cache", while_reading=while_reading)
-    url = server.put("x.tar", SHARD)
+    caching = Caching(tmp_path / "deep" / "cache", server, while_reading=while_reading)
     with nothing_left():
-        assert [caching.read(url) for _ in range(3)] == [SHARD] * 3
+        with caching.open() as stream:
+            assert while_reading or caching.path().read_bytes() == SHARD
+            assert stream.read() == SHARD
+        assert [caching.read() for _ in range(2)] == [SHARD] * 2
     assert server.requests == {"/x.tar": 1}
-    assert caching.names() == [copy_name(url)]
-    assert caching.path(url).read_bytes() == SHARD
+    assert caching.names() == [caching.path().name]
+    assert caching.path().read_bytes() == SHARD
 
 
 @pytest.mark.parametrize("compress", [partial(gzip.compress, compresslevel=1), bz2.compress])
-def test_cache_keeps_shards_as_they_are_when_they_are_compressed(
-    caching: Caching, server: CacheServer, compress: Any
-) -> None:
+def test_cache_keeps_shards_as_they_are_when_they_are_compressed(caching: Caching, compress: Any) -> None:
     """The copy equals the object, what is read is decompressed, from any byte."""
     shard = tar_bytes([("x.txt", b"text" * 50_000)])
     data = compress(shard)
-    url = server.put("x.tar.gz", data)
+    url = caching.server.put("x.tar.gz", data)
     for _ in range(2):
         assert caching.read(url, 1000) == shard[1000:]
     assert caching.path(url).read_bytes() == data
-    assert server.requests == {"/x.tar.gz": 1}
+    assert caching.server.requests == {"/x.tar.gz": 1}
 
 
 @pytest.mark.parametrize("offset", [1, 512, 1_000_000, len(SHARD)])
-def test_cache_begins_at_an_offset_when_asked_to(caching: Caching, server: CacheServer, offset: int) -> None:
+def test_cache_begins_at_an_offset_when_asked_to(caching: Caching, offset: int) -> None:
     """Whether there is a copy or not; behind the end is an error."""
-    url = server.put("x.tar", SHARD)
-    assert [caching.read(url, offset) for _ in range(2)] == [SHARD[offset:]] * 2
-    other = server.put("y.tar", SHARD)
+    assert [caching.read(offset=offset) for _ in range(2)] == [SHARD[offset:]] * 2
+    other = caching.server.put("y.tar", SHARD)
     for _ in range(2):
         with pytest.raises(ShardFormatError, match="ends at byte"):
             caching.read(other, len(SHARD) + 1)
     with pytest.raises(ValueError, match="must not be negative"):
-        caching.open(url, -1)
+        caching.open(offset=-1)
 
 
 def test_cache_reads_any_source_when_it_has_a_backend(caching: Caching, tmp_path: Path) -> None:
@@ -158,7 +159,8 @@ def test_cache_reads_any_source_when_it_has_a_backend(caching: Caching, tmp_path
     assert caching.read("memory://shard_cache/x.tar.gz") == SHARD
     memory.rm("/shard_cache", recursive=True)
     assert caching.read(str(tmp_path / "x.tar.gz")) == SHARD
-    rewriting = Caching(tmp_path / "rewritten", storage_options=StorageOptions(rewrite={"s3://b": str(tmp_path)}))
+    options = StorageOptions(rewrite={"s3://b": str(tmp_path)})
+    rewriting = Caching(tmp_path / "rewritten", caching.server, storage_options=options)
     assert rewriting.read("s3://b/x.tar.gz") == SHARD
     for path in (*caching.folder.iterdir(), *rewriting.folder.iterdir()):
         assert path.read_bytes() == data
@@ -199,17 +201,16 @@ def test_cache_refuses_commands_when_the_environment_forbids_them(
     assert caching.names() == []
 
 
-def test_cache_gives_the_path_when_a_copy_is_fetched(caching: Caching, server: CacheServer) -> None:
+def test_cache_gives_the_path_when_a_copy_is_fetched(caching: Caching) -> None:
     """It is there then; a source that fails raises, and so does a shard that is not whole."""
-    url = server.put("x.tar", SHARD)
     with nothing_left():
-        assert {caching.fetch(url) for _ in range(2)} == {caching.path(url)}
-    assert caching.path(url).read_bytes() == SHARD
+        assert {caching.fetch() for _ in range(2)} == {caching.path()}
+    assert caching.path().read_bytes() == SHARD
     with pytest.raises(ShardOpenError, match="404"):
-        caching.fetch(url.replace("x.tar", "missing.tar"))
+        caching.fetch(caching.url.replace("x.tar", "missing.tar"))
     with pytest.raises(CacheError, match=r"cannot be kept in the cache folder .* no end-of-archive marker"):
-        caching.fetch(server.put("cut.tar", SHARD[:-1024]))
-    assert caching.names() == [copy_name(url)]
+        caching.fetch(caching.server.put("cut.tar", SHARD[:-1024]))
+    assert caching.names() == [caching.path().name]
 
 
 def test_cache_needs_no_writing_when_the_copy_is_there(caching: Caching) -> None:
@@ -236,107 +237,92 @@ def test_cache_settings_pickle_and_show_no_secret() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ while it comes
-def test_cache_gives_the_first_bytes_when_the_rest_is_still_to_come(caching: Caching, server: CacheServer) -> None:
+def test_cache_gives_the_first_bytes_when_the_rest_is_still_to_come(caching: Caching) -> None:
     """The copy appears with the end, and a second reader needs no second download."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     with nothing_left():
-        first, second = caching.open(url), caching.open(url)
+        first, second = caching.open(), caching.open()
         with first, second:
             assert second.read(1_000_000) == first.read(1_000_000) == SHARD[:1_000_000]
-            assert not caching.path(url).exists()
+            assert not caching.path().exists()
             assert {name.rpartition(".")[2] for name in caching.names()} == {"part", "lock"}
-            server.gate.set()
+            caching.server.gate.set()
             assert second.read() == SHARD[1_000_000:]  # although the first reader, who has begun it, does not go on
             assert first.read() == SHARD[1_000_000:]
-    assert server.requests == {"/x.tar": 1}
-    assert caching.names() == [copy_name(url)]
+    assert caching.server.requests == {"/x.tar": 1}
+    assert caching.names() == [caching.path().name]
 
 
-def test_cache_downloads_first_when_told_to(tmp_path: Path, server: CacheServer) -> None:
-    """The copy is whole when the stream is open."""
-    caching = Caching(tmp_path, while_reading=False)
-    url = server.put("x.tar", SHARD)
-    with caching.open(url):
-        assert caching.path(url).read_bytes() == SHARD
-
-
-def test_cache_leaves_nothing_when_the_reader_stops_early(caching: Caching, server: CacheServer) -> None:
+def test_cache_leaves_nothing_when_the_reader_stops_early(caching: Caching) -> None:
     """No thread, no part, no lock; the next reader begins anew."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     with nothing_left():
-        with caching.open(url) as stream:
+        with caching.open() as stream:
             assert stream.read(1000) == SHARD[:1000]
-            server.gate.set()
-        assert caching.names() in ([], [copy_name(url)])
+            caching.server.gate.set()
+        assert caching.names() in ([], [caching.path().name])
         stream.close()
-    assert caching.read(url) == SHARD
+    assert caching.read() == SHARD
 
 
 def test_cache_does_not_wait_for_a_stalled_source_when_the_reader_stops(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+    caching: Caching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread ends when the source answers, and harms nobody: neither the next reader nor that one's copy."""
     monkeypatch.setattr(downloading.Download.stop, "__defaults__", (0.05,))
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     with nothing_left():
-        with caching.open(url) as stream:
+        with caching.open() as stream:
             assert stream.read(1000) == SHARD[:1000]
         assert caching.names() == []
-        with caching.open(url) as stream:
+        with caching.open() as stream:
             assert stream.read(1000) == SHARD[:1000]
-            server.gate.set()
+            caching.server.gate.set()
             assert stream.read() == SHARD[1000:]
         assert wait_until(lambda: not [one for one in threading.enumerate() if one.name == "wds-cache"])
-    assert caching.path(url).read_bytes() == SHARD
-    assert caching.names() == [copy_name(url)]
+    assert caching.path().read_bytes() == SHARD
+    assert caching.names() == [caching.path().name]
 
 
 def test_cache_reads_the_source_when_the_process_that_downloads_is_suspended(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caching: Caching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its lock stays, and nothing comes: whatever was read before goes on, whoever waits does not wait for ever."""
     monkeypatch.setattr("torchdata_wds.storage.cache.settings._LONGEST_WAIT", 0.05)
-    url = server.put("x.tar", SHARD)
-    path = str(caching.path(url))
+    path = str(caching.path())
     caching.folder.mkdir(parents=True)
     lock = CopyLock.acquire(path)
     assert lock is not None
     with nothing_left():
-        assert caching.read(url) == SHARD
+        assert caching.read() == SHARD
         _, part = lock.create_part()
         with part:
             Path(f"/proc/self/fd/{part.fileno()}").write_bytes(SHARD[:1_200_000])
-            assert caching.read(url) == SHARD
+            assert caching.read() == SHARD
             with pytest.raises(CacheError, match="has not gone on"):
-                caching.fetch(url)
+                caching.fetch()
     lock.release()
     assert "has not gone on" in caplog.text
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_cache_ends_a_read_soon_when_another_thread_interrupts_it(
-    caching: Caching, server: CacheServer, follows: bool
-) -> None:
+def test_cache_ends_a_read_soon_when_another_thread_interrupts_it(caching: Caching, follows: bool) -> None:
     """It raises, and does not ask again; a slice's copy is not waited for."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     with nothing_left(), contextlib.ExitStack() as stack:
         if follows:
-            assert stack.enter_context(caching.open(url)).read(10)
-        with caching.open(url, finish=True) as stream:
+            assert stack.enter_context(caching.open()).read(10)
+        with caching.open(finish=True) as stream:
             assert stream.read(1_000_000) == SHARD[:1_000_000]
             threading.Timer(0.05, stream.raw.interrupt).start()
             with pytest.raises(ShardOpenError):
                 stream.read()
-    assert server.requests == {"/x.tar": 1}
+    assert caching.server.requests == {"/x.tar": 1}
     assert caching.names() == []
 
 
 def test_cache_closes_when_the_end_of_the_program_has_frozen_its_thread(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+    caching: Caching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a lock that nobody gives up any more."""
     monkeypatch.setattr(downloading.Download.stop, "__defaults__", (0.05,))
@@ -348,7 +334,7 @@ def test_cache_closes_when_the_end_of_the_program_has_frozen_its_thread(
         unlink(path)
 
     monkeypatch.setattr("torchdata_wds.storage.cache.download.os.unlink", freeze)
-    stream = caching.open(server.put("x.tar", SHARD[:-1024]))
+    stream = caching.open(caching.server.put("x.tar", SHARD[:-1024]))
     assert frozen.wait(10)
     start = time.monotonic()
     stream.close()
@@ -357,79 +343,72 @@ def test_cache_closes_when_the_end_of_the_program_has_frozen_its_thread(
     assert wait_until(lambda: not [one for one in threading.enumerate() if one.name == "wds-cache"])
 
 
-def test_cache_begins_no_download_when_the_program_ends(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_begins_no_download_when_the_program_ends(caching: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would end it."""
     monkeypatch.setattr("torchdata_wds.storage.cache.download._is_ending", True)
-    assert caching.read(server.put("x.tar", SHARD)) == SHARD
+    assert caching.read(caching.server.put("x.tar", SHARD)) == SHARD
     assert caching.names() == []
 
 
-def test_cache_completes_the_copy_when_only_a_part_is_wanted(caching: Caching, server: CacheServer) -> None:
+def test_cache_completes_the_copy_when_only_a_part_is_wanted(caching: Caching) -> None:
     """Slices of one shard need one download."""
-    url = server.put("x.tar", SHARD)
-    with nothing_left(), caching.open(url, finish=True) as stream:
+    with nothing_left(), caching.open(finish=True) as stream:
         assert stream.read(1000) == SHARD[:1000]
-    assert caching.names() == [copy_name(url)]
+    assert caching.names() == [caching.path().name]
 
 
 def test_cache_does_not_wait_for_the_copy_when_the_reader_is_interrupted(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+    caching: Caching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a slice, too: Ctrl-C and an early break are to end soon."""
     monkeypatch.setattr(downloading.Download.stop, "__defaults__", (0.05,))
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
-    with pytest.raises(KeyboardInterrupt), caching.open(url, finish=True) as stream:
+    caching.server.gate.clear()
+    with pytest.raises(KeyboardInterrupt), caching.open(finish=True) as stream:
         assert stream.read(1000) == SHARD[:1000]
         raise KeyboardInterrupt
     assert caching.names() == []
 
 
-def test_cache_hands_over_when_the_reader_who_began_stops(caching: Caching, server: CacheServer) -> None:
+def test_cache_hands_over_when_the_reader_who_began_stops(caching: Caching) -> None:
     """Who reads along begins anew, delivers nothing twice, and keeps the copy."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     with nothing_left():
-        first, second, third = caching.open(url), caching.open(url), caching.open(url)
+        first, second, third = caching.open(), caching.open(), caching.open()
         with second, third:
             with first:
                 begun = [stream.read(size) for stream, size in ((first, 10), (second, 1_200_000), (third, 500_000))]
                 assert begun == [SHARD[:10], SHARD[:1_200_000], SHARD[:500_000]]
-                threading.Timer(0.1, server.gate.set).start()
+                threading.Timer(0.1, caching.server.gate.set).start()
             assert second.read() == SHARD[1_200_000:]
             assert third.read() == SHARD[500_000:]
-    assert server.requests["/x.tar"] in (1, 2)
-    assert caching.names() == [copy_name(url)]
+    assert caching.server.requests["/x.tar"] in (1, 2)
+    assert caching.names() == [caching.path().name]
 
 
 def test_cache_raises_when_the_shard_has_changed_before_it_is_asked_for_again(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+    caching: Caching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the one and half of the other would be worse than an error."""
     monkeypatch.setattr(downloading.Download.stop, "__defaults__", (0.05,))
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
-    first, second = caching.open(url), caching.open(url)
+    caching.server.gate.clear()
+    first, second = caching.open(), caching.open()
     with second:
         with first:
             assert second.read(1_200_000) == SHARD[:1_200_000]
-        server.put("x.tar", SHARD[:5000] + b"?" + SHARD[5001:])
-        server.gate.set()
+        caching.server.put("x.tar", SHARD[:5000] + b"?" + SHARD[5001:])
+        caching.server.gate.set()
         for _ in range(2):
             with pytest.raises(ShardOpenError, match="changed while it was read"):
                 second.read()
 
 
-def test_cache_gives_what_came_when_the_source_fails(caching: Caching, server: CacheServer) -> None:
+def test_cache_gives_what_came_when_the_source_fails(caching: Caching) -> None:
     """Then its error, to each reader; nothing is kept."""
-    url = server.put("x.tar", SHARD)
-    server.cut.add("/x.tar")
+    caching.server.cut.add("/x.tar")
     options = StorageOptions({"http": {"retries": 0}})
     caching.cache = ShardCache(caching.cache.folder, check=check_copy, storage_options=options)
     with nothing_left():
-        for stream in (caching.open(url), caching.open(url)):
+        for stream in (caching.open(), caching.open()):
             with stream:
                 half = len(SHARD) // 2
                 assert stream.read(half) == SHARD[:half]
@@ -437,7 +416,7 @@ def test_cache_gives_what_came_when_the_source_fails(caching: Caching, server: C
                     stream.read(1)
     assert caching.names() == []
     with pytest.raises(ShardOpenError, match="404"):
-        caching.read(url.replace("x.tar", "missing.tar"))
+        caching.read(caching.url.replace("x.tar", "missing.tar"))
     assert caching.names() == []
 
 
@@ -456,9 +435,9 @@ def test_cache_keeps_nothing_when_a_shard_is_not_whole(
     tmp_path: Path, server: CacheServer, name: str, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its reader gets what came, and finds the damage as ever; verify=False keeps it."""
-    url = server.put(name, data)
     plain = gzip.decompress(data) if name.endswith("gz") else data
-    strict, lax = Caching(tmp_path / "strict"), Caching(tmp_path / "lax", check=None)
+    strict, lax = Caching(tmp_path / "strict", server), Caching(tmp_path / "lax", server, check=None)
+    url = server.put(name, data)
     assert [strict.read(url) for _ in range(2)] == [plain] * 2
     assert strict.names() == []
     assert "verify=False" in caplog.text
@@ -467,23 +446,23 @@ def test_cache_keeps_nothing_when_a_shard_is_not_whole(
     assert server.requests == {f"/{name}": 3}
 
 
-def test_cache_keeps_nothing_when_compressed_data_is_damaged(caching: Caching, server: CacheServer) -> None:
+def test_cache_keeps_nothing_when_compressed_data_is_damaged(caching: Caching) -> None:
     """The reader gets the decoder's error."""
     data = bytearray(ZIPPED)
     data[-6] ^= 1
-    url = server.put("x.tar.gz", bytes(data))
+    url = caching.server.put("x.tar.gz", bytes(data))
     with pytest.raises(ShardFormatError, match="expected CRC"):
         caching.read(url)
     assert caching.names() == []
 
 
 @pytest.mark.parametrize("name", ["x.cbor", "x.mp.gz", "x"])
-def test_cache_keeps_records_when_they_are_no_archive(caching: Caching, server: CacheServer, name: str) -> None:
+def test_cache_keeps_records_when_they_are_no_archive(caching: Caching, name: str) -> None:
     """Only what is called a tar archive, or begins as one, must end as one."""
     data = b"\x81\x01" * 100_000
-    url = server.put(name, gzip.compress(data) if name.endswith("gz") else data)
+    url = caching.server.put(name, gzip.compress(data) if name.endswith("gz") else data)
     assert [caching.read(url) for _ in range(2)] == [data] * 2
-    assert server.requests == {f"/{name}": 1}
+    assert caching.server.requests == {f"/{name}": 1}
 
 
 # --------------------------------------------------------------------------------------- where no copy can be had
@@ -511,7 +490,7 @@ def test_cache_reads_the_source_when_the_disk_is_full(
     tmp_path: Path, server: CacheServer, full_disk: list[int], caplog: pytest.LogCaptureFixture, while_reading: bool
 ) -> None:
     """What has come is not asked for again; a warning says what to look at, and nothing is left."""
-    caching = Caching(tmp_path, while_reading=while_reading)
+    caching = Caching(tmp_path, server, while_reading=while_reading)
     url = server.put("x.tar", SHARD) + "?token=secret"
     server.objects["/x.tar?token=secret"] = SHARD
     with nothing_left():
@@ -525,12 +504,9 @@ def test_cache_reads_the_source_when_the_disk_is_full(
         caching.fetch(url)
 
 
-def test_cache_gives_every_reader_all_when_the_disk_is_full(
-    caching: Caching, server: CacheServer, full_disk: list[int]
-) -> None:
+def test_cache_gives_every_reader_all_when_the_disk_is_full(caching: Caching, full_disk: list[int]) -> None:
     """Who reads along asks the source by itself; who stops early leaves nothing open."""
-    url = server.put("x.tar", SHARD)
-    with nothing_left(), caching.open(url) as first, caching.open(url) as second, caching.open(url) as third:
+    with nothing_left(), caching.open() as first, caching.open() as second, caching.open() as third:
         assert third.read(1_000_000) == SHARD[:1_000_000]
         assert second.read() == SHARD
         assert first.read() == SHARD
@@ -542,14 +518,13 @@ def test_cache_reads_the_source_when_the_folder_cannot_be_used(
     tmp_path: Path, server: CacheServer, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong with it, training goes on."""
-    caching = Caching(tmp_path / "cache")
-    url = server.put("x.tar", SHARD)
+    caching = Caching(tmp_path / "cache", server)
     if kind == "a file":
         caching.folder.write_bytes(b"")
     elif kind == "a lock that is a folder":
-        Path(f"{caching.path(url)}.lock").mkdir(parents=True)
+        Path(f"{caching.path()}.lock").mkdir(parents=True)
     elif kind == "a copy that is a folder":
-        caching.path(url).mkdir(parents=True)
+        caching.path().mkdir(parents=True)
     else:
 
         def failing(*_: Any) -> None:
@@ -557,7 +532,7 @@ def test_cache_reads_the_source_when_the_folder_cannot_be_used(
 
         monkeypatch.setattr(fcntl, "flock", failing)
     with nothing_left():
-        assert [caching.read(url) for _ in range(2)] == [SHARD] * 2
+        assert [caching.read() for _ in range(2)] == [SHARD] * 2
     assert server.requests == {"/x.tar": 2}
     assert "not cached" in caplog.text
 
@@ -567,29 +542,25 @@ def test_cache_passes_a_shard_through_when_it_is_larger_than_all_copies_may_be(
     tmp_path: Path, server: CacheServer, while_reading: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is read, not kept, and nothing goes for it."""
-    caching = Caching(tmp_path, max_bytes=len(SHARD) - 1, while_reading=while_reading)
+    caching = Caching(tmp_path, server, max_bytes=len(SHARD) - 1, while_reading=while_reading)
     small = server.put("small.tar", SHARD[:600_000] and tar_bytes([("a", bytes(2_000_000))]))
-    url = server.put("x.tar", SHARD)
     caching.read(small)
     with nothing_left():
-        assert caching.read(url) == SHARD
+        assert caching.read() == SHARD
     assert [name for name in caching.names() if not name.endswith(".lock")] == [copy_name(small)]
     assert "larger than max_bytes" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------ copies that are damaged
-def test_cache_downloads_again_when_its_copy_is_cut(
-    caching: Caching, server: CacheServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cache_downloads_again_when_its_copy_is_cut(caching: Caching, caplog: pytest.LogCaptureFixture) -> None:
     """A tar archive that does not end as one is not served."""
-    url = server.put("x.tar", SHARD)
     for size in (0, 700_000, 1_024_000, len(SHARD) - 1024):
-        caching.read(url)
-        os.truncate(caching.path(url), size)
-        assert caching.read(url) == SHARD
-        assert caching.path(url).read_bytes() == SHARD
-    assert server.requests == {"/x.tar": 5}
-    assert f"its copy {caching.path(url)} is cut" in caplog.text
+        caching.read()
+        os.truncate(caching.path(), size)
+        assert caching.read() == SHARD
+        assert caching.path().read_bytes() == SHARD
+    assert caching.server.requests == {"/x.tar": 5}
+    assert f"its copy {caching.path()} is cut" in caplog.text
 
 
 def overwrite(path: Path, at: int, data: bytes) -> None:
@@ -599,9 +570,9 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_cache_raises_when_its_copy_turns_out_to_be_damaged(caching: Caching, server: CacheServer) -> None:
+def test_cache_raises_when_its_copy_turns_out_to_be_damaged(caching: Caching) -> None:
     """The checksum comes last: what was delivered is wrong, and the source's end must not be put behind it."""
-    url = server.put("x.tar.gz", ZIPPED)
+    url = caching.server.put("x.tar.gz", ZIPPED)
     caching.read(url)
     overwrite(caching.path(url), 1_500_000, b"?" * 9)
     with nothing_left(), caching.open(url, 1000) as stream:
@@ -614,10 +585,10 @@ def test_cache_raises_when_its_copy_turns_out_to_be_damaged(caching: Caching, se
 
 
 def test_cache_reads_the_source_when_nothing_can_be_read_of_its_copy(
-    caching: Caching, server: CacheServer, caplog: pytest.LogCaptureFixture
+    caching: Caching, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing was delivered then, and nothing can be wrong."""
-    url = server.put("x.tar.gz", ZIPPED)
+    url = caching.server.put("x.tar.gz", ZIPPED)
     caching.read(url)
     overwrite(caching.path(url), 10, b"\xff" * 4)  # no such kind of block
     with nothing_left():
@@ -635,7 +606,7 @@ def test_cache_downloads_again_when_its_copy_has_another_length(
         pytest.skip("the file system keeps no extended attributes")
     if not has_notes:
         monkeypatch.delattr(os, "getxattr")
-    caching = Caching(tmp_path / "cache")
+    caching = Caching(tmp_path / "cache", server)
     for name, data in (("x.tar.gz", ZIPPED), ("x.cbor", b"\x01" * 2_000_000))[: 1 + has_notes]:
         url = server.put(name, data)
         whole = caching.read(url)
@@ -646,11 +617,9 @@ def test_cache_downloads_again_when_its_copy_has_another_length(
         assert caching.read(url) == whole
 
 
-def test_cache_goes_on_from_the_source_when_its_copy_is_cut_while_it_is_read(
-    caching: Caching, server: CacheServer
-) -> None:
+def test_cache_goes_on_from_the_source_when_its_copy_is_cut_while_it_is_read(caching: Caching) -> None:
     """Its end is not taken for that of the shard."""
-    url = server.put("x.cbor", b"\x01" * 1_000_000)
+    url = caching.server.put("x.cbor", b"\x01" * 1_000_000)
     caching.read(url)
     with nothing_left(), caching.open(url, 1000) as stream:
         begun = stream.read(10)
@@ -659,76 +628,70 @@ def test_cache_goes_on_from_the_source_when_its_copy_is_cut_while_it_is_read(
     assert caching.names() == []
 
 
-def test_cache_uses_the_copy_when_zeros_follow_its_end_marker(caching: Caching, server: CacheServer) -> None:
+def test_cache_uses_the_copy_when_zeros_follow_its_end_marker(caching: Caching) -> None:
     """Also if they are no whole block."""
-    url = server.put("x.tar", SHARD + bytes(7))
+    url = caching.server.put("x.tar", SHARD + bytes(7))
     assert [caching.read(url) for _ in range(2)] == [SHARD + bytes(7)] * 2
-    assert server.requests == {"/x.tar": 1}
+    assert caching.server.requests == {"/x.tar": 1}
 
 
 def test_cache_keeps_the_copy_when_a_package_is_missing_to_read_it(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
+    caching: Caching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not damaged."""
-    url = server.put("x.tar.zst", pytest.importorskip("zstandard").compress(SHARD))
+    url = caching.server.put("x.tar.zst", pytest.importorskip("zstandard").compress(SHARD))
     assert caching.read(url) == SHARD
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ShardOpenError, match="zstandard is not installed"):
         caching.read(url)
     assert caching.names() == [copy_name(url)]
-    assert server.requests == {"/x.tar.zst": 1}
+    assert caching.server.requests == {"/x.tar.zst": 1}
 
 
 def test_cache_does_not_touch_files_when_they_were_put_there_by_hand(tmp_path: Path, server: CacheServer) -> None:
     """They are read as they are; one that is cut stays, and the source is read."""
-    caching = Caching(tmp_path, is_named_by_digest=False, max_bytes=1)
-    url = server.put("x.tar", SHARD)
+    caching = Caching(tmp_path, server, is_named_by_digest=False, max_bytes=1)
     other = tar_bytes([("other", b"1")])
-    caching.path(url).write_bytes(other)
-    os.utime(caching.path(url), (1, 1))
-    assert caching.read(url) == other
+    caching.path().write_bytes(other)
+    os.utime(caching.path(), (1, 1))
+    assert caching.read() == other
     assert not server.requests
-    assert caching.path(url).stat().st_mtime == 1
-    os.truncate(caching.path(url), 700)
-    assert caching.read(url) == SHARD
-    assert caching.path(url).stat().st_size == 700
+    assert caching.path().stat().st_mtime == 1
+    os.truncate(caching.path(), 700)
+    assert caching.read() == SHARD
+    assert caching.path().stat().st_size == 700
 
 
-def test_cache_reads_on_when_the_copy_vanishes_meanwhile(caching: Caching, server: CacheServer) -> None:
+def test_cache_reads_on_when_the_copy_vanishes_meanwhile(caching: Caching) -> None:
     """What is open can be read; the next reader makes a new one."""
-    url = server.put("x.tar", SHARD)
-    caching.read(url)
-    with caching.open(url) as stream:
-        caching.path(url).unlink()
+    caching.read()
+    with caching.open() as stream:
+        caching.path().unlink()
         assert stream.read() == SHARD
-    assert caching.read(url) == SHARD
-    assert server.requests == {"/x.tar": 2}
+    assert caching.read() == SHARD
+    assert caching.server.requests == {"/x.tar": 2}
 
 
-def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part(
-    caching: Caching, server: CacheServer
-) -> None:
+def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part(caching: Caching) -> None:
     """Zeros would stand in its place, which a tar archive may end with."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
-    with nothing_left(), caching.open(url) as first, caching.open(url) as second:
+    caching.server.gate.clear()
+    with nothing_left(), caching.open() as first, caching.open() as second:
         assert first.read(10) == second.read(10) == SHARD[:10]
         (part,) = caching.folder.glob("*.part")
         assert wait_until(lambda: part.stat().st_size == len(SHARD) // 2)
         os.truncate(part, 0)
-        server.gate.set()
+        caching.server.gate.set()
         for stream in (first, second):
             with contextlib.suppress(ShardOpenError):
                 assert stream.read() == SHARD[10:]
-    assert caching.read(url) == SHARD
+    assert caching.read() == SHARD
 
 
 @pytest.mark.parametrize("size", [0, 1_000_000])
 def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part_just_before_a_write(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch, size: int
+    caching: Caching, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """The write must neither leave zeros before it, nor move what it has to another place unnoticed."""
-    url = server.put("x.tar", SHARD)
     write, cuts = os.write, []
 
     def cut_and_write(file: int, data: memoryview) -> int:
@@ -737,16 +700,16 @@ def test_cache_delivers_and_keeps_only_what_came_when_somebody_cuts_the_part_jus
             os.truncate(file, size)
         return write(file, data)
 
-    server.gate.clear()
-    with nothing_left(), caching.open(url) as first, caching.open(url) as second:
+    caching.server.gate.clear()
+    with nothing_left(), caching.open() as first, caching.open() as second:
         assert first.read(10) == second.read(1_200_000)[:10] == SHARD[:10]
         monkeypatch.setattr("torchdata_wds.storage.cache.download.os.write", cut_and_write)
-        server.gate.set()
+        caching.server.gate.set()
         for stream, start in ((first, 10), (second, 1_200_000)):
             with contextlib.suppress(ShardOpenError):
                 assert stream.read() == SHARD[start:]
     assert len(cuts) == 1
-    assert caching.read(url) == caching.path(url).read_bytes() == SHARD
+    assert caching.read() == caching.path().read_bytes() == SHARD
 
 
 def test_cache_lock_does_not_remove_another_when_the_folder_was_cleared(tmp_path: Path) -> None:
@@ -763,55 +726,44 @@ def test_cache_lock_does_not_remove_another_when_the_folder_was_cleared(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cache_reads_on_when_the_whole_folder_vanishes_meanwhile(caching: Caching, server: CacheServer) -> None:
+def test_cache_reads_on_when_the_whole_folder_vanishes_meanwhile(caching: Caching) -> None:
     """In the middle of a download, too."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
-    with nothing_left(), caching.open(url) as first, caching.open(url) as second:
+    caching.server.gate.clear()
+    with nothing_left(), caching.open() as first, caching.open() as second:
         assert first.read(10) == second.read(10) == SHARD[:10]
         for path in caching.folder.iterdir():
             path.unlink()
         caching.folder.rmdir()
-        server.gate.set()
+        caching.server.gate.set()
         assert first.read() == SHARD[10:]
         assert second.read() == SHARD[10:]
 
 
-def test_cache_raises_when_what_comes_is_another_shard(tmp_path: Path, server: CacheServer) -> None:
-    """Two URLs with one name, one of which is being downloaded: the other's reader does not read along."""
+def test_cache_raises_when_its_copy_is_that_of_another_shard(tmp_path: Path, server: CacheServer) -> None:
+    """Two URLs with one name, in two processes say: the second gets no byte of the first, while it comes or later."""
     if not marks_are_kept(tmp_path):
         pytest.skip("the file system keeps no extended attributes")
-    caching = Caching(tmp_path, is_named_by_digest=False)
+    cache = Caching(tmp_path, server, is_named_by_digest=False).cache
     one, two = server.put("a/x.tar", SHARD), server.put("b/x.tar", SHARD)
     path = str(tmp_path / "x.tar")
     server.gate.clear()
-    with nothing_left(), caching.cache.open(one, path) as stream:
+    with nothing_left(), cache.open(one, path) as stream:
         assert stream.read(10) == SHARD[:10]
         with pytest.raises(CacheError, match="same name in the cache folder as another URL"):
-            caching.cache.open(two, path)
+            cache.open(two, path)
         server.gate.set()
         assert stream.read() == SHARD[10:]
-
-
-def test_cache_raises_when_a_copy_is_that_of_another_shard(tmp_path: Path, server: CacheServer) -> None:
-    """Two URLs with one name, in two processes say: the second is not given the first one's bytes."""
-    if not marks_are_kept(tmp_path):
-        pytest.skip("the file system keeps no extended attributes")
-    caching = Caching(tmp_path, is_named_by_digest=False)
-    one, two = server.put("a/x.tar", SHARD), server.put("b/x.tar", tar_bytes([("b", b"1")]))
-    path = str(tmp_path / "x.tar")
-    assert caching.cache.open(one, path).read() == SHARD
-    for use in (caching.cache.open, caching.cache.fetch):
+    for use in (cache.open, cache.fetch):
         with pytest.raises(CacheError, match="same name in the cache folder as another URL"):
             use(two, path)
-    assert caching.cache.open(one, path).read() == SHARD
+    assert cache.open(one, path).read() == SHARD
 
 
 # --------------------------------------------------------------------------------------------------------- max_bytes
 def test_cache_removes_what_was_not_used_for_longest_when_it_is_full(tmp_path: Path, server: CacheServer) -> None:
     """Nothing that somebody reads, and nothing that somebody else has put there."""
     size = len(SHARD)
-    caching = Caching(tmp_path, max_bytes=3 * size)
+    caching = Caching(tmp_path, server, max_bytes=3 * size)
     urls = [server.put(f"{number}.tar", SHARD) for number in range(5)]
     (tmp_path / "by-hand.tar").write_bytes(bytes(10 * size))
     (tmp_path / "folder.tar").mkdir()
@@ -837,7 +789,7 @@ def test_cache_keeps_no_more_when_all_copies_are_being_read(
     tmp_path: Path, server: CacheServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One shard above the limit at most; who reads along is not sent to the source for that."""
-    caching = Caching(tmp_path, max_bytes=1.5 * len(SHARD))
+    caching = Caching(tmp_path, server, max_bytes=1.5 * len(SHARD))
     urls = [server.put(f"{number}.tar", SHARD) for number in range(3)]
     with nothing_left(), contextlib.ExitStack() as streams:
         for url in urls[:2]:
@@ -852,13 +804,10 @@ def test_cache_keeps_no_more_when_all_copies_are_being_read(
 
 
 # ----------------------------------------------------------------------------------------------- leftovers and forks
-def test_cache_begins_anew_when_a_download_was_left_by_a_process_that_is_gone(
-    caching: Caching, server: CacheServer
-) -> None:
+def test_cache_begins_anew_when_a_download_was_left_by_a_process_that_is_gone(caching: Caching) -> None:
     """Its lock is nobody's, its part is not read, and both are removed; so are parts of others that are old."""
-    url = server.put("x.tar", SHARD)
     caching.folder.mkdir(parents=True)
-    path = caching.path(url)
+    path = caching.path()
     lefts = [Path(f"{path}.{number}-0123abcd.part") for number in (1, 2)]
     for left in lefts:
         left.write_bytes(b"old" * 1000)
@@ -870,15 +819,14 @@ def test_cache_begins_anew_when_a_download_was_left_by_a_process_that_is_gone(
         os.utime(other, (1, 1))
     with of_others[2].open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert caching.read(url) == SHARD
+        assert caching.read() == SHARD
     assert caching.names() == sorted([path.name, of_others[0].name, of_others[2].name])
 
 
-def test_cache_does_not_read_a_part_when_nobody_fills_it(caching: Caching, server: CacheServer) -> None:
+def test_cache_does_not_read_a_part_when_nobody_fills_it(caching: Caching) -> None:
     """Not even while the next maker is just about to begin."""
-    url = server.put("x.tar", SHARD)
     caching.folder.mkdir(parents=True)
-    path = caching.path(url)
+    path = caching.path()
     left = Path(f"{path}.1-0123abcd.part")
     left.write_bytes(b"old" * 1000)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
@@ -886,40 +834,36 @@ def test_cache_does_not_read_a_part_when_nobody_fills_it(caching: Caching, serve
     fcntl.flock(lock, fcntl.LOCK_EX)
     timer = threading.Timer(0.1, os.close, (lock,))
     timer.start()
-    assert caching.read(url) == SHARD
+    assert caching.read() == SHARD
     timer.join()
 
 
-def test_cache_is_not_disturbed_when_a_child_is_forked_meanwhile(caching: Caching, server: CacheServer) -> None:
+def test_cache_is_not_disturbed_when_a_child_is_forked_meanwhile(caching: Caching) -> None:
     """The child lets go of what it inherits, and goes on with the same shard by itself."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
-    with nothing_left(), caching.open(url) as stream:
+    caching.server.gate.clear()
+    with nothing_left(), caching.open() as stream:
         assert stream.read(1000) == SHARD[:1000]
 
         def child() -> None:
             stream.close()
-            with caching.open(url) as own:
+            with caching.open() as own:
                 assert own.read(1000) == SHARD[:1000]
 
         assert in_child(child) == 0
         assert len(caching.names()) == 2
-        server.gate.set()
+        caching.server.gate.set()
         assert stream.read() == SHARD[1000:]
-    assert caching.names() == [copy_name(url)]
-    assert server.requests == {"/x.tar": 1}
+    assert caching.names() == [caching.path().name]
+    assert caching.server.requests == {"/x.tar": 1}
 
 
-def test_cache_is_free_when_its_maker_is_gone_and_a_forked_child_lives_on(
-    caching: Caching, server: CacheServer
-) -> None:
+def test_cache_is_free_when_its_maker_is_gone_and_a_forked_child_lives_on(caching: Caching) -> None:
     """Locks do not stay with children that were forked while a shard was downloaded."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     reader, writer = os.pipe()
 
     def maker() -> None:
-        with caching.open(url) as stream:
+        with caching.open() as stream:
             stream.read(1000)
             child = os.fork()
             if not child:
@@ -928,11 +872,11 @@ def test_cache_is_free_when_its_maker_is_gone_and_a_forked_child_lives_on(
             os._exit(0)
 
     assert in_child(maker) == 0
-    server.gate.set()
-    assert caching.read(url) == SHARD
+    caching.server.gate.set()
+    assert caching.read() == SHARD
     os.close(writer)
     os.close(reader)
-    assert server.requests == {"/x.tar": 2}
+    assert caching.server.requests == {"/x.tar": 2}
 
 
 def begin(folder: str, url: str, path: str) -> None:
@@ -943,14 +887,11 @@ def begin(folder: str, url: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_cache_leaves_no_part_when_a_process_ends_in_the_middle(
-    caching: Caching, server: CacheServer, method: str
-) -> None:
+def test_cache_leaves_no_part_when_a_process_ends_in_the_middle(caching: Caching, method: str) -> None:
     """And does not keep it from ending while the source stalls."""
-    url = server.put("x.tar", SHARD)
-    server.gate.clear()
+    caching.server.gate.clear()
     context = multiprocessing.get_context(method)
-    process: Any = context.Process(target=begin, args=(str(caching.folder), url, str(caching.path(url))))
+    process: Any = context.Process(target=begin, args=(str(caching.folder), caching.url, str(caching.path())))
     process.start()
     process.join(25)
     assert process.exitcode == 0
@@ -963,7 +904,7 @@ def test_cache_tells_what_it_does_when_asked_to(
 ) -> None:
     """On standard error where nobody has configured logging, with secrets masked; on request only."""
     monkeypatch.setattr("torchdata_wds.storage.cache.settings.logger.hasHandlers", lambda: False)
-    caching = Caching(tmp_path, max_bytes=len(SHARD))
+    caching = Caching(tmp_path, server, max_bytes=len(SHARD))
     for name in ("a.tar?token=secret", "b.tar"):
         server.objects[f"/{name}"] = SHARD
     base = server.put("c.tar", SHARD).removesuffix("c.tar")
@@ -977,22 +918,18 @@ def test_cache_tells_what_it_does_when_asked_to(
         assert line in text
     assert "secret" not in text
     monkeypatch.delenv("WDS_VERBOSE_CACHE")
-    Caching(tmp_path / "own", verbose=True).read(base + "b.tar")
+    Caching(tmp_path / "own", server, verbose=True).read(base + "b.tar")
     assert "miss" in capsys.readouterr().err
 
 
-def test_cache_logs_what_it_does_when_logging_is_configured(
-    caching: Caching, server: CacheServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cache_logs_what_it_does_when_logging_is_configured(caching: Caching, caplog: pytest.LogCaptureFixture) -> None:
     """At the level INFO."""
     with caplog.at_level(logging.INFO):
-        caching.read(server.put("x.tar", SHARD))
+        caching.read(caching.server.put("x.tar", SHARD))
     assert [record.levelname for record in caplog.records if "downloaded" in record.message] == ["INFO"]
 
 
-def test_cache_shows_progress_when_tqdm_is_installed(
-    caching: Caching, server: CacheServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_shows_progress_when_tqdm_is_installed(caching: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
     """On request, by masked names; without tqdm there is none."""
     shown: list[Any] = []
 
@@ -1002,21 +939,20 @@ def test_cache_shows_progress_when_tqdm_is_installed(
         yield SimpleNamespace(update=shown.append)
 
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=bar))
-    url = server.put("x.tar", SHARD)
     caching.cache = ShardCache(caching.cache.folder, verbose=True)
-    caching.read(url)
-    assert url.endswith(shown[0])
+    caching.read()
+    assert caching.url.endswith(shown[0])
     assert sum(shown[1:]) == len(SHARD)
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    caching.path(url).unlink()
-    assert caching.read(url) == SHARD
+    caching.path().unlink()
+    assert caching.read() == SHARD
     assert sum(shown[1:]) == len(SHARD)
 
 
 @pytest.mark.slow
 def test_cache_reads_the_source_when_a_disk_is_really_full(tmp_path: Path, server: CacheServer) -> None:
     """A file system of two megabytes."""
-    caching = Caching(tmp_path / "tiny")
+    caching = Caching(tmp_path / "tiny", server)
     caching.folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(caching.folder)]
     if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
@@ -1024,9 +960,8 @@ def test_cache_reads_the_source_when_a_disk_is_really_full(tmp_path: Path, serve
     try:
         small = tar_bytes([("a", bytes(500_000))])
         assert caching.read(server.put("small.tar", small)) == small
-        url = server.put("x.tar", SHARD)
         with nothing_left():
-            assert [caching.read(url) for _ in range(2)] == [SHARD] * 2
+            assert [caching.read() for _ in range(2)] == [SHARD] * 2
         assert server.requests == {"/small.tar": 1, "/x.tar": 2}
         assert len(caching.names()) == 1
     finally:

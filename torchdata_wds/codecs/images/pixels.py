@@ -126,7 +126,16 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
     """
     torch = sys.modules.get("torch")  # before torch is imported, there are no tensors
     if torch is not None and isinstance(value, torch.Tensor):
-        array = _from_tensor(value, channels_first)
+        tensor = value.detach().cpu()
+        array: Pixels = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        if not channels_first:
+            array = _check_shape(array, 'encoder="torchrgb8"')
+        elif array.ndim == 3 and array.shape[0] in _CHANNELS:
+            array = array.transpose(1, 2, 0)
+        elif array.ndim != 2:
+            raise ValueError(
+                "expected a tensor of shape HW or CHW with 1 to 4 channels, as a torch image spec says; permute it"
+            )
     elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         array = _check_shape(value, "array.transpose(1, 2, 0)")
     else:
@@ -145,22 +154,6 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
     if kind in "iu":
         cure = "use .astype(numpy.uint8) if they are 0..255, or .astype(numpy.uint16) if they are 0..65535"
     raise TypeError(f"images have no {pixels.dtype} pixels; {cure}")
-
-
-def _from_tensor(tensor: Any, channels_first: bool) -> Pixels:
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.float()
-    array: Pixels = tensor.numpy()
-    if not channels_first:
-        return _check_shape(array, 'encoder="torchrgb8"')
-    if array.ndim == 2:
-        return array
-    if array.ndim == 3 and array.shape[0] in _CHANNELS:
-        return array.transpose(1, 2, 0)
-    raise ValueError(
-        "expected a tensor of shape HW or CHW with 1 to 4 channels, as a torch image spec says; permute it"
-    )
 
 
 def _check_shape(array: Pixels, cure: str) -> Pixels:

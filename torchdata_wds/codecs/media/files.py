@@ -48,63 +48,65 @@ def find_cut(data: bytes) -> str | None:
 
     MP4 and MOV, Matroska and WebM, AVI and WAV, and Ogg say how long they are; MPEG, WMV, MP3 and raw streams do not.
     """
-    find = _FINDERS.get(data[4:8]) or _FINDERS.get(data[:4])
-    found = find(data) if find is not None else None
-    if found is None or found[1] <= len(data):
-        return None
-    return f"it is cut off: it has {len(data):,} bytes, and its {found[0]} goes on to byte {found[1]:,}"
+    walk = _WALKS.get(data[4:8]) or _WALKS.get(data[:4])
+    for name, end in () if walk is None else walk(data):
+        if end > len(data):
+            return f"it is cut off: it has {len(data):,} bytes, and its {name} goes on to byte {end:,}"
+    return None
 
 
-def _end_of_boxes(data: bytes) -> tuple[str, int] | None:
+# Each of these yields parts that cannot be missing, with the byte at which they end.
+
+
+def _boxes(data: bytes) -> Iterator[tuple[str, int]]:
     start = 0
     while start + 8 <= len(data):
         size, name = int.from_bytes(data[start : start + 4]), data[start + 4 : start + 8]
         if size == 1:
             size = int.from_bytes(data[start + 8 : start + 16])
         if size < 8:  # 0: to the end of the file
-            return None
+            return
         start += size
-        if start > len(data):
-            return (f"{name.decode()} box", start) if name in _BOXES else None
-    return None
+        if name in _BOXES:
+            yield f"{name.decode()} box", start
 
 
-def _end_of_riff(data: bytes) -> tuple[str, int] | None:
-    start = 0
+def _riff(data: bytes) -> Iterator[tuple[str, int]]:
     if data[8:12] == b"WAVE":
-        return _end_of_wave(data)
+        yield from _wave(data)
+        return
+    start = 0
     while data[start : start + 4] == b"RIFF":
         size = int.from_bytes(data[start + 4 : start + 8], "little")
         if size >= _UNKNOWN_RIFF or size == 0:
-            return None
+            return
         start += 8 + size
         # large AVI files have several, the odd ones padded; some writers count the 8 bytes of the head, too
         if start > len(data) + 8:
-            return "RIFF chunk", start
+            yield "RIFF chunk", start
         start += start % 2
-    return None
 
 
-def _end_of_wave(data: bytes) -> tuple[str, int] | None:
+def _wave(data: bytes) -> Iterator[tuple[str, int]]:
     """Looks at the chunk with the samples: the size of the whole is often wrong."""
     start = 12
     while start + 8 <= len(data):
         name, size = data[start : start + 4], int.from_bytes(data[start + 4 : start + 8], "little")
         start += 8 + size
         if name == b"data":
-            return None if size >= _UNKNOWN_RIFF else ("data chunk", start)
+            if size < _UNKNOWN_RIFF:
+                yield "data chunk", start
+            return
         start += size % 2
-    return None
 
 
-def _end_of_segment(data: bytes) -> tuple[str, int] | None:
+def _segment(data: bytes) -> Iterator[tuple[str, int]]:
     start, size = _read_size(data, 4)
     start += size
-    if data[start : start + 4] != _SEGMENT:
-        return None
-    begin, size = _read_size(data, start + 4)
-    length = begin - start - 4
-    return None if size == (1 << 7 * length) - 1 else ("Segment", begin + size)  # all ones: unknown, a live stream
+    if data[start : start + 4] == _SEGMENT:
+        begin, size = _read_size(data, start + 4)
+        if size != (1 << 7 * (begin - start - 4)) - 1:  # all ones: unknown, a live stream
+            yield "Segment", begin + size
 
 
 def _read_size(data: bytes, start: int) -> tuple[int, int]:
@@ -114,19 +116,15 @@ def _read_size(data: bytes, start: int) -> tuple[int, int]:
     return start + length, int.from_bytes(data[start : start + length]) & ((1 << 7 * length) - 1)
 
 
-def _end_of_pages(data: bytes) -> tuple[str, int] | None:
+def _pages(data: bytes) -> Iterator[tuple[str, int]]:
     start = 0
     while data[start : start + 4] == b"OggS":
         count = data[start + 26] if start + 26 < len(data) else 0
         start += 27 + count + sum(data[start + 27 : start + 27 + count])
-        if start > len(data):
-            return "last page", start
-    return None
+        yield "last page", start
 
 
-_FINDERS: dict[bytes, Callable[[bytes], tuple[str, int] | None]] = {
-    **dict.fromkeys((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide"), _end_of_boxes),
-    b"RIFF": _end_of_riff,
-    b"\x1a\x45\xdf\xa3": _end_of_segment,
-    b"OggS": _end_of_pages,
+_WALKS: dict[bytes, Callable[[bytes], Iterator[tuple[str, int]]]] = {
+    **dict.fromkeys((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide"), _boxes),
+    **{b"RIFF": _riff, b"\x1a\x45\xdf\xa3": _segment, b"OggS": _pages},
 }

@@ -514,9 +514,9 @@ def test_load_dataset_asks_the_handler_when_a_shard_cannot_be_copied(folder: Pat
 
 
 # ------------------------------------------------------------------------------------------------ the pipe and others
-@pytest.mark.parametrize(
-    ("argument", "options", "error"),
-    [
+def test_load_dataset_raises_when_an_argument_is_wrong() -> None:
+    """At once, and not about the file."""
+    for argument, options, error in [
         (3, {}, TypeError),
         (b"x.yaml", {}, TypeError),
         ([{"shards": "a-0.tar"}], {}, TypeError),
@@ -528,13 +528,10 @@ def test_load_dataset_asks_the_handler_when_a_shard_cannot_be_copied(folder: Pat
         (None, {"cache_dir": 3}, ValueError),
         (None, {"cache_dir": ""}, ValueError),
         (None, {"storage_options": {"s3": 3}}, TypeError),
-    ],
-)
-def test_load_dataset_raises_when_an_argument_is_wrong(argument: Any, options: Any, error: type[Exception]) -> None:
-    """At once, and not about the file."""
-    with pytest.raises(error) as caught:
-        load_dataset({"dataset": [{"shards": "a.tar"}]} if argument is None else argument, **options)
-    assert not isinstance(caught.value, SpecError)
+    ]:
+        with pytest.raises(error) as caught:
+            load_dataset({"dataset": [{"shards": "a.tar"}]} if argument is None else argument, **options)
+        assert not isinstance(caught.value, SpecError)
 
 
 def test_load_dataset_raises_when_the_file_cannot_be_read() -> None:

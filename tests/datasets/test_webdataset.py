@@ -126,24 +126,19 @@ def test_webdataset_builds_the_whole_graph_when_everything_is_given(images: list
     assert {type(image).__mro__[-2] for image, _ in rows} == {Image.Image}
 
 
-@pytest.mark.parametrize(
-    ("options", "absent"),
-    [
+def test_webdataset_leaves_stages_out_when_they_are_not_asked_for(images: list[str]) -> None:
+    """The sharding filter is there in any case, once."""
+    for options, absent in [
         ({}, {"SampleShuffler", "SampleDecoder", "FieldTupler", "TupleMapper"}),
         ({"shardshuffle": False}, {"Shuffler"}),
         ({"shardshuffle": 0}, {"Shuffler"}),
         ({"shardshuffle": None}, {"Shuffler"}),
         ({"shuffle": 0}, {"SampleShuffler"}),
         ({"decoder": []}, {"SampleShuffler", "FieldTupler", "TupleMapper"}),
-    ],
-)
-def test_webdataset_leaves_stages_out_when_they_are_not_asked_for(
-    images: list[str], options: dict[str, Any], absent: set[str]
-) -> None:
-    """The sharding filter is there in any case, once."""
-    found = types(WebDataset(images, **options))
-    assert not absent & set(found)
-    assert found.count("ShardingFilter") == 1
+    ]:
+        found = types(WebDataset(images, **options))
+        assert not absent & set(found)
+        assert found.count("ShardingFilter") == 1
 
 
 def test_webdataset_shuffles_shards_anew_each_epoch_when_asked(shards: list[str]) -> None:
@@ -171,48 +166,38 @@ def test_webdataset_gives_tuples_when_extensions_are_given(images: list[str], ex
     assert {image[:2] for image, _ in rows} == {b"\xff\xd8"}
 
 
-@pytest.mark.parametrize(
-    ("decoder", "image", "label"),
-    [
+def test_webdataset_decodes_when_a_decoder_is_given(images: list[str]) -> None:
+    """One decoder or a list of them; an empty list decodes all but images."""
+    for decoder, image, label in [
         (None, bytes, bytes),
         ([], bytes, int),
         ("pil", Image.Image, int),
         (["torchrgb"], torch.Tensor, int),
         (handle_extension("jpg", len), int, int),
         ((handle_extension("cls", bytes.decode), "pil"), Image.Image, str),
-    ],
-)
-def test_webdataset_decodes_when_a_decoder_is_given(
-    images: list[str], decoder: Any, image: type[Any], label: type[Any]
-) -> None:
-    """One decoder or a list of them; an empty list decodes all but images."""
-    for row in WebDataset(images, extensions="jpg cls", decoder=decoder):
-        assert isinstance(row[0], image)
-        assert isinstance(row[1], label)
+    ]:
+        for row in WebDataset(images, extensions="jpg cls", decoder=decoder):
+            assert isinstance(row[0], image)
+            assert isinstance(row[1], label)
 
 
-@pytest.mark.parametrize(
-    ("transforms", "expected"),
-    [
+def test_webdataset_maps_tuples_when_transforms_are_given(images: list[str]) -> None:
+    """A function per place; a single function is for the first."""
+    for transforms, expected in [
         ([None, int], (bytes, int)),
         ([len], (int, bytes)),
         (len, (int, bytes)),
         ((len, int), (int, int)),
         ([], (bytes, bytes)),
-    ],
-)
-def test_webdataset_maps_tuples_when_transforms_are_given(
-    images: list[str], transforms: Any, expected: tuple[type[Any], ...]
-) -> None:
-    """A function per place; a single function is for the first."""
-    rows = list(WebDataset(images, extensions="jpg cls", transforms=transforms))
-    assert len(rows) == 6
-    assert {tuple(map(type, row)) for row in rows} == {expected}
+    ]:
+        rows = list(WebDataset(images, extensions="jpg cls", transforms=transforms))
+        assert len(rows) == 6
+        assert {tuple(map(type, row)) for row in rows} == {expected}
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
+def test_webdataset_raises_when_an_argument_is_wrong() -> None:
+    """All before the first shard is read; options of a cache are so without one."""
+    for options, error in [
         ({"transforms": [int]}, ValueError),
         ({"extensions": ""}, ValueError),
         ({"extensions": []}, ValueError),
@@ -232,12 +217,9 @@ def test_webdataset_maps_tuples_when_transforms_are_given(
         ({"cache_dir": "c", "cache_size": 0}, ValueError),
         ({"cache_dir": "c", "cache_size": "1GB"}, TypeError),
         ({"cache_dir": "c", "cache_name": "url"}, ValueError),
-    ],
-)
-def test_webdataset_raises_when_an_argument_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
-    """All before the first shard is read; options of a cache are so without one."""
-    with pytest.raises(error):
-        WebDataset("x.tar", **options)
+    ]:
+        with pytest.raises(error):
+            WebDataset("x.tar", **options)
 
 
 def test_webdataset_gives_its_handler_to_every_stage(tmp_path: Path) -> None:
@@ -296,25 +278,23 @@ def test_webdataset_draws_shards_without_end_when_resampled(shards: list[str]) -
     assert [sample["__key__"] for sample in islice(again, 50)] != [sample["__key__"] for sample in samples[:50]]
 
 
-@pytest.mark.parametrize("shardshuffle", [True, False, 100, None])
-def test_webdataset_resamples_instead_of_shuffling_and_splitting_when_told(
-    images: list[str], shardshuffle: Any
-) -> None:
+def test_webdataset_resamples_instead_of_shuffling_and_splitting_when_told(images: list[str]) -> None:
     """The drawing of shards makes their shuffle and the filter needless; all other stages are there as ever."""
-    pipe = WebDataset(images, shardshuffle, "jpg;png cls", "pil", [None, str], 100, resampled=True)
-    assert types(pipe) == [
-        "IterableWrapper",
-        "ShardLister",
-        "ShardingFilter",
-        "ShardResampler",
-        "ShardLoader",
-        "KeyGrouper",
-        "SampleShuffler",
-        "SampleDecoder",
-        "FieldTupler",
-        "TupleMapper",
-    ]
-    assert {label for _, label in islice(pipe, 100)} == set("012")
+    for shardshuffle in [True, False, 100, None]:
+        pipe = WebDataset(images, shardshuffle, "jpg;png cls", "pil", [None, str], 100, resampled=True)
+        assert types(pipe) == [
+            "IterableWrapper",
+            "ShardLister",
+            "ShardingFilter",
+            "ShardResampler",
+            "ShardLoader",
+            "KeyGrouper",
+            "SampleShuffler",
+            "SampleDecoder",
+            "FieldTupler",
+            "TupleMapper",
+        ]
+        assert {label for _, label in islice(pipe, 100)} == set("012")
 
 
 @pytest.mark.parametrize("resampled", [1, None, "yes", 100])
@@ -398,9 +378,9 @@ def upper(name: str) -> str:
     return name.upper()
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
+def test_webdataset_builds_the_same_graph_when_arguments_have_webdatasets_names() -> None:
+    """Other names for what there is here, and values that ask for what is done anyway."""
+    for theirs, ours in [
         ({"mode": "resampled"}, {"resampled": True}),
         ({"mode": None, "repeat": False, "detshuffle": False, "empty_check": False, "seed": None}, {}),
         ({"nodesplitter": webdataset.split_by_node, "workersplitter": webdataset.split_by_worker}, {}),
@@ -408,18 +388,13 @@ def upper(name: str) -> str:
         ({"nodesplitter": webdataset.shardlists.single_node_only, "cache_size": -1}, {}),
         ({"select_files": only_text, "rename_files": upper}, {"select": only_text, "rename": upper}),
         ({"cache_dir": "c", "url_to_name": upper, "verbose": True}, {"cache_dir": "c", "cache_name": upper}),
-    ],
-)
-def test_webdataset_builds_the_same_graph_when_arguments_have_webdatasets_names(
-    theirs: dict[str, Any], ours: dict[str, Any]
-) -> None:
-    """Other names for what there is here, and values that ask for what is done anyway."""
-    assert repr(WebDataset("x.tar", **theirs)).replace(", verbose=True", "") == repr(WebDataset("x.tar", **ours))
+    ]:
+        assert repr(WebDataset("x.tar", **theirs)).replace(", verbose=True", "") == repr(WebDataset("x.tar", **ours))
 
 
-@pytest.mark.parametrize(
-    ("options", "form"),
-    [
+def test_webdataset_names_the_form_when_an_argument_is_not_for_it() -> None:
+    """What asks for something else than is done here is never ignored."""
+    for options, form in [
         ({"repeat": True}, r"\.cycle\(n\)"),
         ({"repeat": 3}, r"\.wds_epoch\(n\)"),
         ({"detshuffle": True}, r"WorkersReadingService\(n, seed=s\)"),
@@ -434,12 +409,9 @@ def test_webdataset_builds_the_same_graph_when_arguments_have_webdatasets_names(
         ({"rename": upper, "rename_files": upper}, "same argument"),
         ({"cache_dir": "c", "cache_name": "path", "url_to_name": upper}, "same argument"),
         ({"allow_pickle": True}, r"decoder="),
-    ],
-)
-def test_webdataset_names_the_form_when_an_argument_is_not_for_it(options: dict[str, Any], form: str) -> None:
-    """What asks for something else than is done here is never ignored."""
-    with pytest.raises(ValueError, match=form):
-        WebDataset("x.tar", **options)
+    ]:
+        with pytest.raises(ValueError, match=form):
+            WebDataset("x.tar", **options)
 
 
 def test_webdataset_says_so_when_the_handler_is_the_second_argument() -> None:

@@ -207,9 +207,9 @@ def test_place_of_the_process_fills_the_pattern(tmp_path: Path, monkeypatch: pyt
         ShardWriter("x-%d.tar")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "number", "name"),
-    [
+def test_shard_names_fill_both_kinds_of_places() -> None:
+    """As % and as format have it."""
+    for pattern, number, name in [
         ("x-%06d.tar", 7, "x-000007.tar"),
         ("x-%d.tar", 7, "x-7.tar"),
         ("x-%3d.tar", 7, "x-  7.tar"),
@@ -219,16 +219,13 @@ def test_place_of_the_process_fills_the_pattern(tmp_path: Path, monkeypatch: pyt
         ("100%%-%d.tar", 7, "100%-7.tar"),
         ("100%%-{shard}.tar", 7, "100%%-7.tar"),
         ("pipe:awk '{print}' > {shard:02d}.tar", 7, "pipe:awk '{print}' > 07.tar"),
-    ],
-)
-def test_shard_names_fill_both_kinds_of_places(pattern: str, number: int, name: str) -> None:
-    """As % and as format have it."""
-    assert ShardNames(pattern).name(number) == name
+    ]:
+        assert ShardNames(pattern).name(number) == name
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
+def test_shard_names_refuse_patterns_without_one_place() -> None:
+    """The message lists the places that there are."""
+    for pattern, message in [
         ("x.tar", "0 places"),
         ("x-%d-{shard}.tar", "2 places"),
         ("x-{number}-%d.tar", r"unknown place \{number\}"),
@@ -236,17 +233,14 @@ def test_shard_names_fill_both_kinds_of_places(pattern: str, number: int, name: 
         ("x{}-%d.tar", r"unknown place \{\}"),
         ("x-{epoch:03d}-%d.tar", "unknown place"),
         ("{rank}.tar", "0 places"),
-    ],
-)
-def test_shard_names_refuse_patterns_without_one_place(pattern: str, message: str) -> None:
-    """The message lists the places that there are."""
-    with pytest.raises(ValueError, match=f"{message}.*%06d or"):
-        ShardWriter(pattern)
+    ]:
+        with pytest.raises(ValueError, match=f"{message}.*%06d or"):
+            ShardWriter(pattern)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
+def test_writer_refuses_wrong_options_before_any_work() -> None:
+    """In the constructor, by name."""
+    for options, error in [
         ({"max_count": 0}, ValueError),
         ({"max_count": "9"}, TypeError),
         ({"max_bytes": 0}, ValueError),
@@ -265,19 +259,16 @@ def test_shard_names_refuse_patterns_without_one_place(pattern: str, message: st
         ({"maxcount": 7}, TypeError),
         ({"encoder": 7}, TypeError),
         ({"mode": -1}, ValueError),
-    ],
-)
-def test_writer_refuses_wrong_options_before_any_work(options: dict[str, Any], error: type[Exception]) -> None:
-    """In the constructor, by name."""
-    with pytest.raises(error, match=next(iter(options))):
-        ShardWriter("x-%d.tar", **options)
-    with pytest.raises(TypeError, match="pattern"):
-        ShardWriter(7)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="'maxcount': did you mean 'max_count'"):
-        ShardWriter("x-%d.tar", maxcount=7)  # type: ignore[call-arg]
-    for options in ({"start_shard": "next"}, {"index": True}):
-        with pytest.raises(ValueError, match=r"folder|no place"):
-            ShardWriter("pipe:cat > %d.tar", **options)
+    ]:
+        with pytest.raises(error, match=next(iter(options))):
+            ShardWriter("x-%d.tar", **options)
+        with pytest.raises(TypeError, match="pattern"):
+            ShardWriter(7)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="'maxcount': did you mean 'max_count'"):
+            ShardWriter("x-%d.tar", maxcount=7)  # type: ignore[call-arg]
+        for options in ({"start_shard": "next"}, {"index": True}):
+            with pytest.raises(ValueError, match=r"folder|no place"):
+                ShardWriter("pipe:cat > %d.tar", **options)
 
 
 def test_pattern_and_numbers_may_be_of_related_types(tmp_path: Path) -> None:

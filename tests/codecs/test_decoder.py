@@ -114,15 +114,8 @@ def test_decoder_raises_with_place_and_cause_when_a_field_is_damaged() -> None:
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.shard, error.key, error.field) == ("shard-1.tar", "k", "meta.json")
     for part in (
-        "'meta.json'",
-        "'k'",
-        "shard-1.tar",
-        "json",
-        "JSONDecodeError",
-        "char 6",
-        "6 bytes",
-        "warn_and_continue",
-    ):
+        "'meta.json'", "'k'", "shard-1.tar", "json", "JSONDecodeError", "char 6", "6 bytes", "warn_and_continue",
+    ):  # fmt: skip
         assert part in str(error)
     assert isinstance(error, SampleError)
     assert isinstance(caught.value.__cause__, ValueError)

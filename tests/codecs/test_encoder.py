@@ -362,21 +362,11 @@ def test_text_reads_back_when_any_characters() -> None:
 def test_integer_is_written_when_it_is_one_of_any_sort() -> None:
     """A str is written as it is, everything else as decimal digits."""
     for value, data in [
-        (0, b"0"),
-        (-3, b"-3"),
-        (10**30, b"1" + b"0" * 30),
-        (True, b"1"),
-        (np.int8(-3), b"-3"),
-        (np.uint64(2**64 - 1), b"18446744073709551615"),
-        (np.bool_(True), b"1"),
-        (np.array(5), b"5"),
-        (np.array(False), b"0"),
-        (torch.tensor(5), b"5"),
-        (torch.tensor([5]), b"5"),
-        (torch.tensor(True), b"1"),
-        (" 007\n", b" 007\n"),
-        ("-7", b"-7"),
-    ]:
+        (0, b"0"), (-3, b"-3"), (10**30, b"1" + b"0" * 30), (True, b"1"), (np.int8(-3), b"-3"),
+        (np.uint64(2**64 - 1), b"18446744073709551615"), (np.bool_(True), b"1"), (np.array(5), b"5"),
+        (np.array(False), b"0"), (torch.tensor(5), b"5"), (torch.tensor([5]), b"5"), (torch.tensor(True), b"1"),
+        (" 007\n", b" 007\n"), ("-7", b"-7"),
+    ]:  # fmt: skip
         assert encode("cls", value) == data
         assert decode("cls", data) == int(value)
 
@@ -602,16 +592,9 @@ def test_torch_keeps_shards_small_when_views_are_parameters_or_empty_or_conjugat
     big, wave = torch.arange(100_000.0), torch.randn(100_000, dtype=torch.complex64)
     weight, frozen = torch.nn.Parameter(big[:4]), torch.nn.Parameter(big[:3], requires_grad=False)
     values: list[list[torch.Tensor]] = [
-        [weight],
-        [frozen, big[1:4]],
-        [weight, weight],
-        [big[:0]],
-        [big[:0], big[5:9]],
-        [big[:0], big[3:3]],
-        [wave[:3].conj()],
-        [wave[:3].conj().imag],
-        [wave[:3].conj(), wave[1:4]],
-    ]
+        [weight], [frozen, big[1:4]], [weight, weight], [big[:0]], [big[:0], big[5:9]], [big[:0], big[3:3]],
+        [wave[:3].conj()], [wave[:3].conj().imag], [wave[:3].conj(), wave[1:4]],
+    ]  # fmt: skip
     for value in values:
         data = encode("pth", value)
         assert len(data) < 3000

@@ -8,21 +8,11 @@ import webdataset.autodecode
 from torchdata_wds.codecs import Decoder, handle_extension
 
 MATCHES = [
-    ("png", "png", True),
-    ("png", "input.png", True),
-    ("png", "a.b.png", True),
-    ("png", "xpng", False),
-    ("png", "png.txt", False),
-    ("png", "PNG", True),
-    ("PNG", "input.Png", True),
-    (".png", "png", True),
-    (".seg.png", "seg.png", True),
-    ("seg.png", "a.seg.png", True),
-    ("seg.png", "png", False),
-    ("seg.png", "xseg.png", False),
-    ("jpg png", "png", True),
-    ("jpg png", "gif", False),
-]
+    ("png", "png", True), ("png", "input.png", True), ("png", "a.b.png", True), ("png", "xpng", False),
+    ("png", "png.txt", False), ("png", "PNG", True), ("PNG", "input.Png", True), (".png", "png", True),
+    (".seg.png", "seg.png", True), ("seg.png", "a.seg.png", True), ("seg.png", "png", False),
+    ("seg.png", "xseg.png", False), ("jpg png", "png", True), ("jpg png", "gif", False),
+]  # fmt: skip
 
 
 def test_handle_extension_takes_a_field_when_its_last_parts_match() -> None:
@@ -61,23 +51,12 @@ def test_handle_extension_raises_when_its_arguments_are_wrong() -> None:
 def test_only_decodes_the_named_fields_when_given() -> None:
     """`only` names whole fields or globs, as str or list, as webdataset's `only` does; the others stay bytes."""
     for only, decoded in [
-        (None, {"cls", "a.cls", "json.gz", "txt"}),
-        ("cls", {"cls"}),
-        ("*.cls", {"a.cls"}),
-        ("*cls", {"cls", "a.cls"}),
-        ("a.cls", {"a.cls"}),
-        (".CLS", {"cls"}),
-        ("json", set()),
-        ("json.gz", {"json.gz"}),
-        ("*.gz", {"json.gz"}),
-        ("json.gz;txt cls", {"cls", "json.gz", "txt"}),
-        (["txt", "a.cls"], {"txt", "a.cls"}),
-        (("txt",), {"txt"}),
-        ({"txt"}, {"txt"}),
-        ("nothing", set()),
-        ("", set()),
-        ([], set()),
-    ]:
+        (None, {"cls", "a.cls", "json.gz", "txt"}), ("cls", {"cls"}), ("*.cls", {"a.cls"}),
+        ("*cls", {"cls", "a.cls"}), ("a.cls", {"a.cls"}), (".CLS", {"cls"}), ("json", set()),
+        ("json.gz", {"json.gz"}), ("*.gz", {"json.gz"}), ("json.gz;txt cls", {"cls", "json.gz", "txt"}),
+        (["txt", "a.cls"], {"txt", "a.cls"}), (("txt",), {"txt"}), ({"txt"}, {"txt"}), ("nothing", set()),
+        ("", set()), ([], set()),
+    ]:  # fmt: skip
         import gzip
 
         sample = {"cls": b"1", "a.cls": b"2", "json.gz": gzip.compress(b"3"), "txt": b"4"}

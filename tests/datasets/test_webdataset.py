@@ -75,17 +75,10 @@ def test_webdataset_takes_urls_in_every_form_when_called(shards: list[str]) -> N
     """A pattern, a path, lists, tuples, generators, nested lists and pipes."""
     folder = Path(shards[0]).parent
     for urls in (
-        str(folder / "shard-{000000..000004}.tar"),
-        str(folder / "*.tar"),
-        folder,
-        shards,
-        tuple(shards),
-        (url for url in shards),
-        [shards[:2], shards[2:]],
-        map(Path, shards),
-        "::".join(shards),
+        str(folder / "shard-{000000..000004}.tar"), str(folder / "*.tar"), folder, shards, tuple(shards),
+        (url for url in shards), [shards[:2], shards[2:]], map(Path, shards), "::".join(shards),
         IterableWrapper([folder]),
-    ):
+    ):  # fmt: skip
         pipe = WebDataset(urls, shardshuffle=False)
         assert keys(pipe) == text_keys(SIZES)
         assert keys(pipe) == text_keys(SIZES)
@@ -110,17 +103,9 @@ def test_webdataset_builds_the_whole_graph_when_everything_is_given(images: list
     """Shards are shuffled before they are split; samples are shuffled as bytes, before they are decoded."""
     pipe = WebDataset(images, True, "jpg;png cls", "pil", [None, str], 100, ignore_and_continue)
     assert types(pipe) == [
-        "IterableWrapper",
-        "ShardLister",
-        "Shuffler",
-        "ShardingFilter",
-        "ShardLoader",
-        "KeyGrouper",
-        "SampleShuffler",
-        "SampleDecoder",
-        "FieldTupler",
-        "TupleMapper",
-    ]
+        "IterableWrapper", "ShardLister", "Shuffler", "ShardingFilter", "ShardLoader", "KeyGrouper",
+        "SampleShuffler", "SampleDecoder", "FieldTupler", "TupleMapper",
+    ]  # fmt: skip
     rows = list(pipe)
     assert sorted(label for _, label in rows) == sorted("012012")
     assert {type(image).__mro__[-2] for image, _ in rows} == {Image.Image}
@@ -283,17 +268,9 @@ def test_webdataset_resamples_instead_of_shuffling_and_splitting_when_told(image
     for shardshuffle in [True, False, 100, None]:
         pipe = WebDataset(images, shardshuffle, "jpg;png cls", "pil", [None, str], 100, resampled=True)
         assert types(pipe) == [
-            "IterableWrapper",
-            "ShardLister",
-            "ShardingFilter",
-            "ShardResampler",
-            "ShardLoader",
-            "KeyGrouper",
-            "SampleShuffler",
-            "SampleDecoder",
-            "FieldTupler",
-            "TupleMapper",
-        ]
+            "IterableWrapper", "ShardLister", "ShardingFilter", "ShardResampler", "ShardLoader", "KeyGrouper",
+            "SampleShuffler", "SampleDecoder", "FieldTupler", "TupleMapper",
+        ]  # fmt: skip
         assert {label for _, label in islice(pipe, 100)} == set("012")
 
 

@@ -10,17 +10,6 @@ from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
 from torchdata_wds.codecs.table import CODECS, Codec, handle_extension
 
 __all__ = [
-    "Decoder",
-    "DecoderLike",
-    "Encoder",
-    "EncoderLike",
-    "decode_sample",
-    "encode_sample",
-    "handle_extension",
-    "image_decoder",
-    "CODECS",
-    "Codec",
-    "DEFAULT_MAX_BYTES",
-    "IMAGE_FIELDS",
-    "IMAGE_SPECS",
-]
+    "Decoder", "DecoderLike", "Encoder", "EncoderLike", "decode_sample", "encode_sample", "handle_extension",
+    "image_decoder", "CODECS", "Codec", "DEFAULT_MAX_BYTES", "IMAGE_FIELDS", "IMAGE_SPECS",
+]  # fmt: skip

@@ -327,18 +327,11 @@ def test_spec_raises_when_unknown() -> None:
     """The constructor names the nearest valid spec and lists all."""
     for (spec, nearest), make in itertools.product(
         [
-            ("rbg8", "rgb8"),
-            ("RGB8", "rgb8"),
-            ("PIL", "pil"),
-            ("torchrgb9", "torchrgb"),
-            ("pilgb", "pilrgb"),
-            ("tensor", "torch"),
-            ("rgbtorch", "torchrgb"),
-            ("rgb8torch", "torchrgb8"),
-            ("lpil", "pill"),
+            ("rbg8", "rgb8"), ("RGB8", "rgb8"), ("PIL", "pil"), ("torchrgb9", "torchrgb"), ("pilgb", "pilrgb"),
+            ("tensor", "torch"), ("rgbtorch", "torchrgb"), ("rgb8torch", "torchrgb8"), ("lpil", "pill"),
         ],
         [Decoder, image_decoder],
-    ):
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=f"did you mean '{nearest}'") as caught:
             make(spec)
         assert all(name in str(caught.value) for name in SPECS)

@@ -218,13 +218,8 @@ def test_value_is_refused_when_it_is_not_an_image() -> None:
         if len(shape) == 2:
             assert "no pixels" in refuse("png", Image.new("RGB", shape))  # type: ignore[arg-type]
     for dtype, cure in [
-        ("bool", "* 255"),
-        ("i8", "uint8"),
-        ("i4", "uint8"),
-        ("u4", "uint16"),
-        ("i1", "uint8"),
-        ("c8", "float32"),
-    ]:
+        ("bool", "* 255"), ("i8", "uint8"), ("i4", "uint8"), ("u4", "uint16"), ("i1", "uint8"), ("c8", "float32"),
+    ]:  # fmt: skip
         assert cure in refuse("png", np.zeros((2, 2), dtype))
     for value in ["a.png", 3, [[1]], np.ma.masked_array(np.zeros((2, 2), np.uint8))]:
         assert "expected a PIL image" in refuse("png", value)
@@ -444,17 +439,9 @@ def test_transparent_colour_is_checked_when_given() -> None:
         image.info["transparency"] = key
         assert not decode("rgba8", "png", encode("png", image)).any()
     for mode, key in [
-        ("L", "x"),
-        ("L", 300),
-        ("L", -1),
-        ("RGB", 3),
-        ("RGB", (1, 2)),
-        ("RGB", (0, -1, 0)),
-        ("RGB", (0, 0, 256)),
-        ("P", bytes(257)),
-        ("P", 256),
-        ("L", ()),
-    ]:
+        ("L", "x"), ("L", 300), ("L", -1), ("RGB", 3), ("RGB", (1, 2)), ("RGB", (0, -1, 0)), ("RGB", (0, 0, 256)),
+        ("P", bytes(257)), ("P", 256), ("L", ()),
+    ]:  # fmt: skip
         image = Image.new(mode, (2, 2))
         image.info["transparency"] = key
         assert "transparency" in refuse("png", image)

@@ -92,13 +92,8 @@ def test_arrays_keep_dtype_shape_and_order_when_stored() -> None:
             flat = np.arange(24).astype(dtype).view(np.uint8)
         whole = flat.view(dtype).reshape(4, 6)
         for array in (
-            whole,
-            np.asfortranarray(whole),
-            whole[1:3, ::2],
-            whole[0, 0:1].reshape(()),
-            whole[:0],
-            whole.T[::-1],
-        ):
+            whole, np.asfortranarray(whole), whole[1:3, ::2], whole[0, 0:1].reshape(()), whole[:0], whole.T[::-1],
+        ):  # fmt: skip
             read = again(array)
             assert type(read) is np.ndarray
             assert (read.dtype, read.shape) == (array.dtype, array.shape)

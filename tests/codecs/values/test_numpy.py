@@ -41,13 +41,9 @@ def header(code: bytes, *dims: int, rank: int | None = None) -> bytes:
 def test_npy_gives_the_array_when_whole() -> None:
     """Type, shape and values come back; writing to the array changes nothing else."""
     for array in [
-        ARRAY,
-        np.asfortranarray(ARRAY),
-        np.float64(3),
-        np.zeros((0, 4)),
-        ARRAY.astype(">f4"),
+        ARRAY, np.asfortranarray(ARRAY), np.float64(3), np.zeros((0, 4)), ARRAY.astype(">f4"),
         np.array(["a", "bcd"]),
-    ]:
+    ]:  # fmt: skip
         value = decode("npy", npy_bytes(array))
         assert value.dtype == array.dtype
         assert np.array_equal(value, array)

@@ -40,14 +40,9 @@ def test_decoder_raises_when_errors_cannot_decode() -> None:
 def test_integer_reads_decimal_numbers_when_surrounded_by_blanks() -> None:
     """Blanks, newlines and byte order marks on both sides, signs and leading zeros are fine."""
     for data, value in [
-        (b"0", 0),
-        (b"-3", -3),
-        (b"+3", 3),
-        (b"007", 7),
-        (b"\xef\xbb\xbf12\r\n", 12),
-        (b"\t 9 \n", 9),
+        (b"0", 0), (b"-3", -3), (b"+3", 3), (b"007", 7), (b"\xef\xbb\xbf12\r\n", 12), (b"\t 9 \n", 9),
         (b"123456789012345678901234567890", 123456789012345678901234567890),
-    ]:
+    ]:  # fmt: skip
         assert Decoder()({"cls": data}) == {"cls": value}
     for data in [b" \n\xef\xbb\xbf7", b"7\n\xef\xbb\xbf", b"\xef\xbb\xbf 7 \r\n"]:
         assert decode_sample({"cls": data}) == {"cls": 7}
@@ -56,20 +51,9 @@ def test_integer_reads_decimal_numbers_when_surrounded_by_blanks() -> None:
 def test_integer_raises_when_no_decimal_number() -> None:
     """What is not a plain decimal number is an error, also where Python's int() would take it."""
     for data in [
-        b"",
-        b" ",
-        b"1_000",
-        "٣".encode(),
-        "\uff11".encode(),
-        b"1.0",
-        b"1e3",
-        b"0x1",
-        b"1 2",
-        b"--1",
-        b"- 1",
-        b"cat",
+        b"", b" ", b"1_000", "٣".encode(), "\uff11".encode(), b"1.0", b"1e3", b"0x1", b"1 2", b"--1", b"- 1", b"cat",
         b"1\x00",
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(DecodingError, match=r"an integer.*expected a decimal integer"):
             Decoder()({"cls": data})
     for field in ["cls", "index", "id"]:

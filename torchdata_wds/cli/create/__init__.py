@@ -1,4 +1,10 @@
-"""``create``: makes an archive of a folder, a recipe or a plan."""
+"""Make an archive of a folder of files, or of what a recipe or a table lists.
+
+wds create images -o images.tar
+wds create recipe.txt -o recipe.tar
+wds create plan.tsv --missing skip-sample -o plan.tar
+wds create recipe.txt --sort --rekey '#' -o - | wds ls
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import argparse
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.command import Command, UsageError, choice, flag, option
+from torchdata_wds.cli.command import UsageError, choice, documented, flag, option
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, SampleFolder
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
@@ -103,17 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    "make an archive of a folder of files, or of what a recipe or a table lists",
-    _add_arguments,
-    _run,
-    """
-    wds create images -o images.tar
-    wds create recipe.txt -o recipe.tar
-    wds create plan.tsv --missing skip-sample -o plan.tar
-    wds create recipe.txt --sort --rekey '#' -o - | wds ls
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)
 
 
 def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:

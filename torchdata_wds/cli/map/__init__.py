@@ -1,4 +1,8 @@
-"""``map``: runs a Python function over shards, shard by shard, in this process, in others or on a Dask cluster."""
+"""Run a Python function over shards, shard by shard.
+
+wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
+wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from typing import Any
 
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds.cli.command import Command, UsageError, flag, option, whole_number
+from torchdata_wds.cli.command import UsageError, documented, flag, option, whole_number
 from torchdata_wds.cli.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.jobs import run_in_processes
 from torchdata_wds.cli.map.shard_tasks import (
@@ -100,15 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
             sys.path.remove(folder)
 
 
-COMMAND = Command(
-    "run a Python function over shards, shard by shard",
-    _add_arguments,
-    _run,
-    """
-    wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
-    wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)
 
 
 # -------------------------------------------------------------------------------------------- functions of the user's

@@ -1,4 +1,10 @@
-"""``proc``: runs a command on every sample, in a folder of its own."""
+"""Run a command on every sample, in a folder of its own.
+
+wds proc -c 'tr a-z A-Z < sample.txt > sample.upper; rm sample.json' train-000000.tar -o upper.tar
+wds proc -p 4 -c 'for i in 1 2; do mkdir $i; cp sample.jpg sample.cls $i; done; rm sample.*' train-000000.tar -o two.tar
+wds proc -c 'cp sample.txt sample-0.txt; mv sample.txt sample-1.txt; rm sample.*' 'train-*.tar' -o 'halves-{name}.tar'
+wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds ls -
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option
+from torchdata_wds.cli.command import UsageError, add_parallel, choice, documented, flag, option
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_all_inputs
 from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.cli.map.target_names import is_target_pattern
@@ -83,17 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return max(work_on_shards(list_all_inputs(arguments), arguments, work), made.tell())
 
 
-COMMAND = Command(
-    "run a command on every sample, in a folder of its own",
-    _add_arguments,
-    _run,
-    """
-wds proc -c 'tr a-z A-Z < sample.txt > sample.upper; rm sample.json' train-000000.tar -o upper.tar
-wds proc -p 4 -c 'for i in 1 2; do mkdir $i; cp sample.jpg sample.cls $i; done; rm sample.*' train-000000.tar -o two.tar
-wds proc -c 'cp sample.txt sample-0.txt; mv sample.txt sample-1.txt; rm sample.*' 'train-*.tar' -o 'halves-{name}.tar'
-wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds ls -
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)
 
 
 class _MadeSamples:

@@ -1,4 +1,7 @@
-"""``sort``: samples in the order of a value, in bounded memory.
+"""Sort samples by their key or a field, in bounded memory.
+
+wds sort train-000000.tar -k cls --type int -o by-class.tar
+wds sort 'train-*.tar' --type shuffle --seed 1 --memory 100MB -o shuffled.tar
 
 What does not fit goes to files without a name, as sorted runs, which are merged.
 """
@@ -22,7 +25,7 @@ from sys import getsizeof
 from typing import Any, Literal, get_args
 
 from torchdata_wds.cli import outputs
-from torchdata_wds.cli.command import Command, UsageError, add_seed, byte_size, choice, flag, option, usage_checked
+from torchdata_wds.cli.command import UsageError, add_seed, byte_size, choice, documented, flag, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.terminal import counted, say
 from torchdata_wds.codecs.values.text import without_bom
@@ -324,12 +327,4 @@ class _TemporaryFile:
             ) from error
 
 
-COMMAND = Command(
-    "sort samples by their key or a field, in bounded memory",
-    _add_arguments,
-    _run,
-    """
-    wds sort train-000000.tar -k cls --type int -o by-class.tar
-    wds sort 'train-*.tar' --type shuffle --seed 1 --memory 100MB -o shuffled.tar
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

@@ -1,4 +1,8 @@
-"""``split``: samples in numbered shards."""
+"""Write samples into numbered shards.
+
+wds split 'train-{000000..000003}.tar' -n 15 -o small
+wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --post 'sha256sum {path}'
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ from typing import Any
 
 from torchdata_wds import storage
 from torchdata_wds.cli.command import (
-    Command,
     Rekeying,
     UsageError,
     add_writing,
     byte_size,
+    documented,
     flag,
     option,
     positive_number,
@@ -286,12 +290,4 @@ class HookCommand:
             raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
 
 
-COMMAND = Command(
-    "write samples into numbered shards",
-    _add_arguments,
-    _run,
-    """
-    wds split 'train-{000000..000003}.tar' -n 15 -o small
-    wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --post 'sha256sum {path}'
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

@@ -1,4 +1,9 @@
-"""``validate``: everything that is wrong with shards, and the samples that are good."""
+"""Read everything, report every damage and oddity with its place, and write the good samples.
+
+wds validate --decode 'train-{000000..000003}.tar'
+wds validate damaged.tar --fix repaired.tar
+wds validate --strict repaired.tar
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.cli.command import (
-    Command,
     UsageError,
     add_force,
     add_parallel,
     add_rekey,
+    documented,
     flag,
     option,
     whole_number,
@@ -303,13 +308,4 @@ def _note(item: CheckedSample, kind: str, message: str) -> Finding:
     return Finding("note", kind, message, shard, key=item.sample["__key__"], offset=item.offset)
 
 
-COMMAND = Command(
-    "read everything, report every damage and oddity with its place, and write the good samples",
-    _add_arguments,
-    _run,
-    """
-    wds validate --decode 'train-{000000..000003}.tar'
-    wds validate damaged.tar --fix repaired.tar
-    wds validate --strict repaired.tar
-    """,
-)
+COMMAND = documented(__doc__, _add_arguments, _run)

@@ -11,8 +11,7 @@ from torchdata_wds.codecs.plans import Planner, StepFailedError, describe_cause,
 from torchdata_wds.codecs.suffixes import compress, is_compressed, split_suffix
 from torchdata_wds.codecs.table import find_codec, matches, parse_extensions
 from torchdata_wds.errors import SKIPPING, Advice, EncodingError
-from torchdata_wds.format.samples.names import is_metadata
-from torchdata_wds.format.samples.writable import as_bytes, is_written
+from torchdata_wds.format.samples.names import as_bytes, is_metadata, is_written
 
 SampleEncoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 EncoderLike = bool | str | Mapping[str, Callable[[Any], bytes]] | SampleEncoder

@@ -25,8 +25,7 @@ from torchdata_wds.cli.proc.sample_folders import failure, read_folder, write_fo
 from torchdata_wds.cli.terminal import counted
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, UnsafeDataError
-from torchdata_wds.format.samples.names import is_metadata
-from torchdata_wds.format.samples.writable import check_field
+from torchdata_wds.format.samples.names import check_field, is_metadata
 from torchdata_wds.storage.sources.command import CommandGuard, ShellCommand, status_text
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import SampleError
-from torchdata_wds.format.samples.names import is_metadata
-from torchdata_wds.format.samples.writable import as_bytes, check_field, is_written
+from torchdata_wds.format.samples.names import as_bytes, check_field, is_metadata, is_written
 from torchdata_wds.storage import mask_url
 
 _PREFIX = "sample."

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torchdata_wds.checks import is_count, is_number
 from torchdata_wds.errors import MissingFieldError
-from torchdata_wds.format.samples.writable import as_bytes, check_field, check_key, is_written
+from torchdata_wds.format.samples.names import as_bytes, check_field, check_key, is_written
 from torchdata_wds.format.tar.headers import BLOCK, PAX_HEADER, padding
 
 _NAME_SIZE = 100

@@ -15,7 +15,7 @@ from torchdata_wds import storage
 from torchdata_wds.cli.command import Part, UsageError, byte_size, choice, flag, option, part_number, range_of
 from torchdata_wds.cli.terminal import Progress, counted, message_of, say, stdout_is_apart, tell_losses
 from torchdata_wds.errors import SampleError, ShardListError, UnsafeDataError
-from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, folder_of, join_url
+from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace, folder_of, join_url
 from torchdata_wds.format.index.slices import OpenSlice
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES
 from torchdata_wds.option_types import KeyRule

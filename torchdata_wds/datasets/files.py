@@ -15,10 +15,8 @@ from torchdata_wds import storage
 from torchdata_wds.checks import check_choice, check_flags
 from torchdata_wds.consumers import Place
 from torchdata_wds.errors import DuplicateFieldError, MissingFieldError
-from torchdata_wds.format.dataset_files.entries import ENTRY_KEYS, SpecEntry, SpecGroup, dataset_groups, sampled_groups
-from torchdata_wds.format.dataset_files.files import read_spec
-from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, short
-from torchdata_wds.format.dataset_files.wids import wids_groups
+from torchdata_wds.format.dataset_files.entries import ENTRY_KEYS, SpecEntry, SpecGroup, spec_groups
+from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace, read_spec
 from torchdata_wds.format.samples.field_items import FieldItem
 from torchdata_wds.handlers import Handler, check_handler, reraise_exception
 from torchdata_wds.pipes.base import Held, WdsPipe
@@ -255,18 +253,7 @@ def _groups(source: Any, allow_pipe: bool, options: storage.StorageOptions) -> l
         content, origin = read(path)
     else:
         raise TypeError(f"load_dataset takes a path, a URL or a dict, not {type(source).__name__}")
-    place = SpecPlace(origin)
-    if isinstance(content, Mapping):
-        if not content.keys().isdisjoint(("shardlist", "wids_version", "__kind__")):
-            return wids_groups(content, place, read)
-        if "dataset" in content:
-            return dataset_groups(content, place)
-        if "datasets" in content:
-            return sampled_groups(content, place)
-    raise place.error(
-        "is not a dataset file: expected a mapping with a list 'dataset' (shards and keys for transforms), 'datasets' "
-        f"(with prefix and buckets) or 'shardlist' (wids), found {short(content)}"
-    )
+    return spec_groups(content, SpecPlace(origin), read)
 
 
 def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storage.StorageOptions) -> None:

@@ -12,8 +12,7 @@ import pytest
 from tests.kits.servers import serve_folder
 from tests.kits.shards import text_samples, write_tar
 from torchdata_wds import SpecError, UnsafeDataError, load_dataset
-from torchdata_wds.format.dataset_files.files import parse_spec
-from torchdata_wds.format.dataset_files.trust import folder_of, join_url
+from torchdata_wds.format.dataset_files.reading import folder_of, join_url, parse_spec
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +215,7 @@ def test_yaml_does_not_grow_when_aliases_multiply(monkeypatch: pytest.MonkeyPatc
     merged += [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}" for level in range(1, 12)]
     with suppress(SpecError):  # newer versions of PyYAML merge what is equal once
         assert {len(keys) for keys in parse_spec("\n".join(merged)).values()} == {10}
-    monkeypatch.setattr("torchdata_wds.format.dataset_files.files._MAX_MERGED", 15)
+    monkeypatch.setattr("torchdata_wds.format.dataset_files.reading._MAX_MERGED", 15)
     assert len(parse_spec("\n".join(merged[:1]) + "\nb: {<<: *a0, x: 1}")["b"]) == 11
     with pytest.raises(SpecError, match="merges more than 15 keys"):
         parse_spec("a: &a {<<: {" + ", ".join(f"k{number}: 1" for number in range(16)) + "}}\n")
@@ -235,7 +234,7 @@ def test_spec_file_raises_when_it_is_no_text_or_too_large(monkeypatch: pytest.Mo
     Path("spec.yaml").write_bytes(b"dataset: \xff")
     with pytest.raises(SpecError, match="not UTF-8 text"):
         load_dataset("spec.yaml")
-    monkeypatch.setattr("torchdata_wds.format.dataset_files.files._MAX_BYTES", 100)
+    monkeypatch.setattr("torchdata_wds.format.dataset_files.reading._MAX_BYTES", 100)
     with pytest.raises(SpecError, match="larger than 100 bytes"):
         load_dataset(save(entry(name="x" * 100)))
 

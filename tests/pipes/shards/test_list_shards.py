@@ -108,7 +108,7 @@ def test_list_shards_looks_elsewhere_when_rules_say_so(tmp_path: Path) -> None:
 def test_dataset_files_read_no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's file cannot send a variable to its server."""
     from torchdata_wds.format.dataset_files.entries import dataset_groups
-    from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace
+    from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace
     from torchdata_wds.storage import list_urls
 
     monkeypatch.setenv("WDS_token", "secret")

@@ -18,7 +18,7 @@ from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, Sample
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
 from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
 from torchdata_wds.errors import SampleError, SpecError
-from torchdata_wds.format.dataset_files.trust import folder_of
+from torchdata_wds.format.dataset_files.reading import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard
 from torchdata_wds.storage.urls import STDIN, is_local, local_path
 

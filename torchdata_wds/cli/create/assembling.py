@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from torchdata_wds.cli.terminal import counted
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardOpenError, SpecError, UnsafeDataError, cli_message
-from torchdata_wds.format.dataset_files.trust import short
+from torchdata_wds.format.dataset_files.reading import short
 from torchdata_wds.format.samples.names import check_field, check_key, is_metadata
 from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, stored_bytes

@@ -15,7 +15,7 @@ from torchdata_wds.cli.tables import unescape_cell
 from torchdata_wds.cli.terminal import printable
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, ShardOpenError, SpecError, UnsafeDataError
-from torchdata_wds.format.dataset_files.trust import Origin, SpecPlace, join_url, short
+from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace, join_url, short
 from torchdata_wds.format.samples.names import skip_reason, split_name
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, local_path, scheme_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -10,15 +11,24 @@ from typing import Any, Literal, get_args
 
 from torchdata_wds import storage
 from torchdata_wds.checks import is_count, is_number
-from torchdata_wds.format.dataset_files.trust import SpecPlace, short
+from torchdata_wds.format.dataset_files.reading import Origin, SpecPlace, join_url, short
 from torchdata_wds.format.samples.field_items import FieldItem, parse_field_items
+from torchdata_wds.storage.urls import is_local
+
+logger = logging.getLogger(__name__)
 
 #: The keys of an entry that have a meaning here; others go to the program's function.
 ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions", "missing")
 _SAMPLED_KEYS = ("prefix", "buckets", "datasets")
-_SOURCE_KEYS = ("name", "buckets", "shards", "resample", "choose", "perepoch")
-Missing = Literal["error", "skip", "none"]
 _COUNTS = ("resample", "choose", "perepoch")
+_SOURCE_KEYS = ("name", "buckets", "shards", *_COUNTS)
+_KIND = "wids-shard-index-v1"
+_WIDS_PART_KEYS = ("name", "base", "info", "keep", "weight", "shardlist")
+_WIDS_KEYS = ("__kind__", "wids_version", *_WIDS_PART_KEYS, "datasets")
+_REFERENCE_KEYS = ("source_url", "name", "weight")
+_SHARD_KEYS = ("url", "nsamples", "filesize", "md5sum", "weight", "name", "dataset")
+Read = Callable[[str], tuple[Any, Origin]]
+Missing = Literal["error", "skip", "none"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,6 +84,21 @@ class SpecGroup:
 Part = tuple[SpecPlace, float | None, list[SpecEntry]]
 
 
+def spec_groups(content: Any, place: SpecPlace, read: Read) -> list[SpecGroup]:
+    """Checks what a dataset file of any kind says; `read` reads another one, and returns its content and origin."""
+    if isinstance(content, Mapping):
+        if not content.keys().isdisjoint(("shardlist", "wids_version", "__kind__")):
+            return _wids_groups(content, place, read)
+        if "dataset" in content:
+            return dataset_groups(content, place)
+        if "datasets" in content:
+            return _sampled_groups(content, place)
+    raise place.error(
+        "is not a dataset file: expected a mapping with a list 'dataset' (shards and keys for transforms), 'datasets' "
+        f"(with prefix and buckets) or 'shardlist' (wids), found {short(content)}"
+    )
+
+
 def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
     """Checks a specification with a ``dataset:`` list: one group, or with weights a group per entry."""
     place.check_keys(content, ("dataset",))
@@ -83,10 +108,10 @@ def dataset_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGro
     keys = {key for item in items for key in ("weight", "probability") if key in item}
     if len(keys) > 1:
         raise here.error("some entries have a weight, others a probability; both mean the same: write one of them")
-    return groups_by_weight(parts, "".join(keys), "entries")
+    return _groups_by_weight(parts, "".join(keys), "entries")
 
 
-def groups_by_weight(parts: list[Part], key: str, others: str) -> list[SpecGroup]:
+def _groups_by_weight(parts: list[Part], key: str, others: str) -> list[SpecGroup]:
     """Makes one group of all entries, or one of each part where parts have weights, as all of them must then."""
     if all(weight is None for _, weight, _ in parts):
         return [SpecGroup(tuple(entry for _, _, entries in parts for entry in entries))]
@@ -103,7 +128,7 @@ def _entry(item: Any, place: SpecPlace, number: int) -> Part:
     for key in free:
         if not isinstance(key, str):
             raise place.error(f"the key {short(key)} is no text; it would be the name of an argument")
-    name = checked_name(item, place, number)
+    name = _checked_name(item, place, number)
     patterns = tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place)))
     fields = _fields(item, place)
     missing: Missing = item.get("missing", "error")
@@ -116,7 +141,7 @@ def _entry(item: Any, place: SpecPlace, number: int) -> Part:
 
 
 def _entry_weight(item: Mapping[str, Any], place: SpecPlace) -> float | None:
-    found = [checked_weight(item, key, place) for key in ("weight", "probability") if key in item]
+    found = [_checked_weight(item, key, place) for key in ("weight", "probability") if key in item]
     if len(found) > 1:
         raise place.error("has a weight and a probability; both mean the same: write one of them")
     if "probability" in item and found[0] is not None and found[0] > 1:
@@ -141,7 +166,7 @@ def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] 
     return tuple(found._replace(names=tuple(name.lower() for name in found.names)) for found in fields)
 
 
-def sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
+def _sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
     """Checks a specification with ``prefix``, ``buckets`` and ``datasets``: one group."""
     place.check_keys(content, _SAMPLED_KEYS)
     prefix = place.at("prefix").expand(_text(content.get("prefix", ""), place.at("prefix")))
@@ -161,10 +186,10 @@ def _source(item: Any, place: SpecPlace, prefix: str, default: str) -> SpecEntry
     counts = [key for key in _COUNTS if key in item]
     if len(counts) > 1:
         raise place.error(f"has {' and '.join(counts)}; write one of them")
-    count = checked_count(item, counts[0], place, least=1) if counts else None
+    count = _checked_count(item, counts[0], place, least=1) if counts else None
     return SpecEntry(
         place,
-        checked_name(item, place, f"@{bucket}"),
+        _checked_name(item, place, f"@{bucket}"),
         tuple(here.check_pattern(prefix + os.path.join(bucket, text)) for text in patterns),  # noqa: PTH118 - URLs
         count=count,
         replacement="resample" in item,
@@ -178,9 +203,9 @@ def _bucket(item: Mapping[str, Any], place: SpecPlace) -> str:
     return place.at("buckets").expand(buckets[0])
 
 
-def _filled_list(value: Any, place: SpecPlace) -> list[Any]:
+def _filled_list(value: Any, place: SpecPlace, what: str = "list") -> list[Any]:
     if not isinstance(value, (list, tuple)) or not value:
-        raise place.error(f"expected a list that is not empty, found {short(value)}")
+        raise place.error(f"expected a {what} that is not empty, found {short(value)}")
     return list(value)
 
 
@@ -204,7 +229,7 @@ def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
     return found
 
 
-def checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) -> str | int:
+def _checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) -> str | int:
     """The name of a dataset."""
     if "name" not in item:
         return default
@@ -214,7 +239,7 @@ def checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) 
     return name
 
 
-def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float | None:
+def _checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float | None:
     """A number above 0, None where there is none."""
     if key not in item:
         return None
@@ -225,9 +250,103 @@ def checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float
     return float(value)
 
 
-def checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least: int = 0) -> int:
+def _checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least: int = 0) -> int:
     """A whole number."""
     value: int = item[key]
     if not is_count(value, least):
         raise place.at(key).error(f"expected a whole number from {least}, found {short(value)}")
     return value
+
+
+def _wids_groups(content: Mapping[str, Any], place: SpecPlace, read: Read) -> list[SpecGroup]:
+    """Checks a ``wids`` shard list: one group, or with weights a group per dataset."""
+    parts = list(_wids_parts(content, place, read))
+    if not parts:
+        raise place.error("has neither a shardlist nor datasets with one")
+    return _groups_by_weight(parts, "weight", "datasets")
+
+
+def wids_counts(content: Mapping[str, Any], url: str) -> Iterator[tuple[str, Any]]:
+    """Yields the URL and the number of samples of each shard in the shard list of the file `url`, unchecked."""
+    own_folder, slash, _ = (url if is_local(url) else url.partition("?")[0]).rpartition("/")
+    for part in (content, *content.get("datasets", ())):
+        folder = part.get("base") or content.get("base") or own_folder + slash
+        for shard in part.get("shardlist", ()):
+            yield join_url(folder, shard["url"].removeprefix("./")), shard["nsamples"]
+
+
+def _wids_parts(content: Mapping[str, Any], place: SpecPlace, read: Read) -> Iterator[Part]:
+    _check_wids(content, place)
+    own = bool(content.get("shardlist"))
+    if own:
+        yield _wids_part(content, place, _checked_name(content, place, 0), place.origin.folder)
+    folder = _base(content, place, place.origin.folder)
+    datasets = content.get("datasets", [])
+    if not isinstance(datasets, (list, tuple)):
+        raise place.at("datasets").error(f"expected a list, found {short(datasets)}")
+    for number, item in enumerate(datasets):
+        where = place.at("datasets").at(number)
+        if isinstance(item, Mapping) and "source_url" in item:
+            yield _referenced(item, where, number + own, folder, read)
+        else:
+            where.check_keys(item, _WIDS_PART_KEYS)
+            yield _wids_part(item, where, _checked_name(item, where, number + own), folder)
+
+
+def _referenced(item: Mapping[str, Any], place: SpecPlace, number: int, folder: str, read: Read) -> Part:
+    """The list that an item points to; its weight and name are the item's, where it has some."""
+    place.check_keys(item, _REFERENCE_KEYS)
+    content, origin = read(_url(item, "source_url", place, "shard list", folder))
+    inner = SpecPlace(origin)
+    _check_wids(content, inner)
+    if content.get("datasets"):
+        raise inner.at("datasets").error(f"{place} points to this file, which must have shards only: one level is read")
+    name = _checked_name(item, place, _checked_name(content, inner, number))
+    listed, weight, entries = _wids_part(content, inner, name, origin.folder)
+    return listed, _checked_weight(item, "weight", place) if "weight" in item else weight, entries
+
+
+def _check_wids(content: Any, place: SpecPlace) -> None:
+    place.check_keys(content, _WIDS_KEYS)
+    version = content.get("wids_version", 1)
+    if version != 1 or isinstance(version, bool):
+        raise place.at("wids_version").error(f"expected 1, found {short(version)}: no other is known")
+    if content.get("__kind__", _KIND) != _KIND:
+        raise place.at("__kind__").error(f"expected {_KIND!r}, found {short(content['__kind__'])}")
+
+
+def _base(item: Mapping[str, Any], place: SpecPlace, folder: str) -> str:
+    base = item.get("base", "")
+    if base is not None and not isinstance(base, str):
+        raise place.at("base").error(f"expected the URL of a folder, found {short(base)}")
+    return join_url(folder, base) if base else folder
+
+
+def _wids_part(item: Mapping[str, Any], place: SpecPlace, name: str | int, folder: str) -> Part:
+    """Makes an entry per name that the shards have; by default that of the list."""
+    folder = _base(item, place, folder)
+    here = place.at("shardlist")
+    shards = _filled_list(item.get("shardlist"), here, "list of shards")
+    if any(isinstance(shard, Mapping) and "weight" in shard for shard in shards):
+        logger.warning("%s: weights of single shards are not used; weights of datasets are", here)
+    urls: dict[str | int, list[str]] = {}
+    for number, shard in enumerate(shards):
+        where = here.at(number)
+        where.check_keys(shard, _SHARD_KEYS)
+        url = _url(shard, "url", where, "shard", folder)
+        for key in ("nsamples", "filesize"):
+            if shard.get(key) is not None:
+                _checked_count(shard, key, where)
+        own = shard.get("dataset", shard.get("name"))
+        if not isinstance(own, str | int | None):
+            raise where.at("dataset").error(f"expected text, found {short(own)}")
+        urls.setdefault(name if own is None else own, []).append(url)
+    entries = [SpecEntry(here, own, tuple(found), verbatim=True) for own, found in urls.items()]
+    return here, _checked_weight(item, "weight", place), entries
+
+
+def _url(item: Mapping[str, Any], key: str, place: SpecPlace, what: str, folder: str) -> str:
+    here, url = place.at(key), item.get(key)
+    if not isinstance(url, str) or not url:
+        raise here.error(f"expected the URL of a {what}, found {short(url)}")
+    return here.check_url(join_url(folder, url))

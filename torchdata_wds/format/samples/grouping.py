@@ -106,12 +106,11 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Shown) -> dict[str, A
 
 def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
     """Adds what is known of the reading of the shard that samples are from."""
-    local_path = getattr(source.url, "local_path", None)  # as a LocatedUrl has it
-    if local_path is not None:
-        url = source.url.url  # type: ignore[attr-defined]
+    url: Any = source.url
+    if hasattr(url, "local_path"):  # a LocatedUrl
         for sample in samples:
-            sample["__url__"] = url
-            sample["__local_path__"] = local_path
+            sample["__url__"] = url.url
+            sample["__local_path__"] = url.local_path
     if source.visit < 0:
         for sample in samples:
             sample["__pad__"] = True

@@ -24,14 +24,11 @@ class ShardMember(NamedTuple):
 
 
 class LocatedUrl(str):
-    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path.
-
-    `url` is the object that was listed, which may be a str with more to it.
-    """
+    """The URL of a shard that is read from a local copy, in its members: as it was listed, with the copy's path."""
 
     __slots__ = ("local_path", "url")
 
-    url: str
+    url: str  # as it was listed: a str, or one of a subclass that says more
     local_path: str
 
     def __new__(cls, url: str, local_path: str) -> Self:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
-from torchdata_wds.format.dataset_files.wids import wids_counts
+from torchdata_wds.format.dataset_files.entries import wids_counts
 from torchdata_wds.format.index import IndexHeader, index_url, parse_index_header, shard_name
 from torchdata_wds.option_types import Index
 from torchdata_wds.storage import StorageOptions, mask_url, open_shard

@@ -12,23 +12,45 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import Dataset, IterDataPipe, get_worker_info
 from torch.utils.data.dataloader import _sharding_worker_init_fn
-from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data.datapipes.iter import IterableWrapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph import DataPipeGraph
 from torch.utils.data.graph_settings import get_all_graph_pipes
 
 from torchdata_wds import consumers
 from torchdata_wds.consumers import Place, distributed_place, graph_of, in_stock_worker, stock_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name
-from torchdata_wds.pipes.shares import WORKER_NAMES, calls, reads_shards, share_of
+from torchdata_wds.pipes.pickling import Held
 
-_HOOK = "torch.utils.data.datapipes._hook_iterator"
+# What code calls that divides by the worker's number, or also by the rank; WebDataset's own has the second name.
+_WORKER_NAMES = {"get_worker_info", "pytorch_worker_info"}
+_PLACE_NAMES = {*_WORKER_NAMES, "get_rank", "get_world_size"}
+# Stages that yield the items of all their sources, and those that pair them by position.
+_MERGERS = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMixer", "SampleMultiplexerDataPipe"}
+_ZIPPERS = {"Zipper", "ZipperLongest"}
+# Stages that keep a single item single, whatever they do to it.
+_KEEPERS = {"Mapper", "WdsMapper", "Cycler", "Repeater", "InMemoryCacheHolder"}
+# Stages that look things up in their further sources, by key or in a function: each consumer needs all of those items.
+_LOOKUPS = {"IterKeyZipper", "MapKeyZipper", "StageComposer"}
+
+_NO_FILTER = (
+    "sharding",
+    "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every one of "
+    "them reads every shard, so each sample comes several times (unless each was given shards of its own)",
+)
+_LATE_FILTER = (
+    "late",
+    "shards are read in several workers or ranks, and the .sharding_filter() stands after the stage that reads them: "
+    "each sample comes once, but every worker reads every shard. Put the filter before .load_wds_shards(), as in "
+    ".list_shards().shuffle().sharding_filter().load_wds_shards()",
+)
 
 
 class _Checked:
@@ -36,8 +58,7 @@ class _Checked:
 
     def __init__(self, root: Any, pipes: set[int]) -> None:
         self.root = weakref.ref(root)
-        self.pipes = pipes
-        self.is_entered = False
+        self.pipes, self.is_entered = pipes, False
 
 
 _checked: _Checked | None = None
@@ -68,14 +89,14 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
     checked.is_entered = True
     stage = next((outer for outer in running if id(outer) in checked.pipes), root)
     graph = graph_of(stage)
-    share = "part" if graph is None else share_of(stage, graph[id(stage)][1])[0]
+    share = "part" if graph is None else _share_of(stage, graph[id(stage)][1])[0]
     if share == "part" or _divides_itself():
         return
     filters = [found for found in upstream(root) if isinstance(found, ShardingFilter)]
     if any(above is stage for found in filters for above in upstream(found)):
-        _warn_of_late()
+        warn_once(*_LATE_FILTER)
     elif not _warn_of_untold(list(upstream(pipe)), root) and share == "all" and consumers.find_sharder(pipe) is None:
-        _warn_of_none()
+        warn_once(*_NO_FILTER)
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
@@ -89,40 +110,98 @@ def check_division(root: Any, *, workers: int | None = None, for_reader: bool = 
         return None
     pipes: list[Any] = get_all_graph_pipes(graph)
     _checked = _Checked(root, set(map(id, pipes)))
-    share, warnings = share_of(root, graph[id(root)][1])
+    share, warnings = _share_of(root, graph[id(root)][1])
     if workers is None and _warn_of_untold(pipes, root):
         return _checked
     for warning in warnings:
         warn_once(warning, warning)  # each branch once
-    if share == "all" and any(map(reads_shards, pipes)):
-        _warn_of_none()
+    if share == "all" and any(map(_reads_shards, pipes)):
+        if not _divides_itself():
+            warn_once(*_NO_FILTER)
     elif share == "all" and not for_reader and all(map(known_name, pipes)):
         warn_once(
             "unfiltered",
             "this graph has no .sharding_filter(): each worker or rank gives all of its items, so they come several "
             "times. Put one after .shuffle(), before the stages that do the work",
         )
-    elif any(isinstance(pipe, ShardingFilter) and any(map(reads_shards, upstream(pipe))) for pipe in pipes):
-        _warn_of_late()
+    elif any(isinstance(pipe, ShardingFilter) and any(map(_reads_shards, upstream(pipe))) for pipe in pipes):
+        warn_once(*_LATE_FILTER)
     return _checked
 
 
-def _warn_of_none() -> None:
-    if not _divides_itself():
-        warn_once(
-            "sharding",
-            "shards are read in several workers or ranks with no .sharding_filter() before .load_wds_shards(): every "
-            "one of them reads every shard, so each sample comes several times (unless each was given shards of its "
-            "own)",
+def _reads_shards(pipe: Any) -> bool:
+    return bool(getattr(type(pipe), "reads_shards", False))
+
+
+def _share_of(pipe: Any, sources: DataPipeGraph) -> tuple[str, list[str]]:
+    """Returns each consumer's share of a pipe's items, and warnings about branches that are not divided as others.
+
+    The share is a "part" of the items, "all", the same single one ("constant"), or what it chooses itself ("own").
+    """
+    if hasattr(type(pipe), "apply_sharding"):
+        return "part", []
+    if not sources:
+        return _share_of_source(pipe), []
+    name = known_name(pipe)
+    found: list[Any] = [(source, *_share_of(source, above)) for source, above in sources.values()]
+    if name in _LOOKUPS:
+        del found[1:]
+    warnings = [warning for *_, inner in found for warning in inner]
+    shares = [share for _, share, _ in found]
+    if "part" in shares:
+        for number, (source, share, _) in enumerate(found):
+            # A constant may meet whatever comes. A stage of another package may need all items of its second source,
+            # but rarely reads shards for that.
+            is_doubled = share == "all" or (share == "constant" and name not in _ZIPPERS)
+            if is_doubled and (name in _ZIPPERS | _MERGERS or any(map(_reads_shards, upstream(source)))):
+                warnings.append(_describe_branch(pipe, number, source))
+        return "part", warnings
+    if _heeds_place(pipe):
+        return "own", warnings
+    # The most shared source decides: what is made of items that every consumer reads comes several times. One
+    # constant item for all does not count as doubled, as long as only _KEEPERS handle it.
+    share = next(share for share in ("all", "constant", "own") if share in shares)
+    return ("all" if share == "constant" and name not in _KEEPERS else share), warnings
+
+
+def _share_of_source(pipe: Any) -> str:
+    if isinstance(place := vars(pipe).get("place"), Place):
+        return "all" if place.consumers == 1 else "part"
+    if isinstance(pipe, IterableWrapper):
+        kind = type(pipe.iterable)
+        if kind.__module__ not in ("builtins", "collections", "itertools", "torch", "numpy"):
+            return "own"  # a dataset of the user's, which may divide by the worker's number
+        is_one = kind.__name__ == "repeat" or (isinstance(pipe.iterable, Sized) and len(pipe.iterable) == 1)
+        return "constant" if is_one else "all"
+    return "own" if _heeds_place(pipe) or inspect.ismethod(getattr(pipe, "set_seed", None)) else "all"
+
+
+def _heeds_place(pipe: Any) -> bool:
+    """Returns whether a pipe of another package, or a function in any pipe, calls for its worker's number or rank."""
+    held = [value.value if isinstance(value, Held) else value for value in vars(pipe).values()]
+    if not known_name(pipe):  # a MapDataPipe has no __iter__
+        held.append(inspect.unwrap(getattr(type(pipe), "__iter__", lambda: None)))
+    return any(_calls(_PLACE_NAMES, getattr(value, "func", value)) for value in held)
+
+
+def _calls(names: set[str], function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and not names.isdisjoint(code.co_names)
+
+
+def _describe_branch(pipe: Any, number: int, source: Any) -> str:
+    name = short_name(pipe)
+    chain = " <- ".join(map(short_name, upstream(source)))
+    cost, cure = "several times together", "Give it a .sharding_filter() of its own"
+    if known_name(pipe) in _ZIPPERS:
+        cost, cure = (
+            "and meet the wrong items of the others",
+            f"Put one .sharding_filter() after the {name}, in place of",
         )
-
-
-def _warn_of_late() -> None:
-    warn_once(
-        "late",
-        "shards are read in several workers or ranks, and the .sharding_filter() stands after the stage that reads "
-        "them: each sample comes once, but every worker reads every shard. Put the filter before "
-        ".load_wds_shards(), as in .list_shards().shuffle().sharding_filter().load_wds_shards()",
+        cure += " those before it, or divide both branches alike"
+    return (
+        f"only some branches of {name} are divided among workers or ranks: source {number}, counted from 0, "
+        f"({chain}) has no .sharding_filter(), so that its items come once in each of them, {cost}. {cure}"
     )
 
 
@@ -145,7 +224,8 @@ def running_pipes() -> list[Any]:
 def _pipes_on(frame: FrameType | None) -> list[Any]:
     """Returns the pipes whose iterators a stack is in, innermost first."""
     pipes: list[Any] = []
-    for found in (outer.f_locals for outer in _frames(frame) if outer.f_globals.get("__name__") == _HOOK):
+    hook = "torch.utils.data.datapipes._hook_iterator"
+    for found in (outer.f_locals for outer in _frames(frame) if outer.f_globals.get("__name__") == hook):
         pipe = found["args"][0] if found.get("args") else getattr(found.get("self"), "datapipe", None)
         is_stage = isinstance(pipe, IterDataPipe) and type(pipe).__name__ != "_IterDataPipeSerializationWrapper"
         if is_stage and not any(pipe is other for other in pipes):
@@ -190,9 +270,9 @@ def _divides_itself() -> bool:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         if frame.f_code.co_name == "_worker_loop" and _asks(frame.f_locals.get("init_fn")):
             return True
-        if package in ("torch", "torchdata", "torchdata_wds") or frame.f_code.co_name == "<module>":
-            continue  # a module may only import the name
-        if not WORKER_NAMES.isdisjoint(frame.f_code.co_names):
+        is_known = package in ("torch", "torchdata", "torchdata_wds")
+        # A module may only import the name.
+        if not is_known and frame.f_code.co_name != "<module>" and not _WORKER_NAMES.isdisjoint(frame.f_code.co_names):
             return True
     return False
 
@@ -201,7 +281,7 @@ def _asks(function: Any) -> bool:
     if isinstance(function, functools.partial):
         # torch's own function calls for it to tell a pipe its place, and holds the user's function, if there is one.
         function = function.args[0] if function.func is _sharding_worker_init_fn else function.func
-    return callable(function) and calls(WORKER_NAMES, inspect.unwrap(function))
+    return callable(function) and _calls(_WORKER_NAMES, inspect.unwrap(function))
 
 
 def _is_held(root: Any, holder: Any) -> bool:
@@ -259,18 +339,3 @@ def _untold(groups: dict[Any, tuple[int, int]], workers: int, ranks: int) -> str
     if workers > 1 and groups.get(SHARDING_PRIORITIES.MULTIPROCESSING, (1, 0))[0] == 1:
         return "workers"
     return "ranks" if ranks > 1 and SHARDING_PRIORITIES.DISTRIBUTED not in groups else None
-
-
-def warn_when_idle(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process and in the last consumer, that there are fewer shards than consumers; this got none."""
-    sharder = next((found for found in upstream(pipe) if isinstance(found, ShardingFilter)), None)
-    if sharder is None or sharder.instance_id < sharder.num_of_instances - 1:
-        return
-    count, consumers = sharder.source_datapipe._number_of_samples_yielded, sharder.num_of_instances
-    if 0 < count < consumers:
-        warn_once(
-            "idle",
-            f"there are fewer shards than consumers (ranks x workers), {count} for {consumers}: {consumers - count} of "
-            f"them have nothing to do. Use fewer workers, more shards, or .split_shards() in place of "
-            ".sharding_filter(), which gives each a part of a shard",
-        )

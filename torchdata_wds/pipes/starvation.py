@@ -1,4 +1,4 @@
-"""Endless sources from which nothing comes: found from inside the running graph, and an error there.
+"""Consumers without a shard, and endless sources from which nothing comes: found from inside the running graph.
 
 An endless source cannot see what becomes of its items, and a stage that waits for one cannot see that none will come.
 But while the source makes an item, every stage that waits for it is on the stack, and torch counts what each has
@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter
+
 from torchdata_wds.consumers import place_of, upstream
 from torchdata_wds.errors import ShardListError
+from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.chain_text import known_name, short_name, sources_of
 from torchdata_wds.pipes.division import running_pipes
 from torchdata_wds.pipes.samples.map import ItemMapper
@@ -160,6 +164,21 @@ class CycledShards:
 
     def _passes(self) -> int:
         return sum(cycler.source_datapipe._valid_iterator_id or 0 for cycler in self._cyclers)
+
+
+def warn_when_idle(pipe: IterDataPipe[Any]) -> None:
+    """Warns, once a process and in the last consumer, that there are fewer shards than consumers; this got none."""
+    sharder = next((found for found in upstream(pipe) if isinstance(found, ShardingFilter)), None)
+    if sharder is None or sharder.instance_id < sharder.num_of_instances - 1:
+        return
+    count, consumers = sharder.source_datapipe._number_of_samples_yielded, sharder.num_of_instances
+    if 0 < count < consumers:
+        warn_once(
+            "idle",
+            f"there are fewer shards than consumers (ranks x workers), {count} for {consumers}: {consumers - count} of "
+            f"them have nothing to do. Use fewer workers, more shards, or .split_shards() in place of "
+            ".sharding_filter(), which gives each a part of a shard",
+        )
 
 
 def _count_of(pipe: Any) -> tuple[Any, int]:

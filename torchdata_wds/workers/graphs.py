@@ -20,9 +20,8 @@ from torchdata_wds.workers.local import LocalIterDataPipe
 from torchdata_wds.workers.processes.pool import WorkerPool
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
-from torchdata_wds.workers.resume.stream import SeedGraph, Seeds
+from torchdata_wds.workers.resume.stream import SeedGraph, Seeds, WorkerFunctions
 from torchdata_wds.workers.skips import SkipWatch
-from torchdata_wds.workers.worker_functions import WorkerFunctions
 
 logger = logging.getLogger(__name__)
 

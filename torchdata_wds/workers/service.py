@@ -23,9 +23,8 @@ from torchdata_wds.workers import graphs
 from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Checkpoint, has_epoch, pack_runs, unpack_streams
-from torchdata_wds.workers.resume.stream import Seeds
+from torchdata_wds.workers.resume.stream import Seeds, WorkerFunctions, checked_function
 from torchdata_wds.workers.skips import EpochSkips
-from torchdata_wds.workers.worker_functions import WorkerFunctions, checked_function
 
 __all__ = ["DataLoader2", "WorkersReadingService"]
 

@@ -12,9 +12,10 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.records import DEFAULT_MAX_BYTES, RecordFormat, read_records
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.pipes.base import Pipe, register
-from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
+from torchdata_wds.pipes.division import warn_about_workers
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.shard_sources import as_source
+from torchdata_wds.pipes.starvation import warn_when_idle
 
 
 class RecordLoader(HandlingPipe[Any]):

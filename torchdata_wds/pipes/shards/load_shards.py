@@ -22,12 +22,12 @@ from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, Shar
 from torchdata_wds.handlers import Asked, Handler, reraise_exception, warn_once
 from torchdata_wds.option_types import KeyRule, Select, SplitName
 from torchdata_wds.pipes.base import Pipe, in_order, register
-from torchdata_wds.pipes.division import warn_about_workers, warn_when_idle
+from torchdata_wds.pipes.division import warn_about_workers
 from torchdata_wds.pipes.resume_facts import ShardBegun, Watch, other_shards
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.cache_shards import CachedShard
 from torchdata_wds.pipes.shards.shard_sources import Ahead, as_source, in_sequence, interleave, is_opened, read_ahead
-from torchdata_wds.pipes.starvation import CycledPasses, CycledShards
+from torchdata_wds.pipes.starvation import CycledPasses, CycledShards, warn_when_idle
 from torchdata_wds.storage.byte_streams import stored_version
 from torchdata_wds.storage.read_ahead import ReadAhead
 

@@ -24,8 +24,7 @@ from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.link import END, WorkerLink
 from torchdata_wds.workers.processes.worker import GRACE, Failure, NoticeBoard, Order, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
-from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds
-from torchdata_wds.workers.worker_functions import WorkerFunctions
+from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, WorkerFunctions
 
 
 class WorkerPool(WdsPipe[Any]):

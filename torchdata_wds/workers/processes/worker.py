@@ -35,8 +35,7 @@ from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.interrupts import ignore_interrupts
 from torchdata_wds.workers.processes.messages import Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
-from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream
-from torchdata_wds.workers.worker_functions import WorkerFunctions
+from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, Stream, WorkerFunctions
 
 
 class NoticeBoard(ctypes.Structure):

@@ -23,6 +23,7 @@ from torchdata_wds.handlers import reraise_exception
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.resume_facts import Fact, Facts, SkipNotice, Wanted, Watch
+from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.resume.planner import Chain, find_chain
 from torchdata_wds.workers.skips import SkipWatch
 
@@ -104,6 +105,42 @@ class Point(NamedTuple):
     stream_seeds: Seeds  # those of the epoch that the stream began with: passes of ``wds_epoch`` follow from them
     facts: Facts  # what was known of the stream
     skips: bool  # whether items are skipped without making them; else they are made again
+
+
+class WorkerFunctions(NamedTuple):
+    """What is called in each worker, when it starts and before each epoch."""
+
+    init: Callable[..., Any] | None  # (datapipe, info) -> datapipe
+    reset: Callable[..., Any] | None  # (datapipe, info, seed_generator) -> datapipe
+    info: Callable[[int, int], Any]  # torchdata's ``WorkerInfo`` of the number of workers and the worker's own
+    generator: Callable[[int, int, int], Any]  # of two seeds, one of them shared by all workers, and a worker's number
+
+    def initialized(self, datapipe: DataPipe, workers: int, worker: int) -> DataPipe:
+        """Returns the graph that a worker runs."""
+        if self.init is None:
+            return datapipe
+        return _checked_graph("worker_init_fn", self.init(datapipe, self.info(workers, worker)))
+
+    def reset_for(self, datapipe: DataPipe, workers: int, worker: int, seeds: Seeds) -> DataPipe:
+        """Returns the graph that a worker runs in an epoch; its pipes already have their seeds."""
+        if self.reset is None:
+            return datapipe
+        shared, local = seeds
+        generator = self.generator(mix(shared, "reset"), mix(local, "reset"), worker)
+        return _checked_graph("worker_reset_fn", self.reset(datapipe, self.info(workers, worker), generator))
+
+
+def checked_function(name: str, function: Any) -> Any:
+    """Returns an argument that is a function or None; else a TypeError."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be a function or None, not {function!r}")
+    return function
+
+
+def _checked_graph(name: str, found: Any) -> DataPipe:
+    if not isinstance(found, IterDataPipe):
+        raise TypeError(f"{name} returned {found!r}; it must return a DataPipe, the one it was given or another")
+    return found
 
 
 class Stream:

@@ -16,7 +16,7 @@ from torchdata_wds.cli.command import UsageError, choice, documented, flag, opti
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, SampleFolder
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
-from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
+from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.dataset_files.reading import folder_of
 from torchdata_wds.storage import compression_for, mask_url, open_shard
@@ -25,7 +25,6 @@ from torchdata_wds.storage.urls import STDIN, is_local, local_path
 SourceKind = Literal["folder", "recipe", "plan"]
 _DELIMITERS = {".tsv": "\t", ".csv": ","}
 _STDOUT = "/dev/stdout"
-_NAMED = 20  # how many missing files are named
 
 _SOURCES = """\
 a folder  its files, sorted by key. Links to files are followed; links to
@@ -81,15 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name, (owner, _) in _ONLY.items() if owner == kind}
     with SampleOutput(arguments) as output:
         parts = open_part_list(arguments.source, kind, folder=arguments.directory, **options)
-        named = 0
-
-        def tell_missing(error: SampleError) -> None:
-            nonlocal named
-            named += 1
-            if named <= _NAMED:
-                say(message_of(error))
-
-        samples = SampleAssembler(parts, arguments.missing, tell_missing)
+        samples = SampleAssembler(parts, arguments.missing)
         try:
             samples.check()
         finally:

@@ -13,12 +13,12 @@ import stat
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from torchdata_wds.cli.terminal import counted
+from torchdata_wds.cli.terminal import counted, message_of, say
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardOpenError, SpecError, UnsafeDataError, cli_message
 from torchdata_wds.format.dataset_files.reading import short
@@ -30,7 +30,7 @@ Missing = Literal["error", "skip-file", "skip-sample", "empty"]
 
 #: What a part is made of: a path, a text, base64 digits, or a URL, which has ``pipe:`` before a command.
 Kind = Literal["file", "text", "base64", "pipe", "url"]
-_SHOWN = 20
+_SHOWN = 20  # problems and missing files
 # An array of stamps has no room for more, and file systems go on after the year 2262.
 _BITS = (1 << 63) - 1
 _LONGEST_PATH = 4096
@@ -180,17 +180,14 @@ class SampleAssembler:
     """Makes samples of their parts.
 
     Everything is checked before anything is read. `missing` is what to do about a missing file, a URL that cannot be
-    read or a command that fails; `report` is called with each such error that is not raised. A sample without fields is
-    left out, and is still in `count`.
+    read or a command that fails; the first that are not raised are said. A sample without fields is left out, and is
+    still in `count`.
     """
 
-    def __init__(
-        self, parts: PartList, missing: Missing = "error", report: Callable[[SampleError], object] | None = None
-    ) -> None:
+    def __init__(self, parts: PartList, missing: Missing = "error") -> None:
         self.count = self.missing_files = self.left_out = 0
         self._parts = parts
         self._missing = missing
-        self._report = report
         self._fields: set[str] = set()  # those that were checked: there are few, in many samples
         self._stamps = array("q")  # the two numbers of each, one after the other
         self._is_checked = False
@@ -271,8 +268,8 @@ class SampleAssembler:
             if self._missing == "error" or (stamp != _ABSENT and part.kind not in ("pipe", "url")):
                 raise placed from error
             self.missing_files += 1
-            if self._report is not None:
-                self._report(placed)
+            if self.missing_files <= _SHOWN:
+                say(message_of(placed))
             return None
 
 

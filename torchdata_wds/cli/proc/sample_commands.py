@@ -6,17 +6,16 @@ import argparse
 import logging
 import math
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,29 +91,27 @@ class SampleCommand:
         Closing the generator early kills the commands that run.
         """
         running = _Running()
-        pending: deque[Future[CommandResult]] = deque()
+        pending: list[Future[CommandResult]] = []
         pool = ThreadPoolExecutor(self._arguments.parallel, thread_name_prefix="sample-command")
         try:
             for sample in samples:
                 pending.append(pool.submit(self._work, sample, running))
-                while len(pending) >= _AHEAD * self._arguments.parallel or (pending and self._is_ready(pending)):
-                    yield self._next(pending).result()
-            while pending:
-                yield self._next(pending).result()
+                yield from self._results(pending, _AHEAD * self._arguments.parallel - 1)
+            yield from self._results(pending, 0)
         finally:
             running.stop()
             pool.shutdown(cancel_futures=True)
             running.guard.close()
 
-    def _is_ready(self, pending: deque[Future[CommandResult]]) -> bool:
-        return pending[0].done() if not self._arguments.unordered else any(future.done() for future in pending)
-
-    def _next(self, pending: deque[Future[CommandResult]]) -> Future[CommandResult]:
-        if not self._arguments.unordered:
-            return pending.popleft()
-        ready = next(iter(wait(pending, return_when=FIRST_COMPLETED).done))
-        pending.remove(ready)
-        return ready
+    def _results(self, pending: list[Future[CommandResult]], most: int) -> Iterator[CommandResult]:
+        """Yields the results that are ready, and waits while there are more than `most` to come."""
+        while pending:
+            due = pending if self._arguments.unordered else pending[:1]
+            if len(pending) <= most and not any(future.done() for future in due):
+                return
+            ready = next(iter(wait(due, return_when=FIRST_COMPLETED).done))
+            pending.remove(ready)
+            yield ready.result()
 
     def _work(self, sample: Mapping[str, Any], running: _Running) -> CommandResult:
         """Does one sample, in a thread of the pool."""
@@ -236,21 +233,21 @@ class _Started:
         process that it left in the background may hold open.
         """
         last = time.monotonic() + seconds
-        with ExitStack() as stack:
-            selector = stack.enter_context(selectors.PollSelector())
-            selector.register(self.shell.pipe, selectors.EVENT_READ)
-            end = None
+        waiting: list[Any] = [self.shell.pipe]
+        end = None
+        try:
             with suppress(AttributeError, OSError):
                 end = os.pidfd_open(self.shell.group)
-                stack.callback(os.close, end)
-                selector.register(end, selectors.EVENT_READ)
+                waiting.append(end)
             while (left := last - time.monotonic()) > 0:
-                found = selector.select(min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
-                ready = [key.fileobj for key, _ in found]
+                ready: list[Any] = wait_for(waiting, min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
                 if self.shell.pipe in ready and not self._read():
-                    selector.unregister(self.shell.pipe)
+                    waiting.remove(self.shell.pipe)
                 if end in ready or (end is None and self.shell.ends_within(0)):
                     return True
+        finally:
+            if end is not None:
+                os.close(end)
         return False
 
     def _read(self) -> bool:

@@ -30,7 +30,6 @@ _PLACE_WORDS = frozenset(
     {"account", "address", "addr", "branch", "domain", "drive", "endpoint", "fo", "host", "hostname", "instance"}
     | {"namenode", "org", "port", "ref", "repo", "rev", "revision", "server", "sha", "uri", "url"}
 )
-
 _OTHER_WORDS = frozenset(("auth", "ca", "cache", "cert", "key", "oauth", "password", "proxies", "proxy", "token"))
 
 
@@ -39,10 +38,6 @@ def origin_of(url: str, options: StorageOptions) -> str:
 
     It is the URL itself if nothing leads it elsewhere, else the rewritten URL without credentials, or its address in
     AIStore. A second line has the endpoint, account and the like of its store, if there are any.
-
-    Raises:
-        ShardOpenError: if a rule in the environment is malformed.
-        UnsafeDataError: if a rule would turn the URL into a command with parts that a shell would run.
 
     Example:
         >>> origin_of("s3://b/x.tar", StorageOptions(rewrite="s3://=https://me:secret@mirror/"))
@@ -55,19 +50,15 @@ def origin_of(url: str, options: StorageOptions) -> str:
     if scheme in (*LOCAL, STDIN):
         return place
     if scheme == AIS:
-        return _address(place)
+        try:
+            return without_credentials(object_address(place))
+        except ShardOpenError:  # opening it says better what is missing
+            return f"{place}\nin AIStore"
     text = url if place == url else without_credentials(place)
     parts = [] if scheme == "pipe" else place.split("::")
     protocols = {protocol for protocol in map(protocol_of, parts) if protocol != "file"}
     stores = {protocol: store for protocol in protocols if (store := _store(protocol, options))}
     return f"{text}\n{json.dumps(stores, sort_keys=True)}" if stores else text
-
-
-def _address(place: str) -> str:
-    try:
-        return without_credentials(object_address(place))
-    except ShardOpenError:  # opening it says better what is missing
-        return f"{place}\nin AIStore"
 
 
 def _store(protocol: str, options: StorageOptions) -> dict[str, str]:

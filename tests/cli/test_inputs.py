@@ -49,7 +49,7 @@ def copy(arguments: argparse.Namespace) -> int:
 
 @pytest.fixture(autouse=True)
 def _command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(main.COMMANDS, "copy", Command("copy", add_arguments, copy, "wds copy x.tar"))
+    monkeypatch.setitem(main.COMMANDS, "copy", Command("Copy.", add_arguments, copy))
 
 
 @pytest.fixture

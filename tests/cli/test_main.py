@@ -27,7 +27,7 @@ from torchdata_wds.errors import Advice, ShardOpenError
 
 def with_command(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:
     """Puts a command in the table that does what a test wants."""
-    monkeypatch.setitem(main.COMMANDS, "try", Command("try", lambda parser: None, run, "wds try"))
+    monkeypatch.setitem(main.COMMANDS, "try", Command("Try.", lambda parser: None, run))
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--workers", "-1"], ["demo", "--workers", "two"]])

@@ -15,7 +15,7 @@ from torchdata_wds.cli.main import COMMANDS
 
 def lines_of(name: str) -> list[str]:
     """The lines of a command's example."""
-    return [line.strip() for line in COMMANDS[name].example.strip().splitlines()]
+    return COMMANDS[name].example.splitlines()
 
 
 def shell(line: str, folder: Path, *, timeout: float = 600) -> subprocess.CompletedProcess[bytes]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torchdata_wds.cli.command import byte_size, documented, flag, option
+from torchdata_wds.cli.command import Command, byte_size, flag, option
 from torchdata_wds.cli.terminal import Progress, counted, paused, printable, say, stdout_is_apart
 from torchdata_wds.errors import CacheError, WdsError, cli_message
 from torchdata_wds.pipes.shards.cache_shards import check_copy
@@ -152,7 +152,7 @@ def _remove(file: CacheFile) -> bool:
     return outcome != "in use"
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 # ----------------------------------------------------------------------------------------------------------- the files

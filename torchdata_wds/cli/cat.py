@@ -14,10 +14,10 @@ from typing import Any
 
 from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import (
+    Command,
     UsageError,
     add_parallel,
     add_seed,
-    documented,
     option,
     positive_number,
     whole_number,
@@ -63,4 +63,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return reader.finish()
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

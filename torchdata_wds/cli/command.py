@@ -5,6 +5,7 @@ import contextlib
 import posixpath
 import re
 import string
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,18 +33,20 @@ def usage_checked() -> Iterator[None]:
 class Command(NamedTuple):
     """One command; `torchdata_wds.cli.main.COMMANDS` has a row for each."""
 
-    summary: str  # one line of the help
+    text: str | None  # its module's docstring: a summary, and in a paragraph of its own an example for a shell
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]  # returns the exit status
-    example: str  # lines for a shell, shown at the end of the help
 
+    @property
+    def summary(self) -> str:
+        """One line of the help."""
+        line = (self.text or "").partition("\n")[0]
+        return line[:1].lower() + line[1:].rstrip(".")
 
-def documented(
-    text: str | None, add_arguments: Callable[[argparse.ArgumentParser], None], run: Callable[[argparse.Namespace], int]
-) -> Command:
-    """Makes a command of its module's docstring, whose first paragraph is the summary and the second the example."""
-    summary, example, *_ = [*(text or "").split("\n\n"), ""]
-    return Command(summary[:1].lower() + summary[1:].rstrip(".\n"), add_arguments, run, example)
+    @property
+    def example(self) -> str:
+        """Lines for a shell."""
+        return textwrap.dedent((self.text or "").partition("\n\n")[2].partition("\n\n")[0]).strip()
 
 
 def flag(parser: Parser, names: str, text: str) -> None:

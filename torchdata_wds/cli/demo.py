@@ -27,7 +27,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
 from torchdata_wds import storage
-from torchdata_wds.cli.command import UsageError, add_force, documented, option, whole_number
+from torchdata_wds.cli.command import Command, UsageError, add_force, option, whole_number
 from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.datasets.webdataset import WebDataset
@@ -263,4 +263,4 @@ def _make_jpeg(number: int) -> bytes:
     return out.getvalue()
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from torchdata_wds.cli.command import UsageError, add_force, documented, option, usage_checked
+from torchdata_wds.cli.command import Command, UsageError, add_force, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import FieldChoices, check_one_output, write_whole
 from torchdata_wds.cli.tables import unfold
@@ -163,4 +163,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from importlib import resources
 
-from torchdata_wds.cli.command import UsageError, documented
+from torchdata_wds.cli.command import Command, UsageError
 
 _SUFFIX = ".md"
 _COPY = {"--shardslice": "--shard-slice", "-R": "--rekey", "--maxerr": "--errors skip", "--verbose -v": "nothing"}
@@ -96,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 def hints(command: str, words: Iterable[str], known: Collection[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from torchdata_wds.cli.command import UsageError, add_parallel, choice, documented, flag, option, usage_checked
+from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option, usage_checked
 from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.outputs import write_whole
@@ -203,4 +203,4 @@ def listed_url(shard: str, list_file: str) -> str:
     return os.path.relpath(shard, os.path.dirname(local_path(list_file)) or ".")  # noqa: PTH120
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

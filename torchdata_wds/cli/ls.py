@@ -13,7 +13,7 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from torchdata_wds.cli.command import documented, flag
+from torchdata_wds.cli.command import Command, flag
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import write_line
 from torchdata_wds.cli.terminal import counted, printable, say
@@ -136,4 +136,4 @@ def _told(counts: dict[str, int]) -> str:
     return ", ".join(counted(count, words.removesuffix("s")) for words, count in counts.items())
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

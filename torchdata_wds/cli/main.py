@@ -168,7 +168,7 @@ def _chosen(arguments: Sequence[str]) -> argparse.Namespace:
             name,
             help=command.summary,
             description=command.summary,
-            epilog="example:\n" + textwrap.indent(textwrap.dedent(command.example).strip(), "  "),
+            epilog="example:\n" + textwrap.indent(command.example, "  "),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parsers[name].command, parsers[name].words = name, arguments

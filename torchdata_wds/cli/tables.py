@@ -134,13 +134,13 @@ def write_cell(data: bytes, binary: Binary = "error") -> str:
 
 
 TSV_COMMAND = Command(
-    "write chosen fields as a table: a line per sample, tabs between the fields",
-    _add_tsv_arguments,
-    _run_tsv,
-    """
+    """Write chosen fields as a table: a line per sample, tabs between the fields.
+
     wds tsv -f "cls txt" -c 10 train-000000.tar
     wds tsv -f "cls" --no-header 'train-{000000..000003}.tar' | cut -f 2 | sort | uniq -c
     """,
+    _add_tsv_arguments,
+    _run_tsv,
 )
 
 
@@ -257,11 +257,11 @@ def unfold(value: Any) -> Any:
 
 
 JSON_COMMAND = Command(
-    "write samples, or chosen fields of them, as lines of JSON",
-    _add_json_arguments,
-    _run_json,
-    """
+    """Write samples, or chosen fields of them, as lines of JSON.
+
     wds json -f "cls json" -c 10 train-000000.tar
     wds json -f "*.json label=cls" --missing empty 'train-{000000..000003}.tar' > labels.jsonl
     """,
+    _add_json_arguments,
+    _run_json,
 )

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from torchdata_wds.cli.command import UsageError, choice, documented, flag, option
+from torchdata_wds.cli.command import Command, UsageError, choice, flag, option
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, SampleFolder
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds.cli.command import UsageError, documented, flag, option, whole_number
+from torchdata_wds.cli.command import Command, UsageError, flag, option, whole_number
 from torchdata_wds.cli.inputs import add_shards_argument, list_all_inputs
 from torchdata_wds.cli.jobs import run_in_processes
 from torchdata_wds.cli.map.shard_tasks import (
@@ -104,7 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
             sys.path.remove(folder)
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 # -------------------------------------------------------------------------------------------- functions of the user's

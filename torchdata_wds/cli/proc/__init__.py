@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torchdata_wds.cli.command import UsageError, add_parallel, choice, documented, flag, option
+from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_all_inputs
 from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
 from torchdata_wds.cli.map.target_names import is_target_pattern
@@ -89,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return max(work_on_shards(list_all_inputs(arguments), arguments, work), made.tell())
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 class _MadeSamples:

@@ -19,10 +19,10 @@ from PIL.Image import Image
 
 from torchdata_wds.cli import outputs
 from torchdata_wds.cli.command import (
+    Command,
     UsageError,
     add_count,
     add_force,
-    documented,
     option,
     positive_number,
     whole_number,
@@ -225,4 +225,4 @@ def data_uri(image: Image) -> str:
     return f"data:image/{name};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

@@ -25,7 +25,7 @@ from sys import getsizeof
 from typing import Any, Literal, get_args
 
 from torchdata_wds.cli import outputs
-from torchdata_wds.cli.command import UsageError, add_seed, byte_size, choice, documented, flag, option, usage_checked
+from torchdata_wds.cli.command import Command, UsageError, add_seed, byte_size, choice, flag, option, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.terminal import counted, say
 from torchdata_wds.codecs.values.text import without_bom
@@ -327,4 +327,4 @@ class _TemporaryFile:
             ) from error
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

@@ -23,11 +23,11 @@ from typing import Any
 
 from torchdata_wds import storage
 from torchdata_wds.cli.command import (
+    Command,
     Rekeying,
     UsageError,
     add_writing,
     byte_size,
-    documented,
     flag,
     option,
     positive_number,
@@ -290,4 +290,4 @@ class HookCommand:
             raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

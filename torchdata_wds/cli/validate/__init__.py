@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.cli.command import (
+    Command,
     UsageError,
     add_force,
     add_parallel,
     add_rekey,
-    documented,
     flag,
     option,
     whole_number,
@@ -308,4 +308,4 @@ def _note(item: CheckedSample, kind: str, message: str) -> Finding:
     return Finding("note", kind, message, shard, key=item.sample["__key__"], offset=item.offset)
 
 
-COMMAND = documented(__doc__, _add_arguments, _run)
+COMMAND = Command(__doc__, _add_arguments, _run)

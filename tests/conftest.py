@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kits.readers import READERS, reading_with
+from torchdata_wds import handlers
 
 
 def pytest_configure() -> None:
@@ -29,6 +30,13 @@ def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    """Lets each test see the warnings that a process logs once, or seldom."""
+    handlers._said.clear()
+    handlers._warned.clear()
 
 
 @pytest.fixture(

@@ -64,6 +64,11 @@ def text_keys(sizes: Iterable[int]) -> list[str]:
     return [f"s{index}-{number:05d}" for index, size in enumerate(sizes) for number in range(size)]
 
 
+def keys_of(samples: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys of samples in their order."""
+    return [sample["__key__"] for sample in samples]
+
+
 def jpeg_bytes(number: int, size: tuple[int, int] = (16, 12), mode: str = "RGB") -> bytes:
     """A small JPEG whose colour depends on `number`."""
     colour: Any = number * 37 % 256 if mode == "L" else tuple(number * step % 256 for step in (37, 59, 83))

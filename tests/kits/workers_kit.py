@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import signal
@@ -12,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 import torchdata_wds  # registers join_workers
 from torchdata_wds.workers.service import WorkersReadingService
@@ -44,6 +47,21 @@ def uneven_pipe(sizes: Iterable[int] = SIZES) -> IterDataPipe:
 
 def loader_of(pipe: IterDataPipe, workers: int = 2, **options: Any) -> DataLoader2:
     return DataLoader2(pipe, reading_service=WorkersReadingService(workers, **options))
+
+
+def consumers_of(pipe: IterDataPipe, number: int, seed: int | None = 0) -> list[IterDataPipe]:
+    """Copies of a graph, each with its place, seeded as torch's DataLoader seeds its workers; with None, not at all."""
+    copies = [copy.deepcopy(pipe) for _ in range(number)]
+    for instance, one in enumerate(copies):
+        apply_sharding(one, number, instance)
+    return copies if seed is None else seeded(copies, seed)
+
+
+def seeded(pipes: list[IterDataPipe], seed: int) -> list[IterDataPipe]:
+    """Seeds consumers as services do at the beginning of each epoch: all alike."""
+    for pipe in pipes:
+        apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+    return pipes
 
 
 class SeedTeller(IterDataPipe):

@@ -34,7 +34,6 @@ from torchdata_wds import (
     DecodingError,
     EncodingError,
     UnsafeDataError,
-    handlers,
     ignore_and_continue,
     ignore_and_stop,
     warn_and_continue,
@@ -83,11 +82,6 @@ class Thing:
 def file(tmp_path: Path) -> Path:
     """A name in a folder that does not exist yet."""
     return tmp_path / "caches" / "cache.db"
-
-
-@pytest.fixture(autouse=True)
-def _warn_again() -> None:
-    handlers._said.clear()
 
 
 def names_in(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataChunk, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from torchdata_wds import handlers, wds_collate
+from torchdata_wds import wds_collate
 
 Point = namedtuple("Point", "x y")
 
@@ -275,7 +275,6 @@ def test_collate_warns_once_when_a_column_was_probably_meant_to_be_a_tensor(
     samples: list[Any], word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A forgotten decode or conversion is told at the batch, not by the model."""
-    handlers._said.clear()
     wds_collate(samples)
     wds_collate(samples)
     assert [word in record.message for record in caplog.records] == [True]
@@ -283,7 +282,6 @@ def test_collate_warns_once_when_a_column_was_probably_meant_to_be_a_tensor(
 
 def test_collate_is_silent_when_columns_are_what_they_seem(caplog: pytest.LogCaptureFixture) -> None:
     """Texts, dicts, raw bytes and decoded values stay lists without a word."""
-    handlers._said.clear()
     wds_collate([{"txt": "a", "json": {}, "bin": b"\0", "cls": 7}])
     wds_collate([("a", b"", b"\0raw", np.zeros(3))])
     assert not caplog.records

@@ -9,14 +9,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import sample_members, write_tar
-from torchdata_wds import handlers
 from torchdata_wds.pipes.samples import group_by_key as group
-
-
-@pytest.fixture(autouse=True)
-def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was warned about yet."""
-    monkeypatch.setattr(handlers, "_said", set())
 
 
 @pytest.fixture

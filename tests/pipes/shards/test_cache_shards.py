@@ -18,7 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.processes import open_files
-from tests.kits.shards import sample_members, tar_bytes, text_samples, without_meta
+from tests.kits.shards import keys_of, sample_members, tar_bytes, text_samples, without_meta
 from tests.kits.workers_kit import loader_of, time_limit
 from torchdata_wds import (
     CachedShard,
@@ -63,10 +63,6 @@ def urls(server: CacheServer) -> list[str]:
 
 def samples_of(pipe: IterDataPipe[Any]) -> list[dict[str, Any]]:
     return list(pipe.load_wds_shards().group_by_key())
-
-
-def keys_of(samples: Any) -> list[str]:
-    return [sample["__key__"] for sample in samples]
 
 
 def key_of(sample: dict[str, Any]) -> str:

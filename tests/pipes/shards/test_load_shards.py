@@ -370,11 +370,8 @@ def by_folder(name: str) -> tuple[str, str] | None:
     return folder, base
 
 
-def test_group_by_key_warns_when_the_loader_has_other_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_by_key_warns_when_the_loader_has_other_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With stages between, the loader must know where samples end: one warning says so, and the same keys= mend it."""
-    monkeypatch.setattr(handlers, "_said", set())
     members = [(f"{folder}/{name}", b"x") for folder in ("d1", "d2") for name in ("meta", "img.jpg", "seg.png")]
     cut = tmp_path / "1.tar"
     cut.write_bytes(tar_bytes(members)[:-1400])
@@ -412,7 +409,6 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several consumers without a sharding filter: one warning that says what to add."""
-    monkeypatch.setattr(handlers, "_said", set())
     monkeypatch.setattr(division, "_warns", lambda: True)
     urls = write_text_shards(tmp_path, [1])
     with caplog.at_level(logging.WARNING):

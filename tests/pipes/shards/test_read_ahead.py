@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds
 from tests.kits.resume_kit import SMALL, augment, left_of, loader_of, resumed, row, run, shards_in, states_at
 from tests.kits.servers import serve_folder
-from tests.kits.shards import tar_bytes, text_keys, text_samples, write_text_shards
+from tests.kits.shards import keys_of, tar_bytes, text_keys, text_samples, write_text_shards
 from tests.kits.workers_kit import time_limit
 from torchdata_wds import (
     ReappearingKeyError,
@@ -37,10 +37,6 @@ def nothing_left() -> Iterator[None]:
     with time_limit(60):
         yield
     assert not [thread for thread in threading.enumerate() if thread.name == "shard read-ahead"]
-
-
-def keys_of(samples: Any) -> list[str]:
-    return [sample["__key__"] for sample in samples]
 
 
 def in_turn(shards: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -24,8 +24,8 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from tests.kits.ranks import ranks_of
 from tests.kits.servers import QuietHandler, serve_folder
-from tests.kits.shards import tar_bytes, text_keys, text_samples, write_tar, write_text_shards
-from tests.kits.workers_kit import loader_of, time_limit
+from tests.kits.shards import keys_of, tar_bytes, text_keys, text_samples, write_tar, write_text_shards
+from tests.kits.workers_kit import consumers_of, loader_of, seeded, time_limit
 from torchdata_wds import (
     ShardFormatError,
     ShardIndex,
@@ -57,26 +57,6 @@ def graph_of(urls: Sequence[str], index: Any = None, even: Any = None, **options
     """Shards shuffled, split, loaded and grouped."""
     shards = IterableWrapper(list(urls)).shuffle().split_shards(index, even=even)
     return shards.load_wds_shards(**options).group_by_key(keys=options.get("keys", "first_dot"))
-
-
-def consumers_of(pipe: IterDataPipe[Any], number: int, seed: int = 0) -> list[IterDataPipe[Any]]:
-    """Copies of a graph, each with its place, seeded as torch's DataLoader seeds its workers."""
-    copies = [copy.deepcopy(pipe) for _ in range(number)]
-    for instance, one in enumerate(copies):
-        apply_sharding(one, number, instance)
-    return seeded(copies, seed)
-
-
-def seeded(copies: list[IterDataPipe[Any]], seed: int) -> list[IterDataPipe[Any]]:
-    """Seeds them as a service does at the beginning of each epoch."""
-    for one in copies:
-        apply_random_seed(one, torch.Generator().manual_seed(seed))
-    return copies
-
-
-def keys_of(samples: Any) -> list[str]:
-    """The keys of samples in their order."""
-    return [sample["__key__"] for sample in samples]
 
 
 def check_shares(shares: list[list[dict[str, Any]]], sizes: Sequence[int], even: str | None) -> None:
@@ -421,11 +401,8 @@ def test_split_shards_keeps_secrets_out_of_text() -> None:
     assert "127.0.0.1" in str(caught.value)
 
 
-def test_split_shards_warns_once_when_shards_are_too_few(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_shards_warns_once_when_shards_are_too_few(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It says how much is read in vain, and what to do; the first consumer speaks for those in other processes."""
-    monkeypatch.setattr(handlers, "_said", set())
     urls = write_text_shards(tmp_path, [9])
     for one in consumers_of(graph_of(urls), 3):
         handlers._said.clear()
@@ -636,10 +613,9 @@ def test_loader_leaves_samples_out_at_the_beginning_of_an_item(has_index: bool, 
 
 
 def test_loader_reads_past_when_it_leaves_samples_out_and_the_index_is_stale(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A plain URL asks for no index: a wrong one costs time only, and a warning says so."""
-    monkeypatch.setattr(handlers, "_warned", Counter())
     assert read_from(stale_shard(tmp_path), 2) == ["s0-00003", "s0-00004", "s0-00005", "s0-00000"]
     assert "read past" in caplog.text
 
@@ -757,7 +733,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.ranks import run_ranks
-from tests.kits.workers_kit import loader_of
+from tests.kits.workers_kit import consumers_of, seeded, loader_of
 
 folder, kind, urls = sys.argv[1], sys.argv[2], sys.argv[3:]
 

@@ -16,13 +16,12 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
+from torch.utils.data.graph_settings import apply_sharding
 
 from tests.kits.processes import open_files
 from tests.kits.ranks import ranks_of
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import SIZES, expand, items_of, loader_of, time_limit
-from torchdata_wds import handlers
+from tests.kits.workers_kit import SIZES, consumers_of, expand, items_of, loader_of, seeded, time_limit
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -76,20 +75,6 @@ def uneven(sizes: Sequence[int] = SIZES, *, shuffled: bool = True) -> IterDataPi
     """Sources of uneven length, shuffled and divided, whose items tell the pass they are of."""
     pipe = PassTeller(IterableWrapper(list(enumerate(sizes))).shuffle().sharding_filter().flatmap(expand))
     return pipe.wds_shuffle(6, initial=3) if shuffled else pipe
-
-
-def consumers_of(pipe: IterDataPipe[Any], number: int) -> list[IterDataPipe[Any]]:
-    """Copies of a graph, each with its place."""
-    copies = [copy.deepcopy(pipe) for _ in range(number)]
-    for instance, one in enumerate(copies):
-        apply_sharding(one, number, instance)
-    return copies
-
-
-def seeded(pipes: Iterable[IterDataPipe[Any]], seed: int) -> None:
-    """Seeds consumers as torch's DataLoader does at the beginning of each epoch: all alike."""
-    for pipe in pipes:
-        apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
 def epochs_of(pipes: Sequence[IterDataPipe[Any]], count: int) -> list[list[list[Any]]]:
@@ -317,11 +302,8 @@ def test_wds_epoch_raises_when_there_are_more_ranks_than_items() -> None:
             list(pipes[0])
 
 
-def test_wds_epoch_warns_once_when_n_is_not_a_multiple_of_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wds_epoch_warns_once_when_n_is_not_a_multiple_of_the_ranks(caplog: pytest.LogCaptureFixture) -> None:
     """What is left over is given to no rank; two graphs with other numbers have a warning each."""
-    monkeypatch.setattr(handlers, "_said", set())
     for n in (11, 12, 14):
         grid = divided(uneven().wds_epoch(n), 3, 2)
         for _ in range(2):
@@ -630,11 +612,8 @@ def log_to(path: Path) -> logging.Handler:
 
 
 @pytest.mark.parametrize("persists", [False, True])
-def test_wds_epoch_warns_when_workers_end_with_the_epoch(
-    persists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wds_epoch_warns_when_workers_end_with_the_epoch(persists: bool, tmp_path: Path) -> None:
     """Such workers give the first items in every epoch, which is never what is wanted."""
-    monkeypatch.setattr(handlers, "_said", set())
     handler = log_to(tmp_path / "log")
     try:
         loader = dataloader(IterableWrapper(range(9)).sharding_filter().wds_epoch(4), 1, persistent_workers=persists)
@@ -650,10 +629,9 @@ def test_wds_epoch_warns_when_workers_end_with_the_epoch(
 
 @pytest.mark.slow
 def test_wds_epoch_warns_of_nothing_when_there_are_no_workers_or_they_live_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Neither in plain iteration nor in the service, in the main process or in workers."""
-    monkeypatch.setattr(handlers, "_said", set())
     handler = log_to(tmp_path / "log")
     try:
         for workers in (0, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import math
@@ -23,8 +22,8 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding, g
 
 from tests.kits.processes import open_files
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import loader_of, time_limit
-from torchdata_wds import ShardListError, handlers
+from tests.kits.workers_kit import consumers_of, loader_of, time_limit
+from torchdata_wds import ShardListError
 
 STOPS = ("first", "all", "cycle")
 
@@ -303,11 +302,8 @@ def divided(stop: Any, number: int) -> IterDataPipe[str]:
     return pipe
 
 
-def test_wds_mix_goes_on_when_a_share_is_empty_and_all_are_wanted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wds_mix_goes_on_when_a_share_is_empty_and_all_are_wanted(caplog: pytest.LogCaptureFixture) -> None:
     """With fewer shards than consumers some have none: every item comes once, and a warning says so once."""
-    monkeypatch.setattr(handlers, "_said", set())
     with caplog.at_level(logging.WARNING):
         found = [list(divided("all", number)) for number in (0, 1, 2, 2)]
     assert sorted(item for items in found[:3] for item in items) == sorted([*numbers(12, "a"), *numbers(2, "b")])
@@ -456,15 +452,6 @@ def test_wds_mix_shows_all_its_sources_when_the_graph_is_traversed() -> None:
 # --- passes
 
 
-def consumers(pipe: IterDataPipe[Any], how_many: int) -> list[IterDataPipe[Any]]:
-    """Copies of a graph as a service makes them: each with its place, all random pipes with one seed."""
-    copies = [copy.deepcopy(pipe) for _ in range(how_many)]
-    for number, one in enumerate(copies):
-        apply_sharding(one, how_many, number)
-        apply_random_seed(one, torch.Generator().manual_seed(5))
-    return copies
-
-
 def passes_of(items: list[str], share: int) -> list[list[str]]:
     """The passes of a consumer over the source b, of which it has so many items."""
     own = [item for item in items if item[0] == "b"]
@@ -475,7 +462,7 @@ def passes_of(items: list[str], share: int) -> list[list[str]]:
 def test_wds_mix_shuffles_alike_in_all_consumers_when_a_source_begins_again(form: str) -> None:
     """Each pass has a new order, and together the consumers have every item once in each, in all epochs."""
     short = getattr(numbers(10, "b"), form)().sharding_filter()
-    copies = consumers(numbers(120, "a").sharding_filter().wds_mix(short, stop="cycle"), 3)
+    copies = consumers_of(numbers(120, "a").sharding_filter().wds_mix(short, stop="cycle"), 3, seed=5)
     seen = []
     for _ in range(2):  # the second epoch is not seeded anew
         epochs = [passes_of(list(one), share) for one, share in zip(copies, (4, 3, 3), strict=True)]

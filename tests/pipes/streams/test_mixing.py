@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
 
 from tests.kits.servers import serve_folder
-from tests.kits.shards import text_keys, text_samples, write_tar, write_text_shards
+from tests.kits.shards import keys_of, text_keys, text_samples, write_tar, write_text_shards
 from torchdata_wds import ShardMember, wds_collate
 
 assert torchdata.datapipes.iter
@@ -51,10 +51,6 @@ def first(folder: Path) -> IterDataPipe[Any]:
 def second(folder: Path) -> IterDataPipe[Any]:
     """The samples of the other source."""
     return IterableWrapper([str(folder / "other" / "t.tar")]).load_wds_shards().group_by_key()
-
-
-def keys(pipe: IterDataPipe[Any]) -> list[str]:
-    return list(map(key_of, pipe))
 
 
 def is_no_json(member: ShardMember) -> bool:
@@ -107,9 +103,9 @@ NATIVE: dict[str, tuple[Any, Any]] = {
     "zip": (lambda f: pairs_of(first(f).zip(second(f))), list(zip(KEYS, SECOND, strict=False))),
     "zip with itself": (lambda f: pairs_of(first(f).zip(first(f))), list(zip(KEYS, KEYS, strict=True))),
     "zip_longest": (lambda f: pairs_of(first(f).zip_longest(second(f))), list(zip_longest(KEYS, SECOND))),
-    "mux": (lambda f: keys(first(f).mux(second(f))), list(chain(*zip(KEYS, SECOND, strict=False)))),
-    "mux_longest": (lambda f: sorted(keys(first(f).mux_longest(second(f)))), sorted(KEYS + SECOND)),
-    "concat": (lambda f: keys(first(f).concat(second(f))), KEYS + SECOND),
+    "mux": (lambda f: keys_of(first(f).mux(second(f))), list(chain(*zip(KEYS, SECOND, strict=False)))),
+    "mux_longest": (lambda f: sorted(keys_of(first(f).mux_longest(second(f)))), sorted(KEYS + SECOND)),
+    "concat": (lambda f: keys_of(first(f).concat(second(f))), KEYS + SECOND),
     "zip_with_map": (
         lambda f: [(key_of(sample), label) for sample, label in with_labels(f)],
         [(key, f"label of {key}") for key in KEYS],
@@ -120,16 +116,16 @@ NATIVE: dict[str, tuple[Any, Any]] = {
     ),
     "fork": (branches, list(zip(KEYS, LABELS, strict=True))),
     "demux": (
-        lambda f: list(map(keys, first(f).demux(2, is_odd, buffer_size=100))),
+        lambda f: list(map(keys_of, first(f).demux(2, is_odd, buffer_size=100))),
         [[key for key in KEYS if int(key[-1]) % 2 == rest] for rest in (0, 1)],
     ),
-    "cycle of samples": (lambda f: keys(first(f).cycle(2)), KEYS * 2),
-    "cycle of shards": (lambda f: keys(urls(f).cycle(2).load_wds_shards().group_by_key()), KEYS * 2),
+    "cycle of samples": (lambda f: keys_of(first(f).cycle(2)), KEYS * 2),
+    "cycle of shards": (lambda f: keys_of(urls(f).cycle(2).load_wds_shards().group_by_key()), KEYS * 2),
     "flatmap": (lambda f: list(first(f).flatmap(numbered)), [(key, number) for key in KEYS for number in range(2)]),
-    "set_length": (lambda f: (len(first(f).set_length(14)), keys(first(f).set_length(14))), (14, KEYS)),
+    "set_length": (lambda f: (len(first(f).set_length(14)), keys_of(first(f).set_length(14))), (14, KEYS)),
     "enumerate": (lambda f: [(n, key_of(sample)) for n, sample in first(f).enumerate()], list(enumerate(KEYS))),
     "add_index": (lambda f: [sample["index"] for sample in first(f).add_index()], list(range(len(KEYS)))),
-    "header": (lambda f: keys(first(f).header(3)), KEYS[:3]),
+    "header": (lambda f: keys_of(first(f).header(3)), KEYS[:3]),
     "slice": (lambda f: [row[0] for row in first(f).wds_to_tuple("__key__", "txt", "cls").slice(0, 1)], KEYS),
     "drop": (lambda f: [row[0] for row in first(f).wds_to_tuple("__key__", "txt", "cls").drop([1, 2])], KEYS),
     "map of a field": (lambda f: [sample["cls"] for sample in first(f).map(int, input_col="cls")], LABELS),
@@ -138,7 +134,7 @@ NATIVE: dict[str, tuple[Any, Any]] = {
         LABELS,
     ),
     "bucketbatch": (bucketed, sorted(KEYS)),
-    "unbatch": (lambda f: keys(first(f).batch(4).unbatch()), KEYS),
+    "unbatch": (lambda f: keys_of(first(f).batch(4).unbatch()), KEYS),
 }
 
 
@@ -180,7 +176,7 @@ def test_samples_group_when_members_are_filtered_or_multiplied(folder: Path) -> 
 def test_sample_multiplexer_draws_from_both_when_sources_are_weighted(folder: Path) -> None:
     """By weights, each source in its order, none lost, the same for the same seed."""
     orders = [
-        keys(SampleMultiplexer({first(folder): 0.7, second(folder): 0.3}, seed=seed).set_length(19))
+        keys_of(SampleMultiplexer({first(folder): 0.7, second(folder): 0.3}, seed=seed).set_length(19))
         for seed in (1, 1, 2)
     ]
     assert orders[0] == orders[1] != orders[2]
@@ -197,7 +193,7 @@ def test_shards_load_when_torchdata_opens_them_by_fsspec(folder: Path) -> None:
     for path in urls(folder):
         memory.pipe(f"/mixing/{Path(path).name}", Path(path).read_bytes())
     pipe = IterableWrapper(["memory://mixing"]).list_files_by_fsspec().open_files_by_fsspec(mode="rb")
-    assert sorted(keys(pipe.load_wds_shards().group_by_key())) == sorted(KEYS)
+    assert sorted(keys_of(pipe.load_wds_shards().group_by_key())) == sorted(KEYS)
 
 
 def test_shards_load_when_torchdata_reads_them_from_http(folder: Path) -> None:
@@ -217,7 +213,7 @@ def test_prefetch_loses_nothing_when_it_stands_anywhere(folder: Path, place: int
     for number in range(4):
         pipe = pipe.prefetch(3) if number == place else pipe
         pipe = getattr(pipe, stages[number])() if number < 3 else pipe
-    assert sorted(keys(pipe)) == sorted(keys(pipe)) == sorted(KEYS)
+    assert sorted(keys_of(pipe)) == sorted(keys_of(pipe)) == sorted(KEYS)
 
 
 def test_prefetch_gives_all_samples_when_the_loop_was_left_early(folder: Path) -> None:
@@ -225,22 +221,22 @@ def test_prefetch_gives_all_samples_when_the_loop_was_left_early(folder: Path) -
     pipe = first(folder).prefetch(2)
     for _ in pipe:
         break
-    assert keys(pipe) == KEYS
+    assert keys_of(pipe) == KEYS
 
 
 def test_repeat_keeps_readings_apart_when_each_shard_comes_twice_in_a_row(folder: Path) -> None:
     """A shard read twice in a row gives its samples twice, none merged, fused or not."""
     paths = urls(folder).repeat(2)
     expected = [key for number, size in enumerate(SIZES) for key in KEYS[sum(SIZES[:number]) :][:size] * 2]
-    assert keys(paths.load_wds_shards().group_by_key()) == expected
-    assert keys(paths.load_wds_shards().filter(is_no_json).group_by_key()) == expected
+    assert keys_of(paths.load_wds_shards().group_by_key()) == expected
+    assert keys_of(paths.load_wds_shards().filter(is_no_json).group_by_key()) == expected
 
 
 def test_repeat_keeps_readings_apart_when_a_shard_holds_one_sample(tmp_path: Path) -> None:
     """The last and the next first sample have one key then: they are two samples still."""
     (path,) = write_text_shards(tmp_path, (1,))
     pipe = IterableWrapper([path]).repeat(3).load_wds_shards()
-    assert keys(pipe.group_by_key()) == keys(pipe.filter(is_no_json).group_by_key()) == ["s0-00000"] * 3
+    assert keys_of(pipe.group_by_key()) == keys_of(pipe.filter(is_no_json).group_by_key()) == ["s0-00000"] * 3
 
 
 def test_in_memory_cache_gives_the_same_samples_when_iterated_again(folder: Path, tmp_path: Path) -> None:
@@ -294,7 +290,7 @@ def test_streams_of_other_openers_are_closed_when_read_or_left(folder: Path) -> 
     """The loader closes what it was given: at the shard's end, and when the loop breaks."""
     source = Flaky(list(urls(folder)))
     pipe = IterableWrapper(source, deepcopy=False).load_wds_shards().group_by_key()
-    assert keys(pipe) == KEYS
+    assert keys_of(pipe) == KEYS
     assert source.open == 0
     for _ in pipe:
         break

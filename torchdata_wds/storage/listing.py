@@ -9,7 +9,6 @@ from typing import Any
 
 from torchdata_wds.environment import pattern_variable
 from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError
-from torchdata_wds.storage.braces import expand_braces, expand_clear_braces
 from torchdata_wds.storage.byte_streams import naming
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
 from torchdata_wds.storage.searching import NEVER_SEARCHED, is_pattern, search
@@ -17,6 +16,8 @@ from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import (
     cannot_list,
     check_letter,
+    expand_braces,
+    expand_clear_braces,
     is_chaining,
     local_path,
     mask_item,

@@ -29,11 +29,9 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
-        if error.errno in _LOCKED:
-            return False
-        if error.errno in _NO_LOCKS:
-            return None
-        raise
+        if error.errno not in _LOCKED | _NO_LOCKS:
+            raise
+        return False if error.errno in _LOCKED else None
     return True
 
 

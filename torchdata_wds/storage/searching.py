@@ -112,20 +112,18 @@ def _search_local(url: str) -> Iterator[str]:
     else:
         matches = find_matches(path)
         found = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
-        hint = f"it matches {len(matches):,} folders and no file" if matches else ""
+        hint = f"it matches {len(matches):,} folders and no file"
+        if not matches:
+            start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # a path without magic is not searched
+            folder = start or ("/" if path.startswith("/") else ".")
+            is_there = os.path.isdir(folder)  # noqa: PTH112
+            holds = f"holds {len(os.listdir(folder)):,} entries" if is_there else "does not exist"  # noqa: PTH208
+            where = "" if folder.startswith("/") else f" (the working directory is {os.getcwd()})"  # noqa: PTH109
+            hint = f"the folder {folder!r} {holds}{where}"
     if not found:
-        raise _nothing(url, hint or _folder_hint(path))
+        raise _nothing(url, hint)
     for name in found:
         yield name if scheme_of(url) != "file" else f"file:{'//' if name.startswith('/') else ''}{quote(name)}"
-
-
-def _folder_hint(path: str) -> str:
-    start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # a path without magic is not searched
-    folder = start or ("/" if path.startswith("/") else ".")
-    where = "" if folder.startswith("/") else f" (the working directory is {os.getcwd()})"  # noqa: PTH109
-    if not os.path.isdir(folder):  # noqa: PTH112
-        return f"the folder {folder!r} does not exist{where}"
-    return f"the folder {folder!r} holds {len(os.listdir(folder)):,} entries{where}"  # noqa: PTH208
 
 
 def find_matches(pattern: str) -> list[str]:

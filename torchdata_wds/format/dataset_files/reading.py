@@ -17,10 +17,9 @@ from urllib.parse import urljoin
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import Advice, ShardListError, SpecError, UnsafeDataError, WdsError
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.braces import expand_braces
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.fsspec import protocol_of
-from torchdata_wds.storage.urls import STDIN, local_path, mask_url, scheme_of
+from torchdata_wds.storage.urls import STDIN, expand_braces, local_path, mask_url, scheme_of
 
 _MAX_BYTES = 64 << 20
 _MAX_MERGED = 10_000

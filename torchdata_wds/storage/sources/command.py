@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _ENOUGH_READ = 128 + signal.SIGPIPE
 _SHOWN_LINES, _SHOWN_BYTES = 5, 2000
 _POLL_SECONDS = 0.02
+_HAS_WAITID = hasattr(os, "waitid")  # else an ended command cannot be seen without reaping it
 
 # The lines just end when the process dies. A group noted as ended is left alone: its number may be another's by then.
 _GUARDING = """
@@ -143,19 +144,19 @@ class ShellCommand:
         """Kills the command with all that it has started, but for a copy in a forked child."""
         if self._process.returncode is None and self._owner == os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self.group, signal.SIGKILL)
 
     def wait(self, *, spare_rest: bool = False) -> int:
         """Waits for the command and returns its status; `spare_rest` lets what it left in the background go on."""
-        if hasattr(os, "waitid"):
+        if _HAS_WAITID:
             found = None
             with contextlib.suppress(ChildProcessError):
-                found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+                found = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOWAIT)
             if not (spare_rest and found and (found.si_code, found.si_status) == (os.CLD_EXITED, 0)):
                 # What it has left in the background; the group is still its own, for it is not yet reaped.
                 self.kill()
         status = self._process.wait()
-        _running.pop(self._process.pid, None)
+        _running.pop(self.group, None)
         self.dismiss_guard()
         return status
 
@@ -167,17 +168,12 @@ class ShellCommand:
     def ends_within(self, seconds: float) -> bool:
         """Whether the command ends in time; it is not yet reaped, so that its group can still be killed."""
         end = time.monotonic() + seconds
-        while not self._has_ended():
-            if time.monotonic() > end:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def _has_ended(self) -> bool:
-        if not hasattr(os, "waitid"):
-            return self._process.poll() is not None
-        with contextlib.suppress(ChildProcessError):
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
+            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            while (os.waitid(os.P_PID, self.group, flags) if _HAS_WAITID else self._process.poll()) is None:
+                if time.monotonic() > end:
+                    return False
+                time.sleep(_POLL_SECONDS)
         return True
 
     def report(self, message: str) -> ShardOpenError:
@@ -202,7 +198,7 @@ class ShellCommand:
             if self._owner == os.getpid():
                 self.kill()
                 self._process.wait()
-                _running.pop(self._process.pid, None)
+                _running.pop(self.group, None)
                 self.dismiss_guard()
             else:
                 # A copy in a forked child: the command is the parent's.

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.retrying import Failure, Patience, RetryingSource, attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import cannot_open, mask_url
+from torchdata_wds.storage.urls import cannot_open, mask_url, unexpanded
 
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),

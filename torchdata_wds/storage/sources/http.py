@@ -13,14 +13,20 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import ShardSource, StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import Failure, RetryingSource
 from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.sources.http_client import Answer, HttpRequest, is_number, malformation, read_http_options
-from torchdata_wds.storage.urls import cannot_open
+from torchdata_wds.storage.sources.http_client import (
+    Answer,
+    HttpOptions,
+    is_number,
+    malformation,
+    read_http_options,
+    request,
+)
+from torchdata_wds.storage.urls import cannot_open, unexpanded
 
 try:  # isal's takes a third of the time of zlib's
     from isal.isal_zlib import crc32
@@ -46,9 +52,8 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
     chosen = read_http_options(place.scheme, place.options.get(place.scheme, {}))
     if wrong := malformation(place.url):
         raise cannot_open(shard, f"its address is malformed: {wrong}")
-    request = HttpRequest(place.url, shard, chosen)
-    version = _version_if_plain(request) if offset else None
-    source = HttpSource(request, start=0 if version is None else offset, version=version)
+    version = _version_if_plain(place, chosen) if offset else None
+    source = HttpSource(place, chosen, start=0 if version is None else offset, known=version)
     try:
         source.connect()
         if version is not None:
@@ -65,12 +70,12 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
         raise
 
 
-def _version_if_plain(request: HttpRequest) -> Version | None:
+def _version_if_plain(place: Place, options: HttpOptions) -> Version | None:
     """What is known of the shard, if the server gives parts of it and it is not compressed.
 
     Offsets count decompressed bytes: only then are they those of a range.
     """
-    with HttpSource(request, stop=HEAD_SIZE) as source:
+    with HttpSource(place, options, stop=HEAD_SIZE) as source:
         source.connect()
         if not source.gives_parts or source.version.encoding not in ("", "identity"):
             return None
@@ -167,18 +172,19 @@ class HttpSource(RetryingSource):
     proves anything, by the last bytes that were delivered, which are requested again. A server that gives no parts is
     read from the start, and what was delivered is compared and passed over.
 
-    It gives the bytes from `start` to before `stop`, or to the end. `version` is what is known of the object.
+    It gives the bytes from `start` to before `stop`, or to the end. `known` is what was told of the object before.
     """
 
     def __init__(
-        self, request: HttpRequest, *, start: int = 0, stop: int | None = None, version: Version | None = None
+        self, place: Place, options: HttpOptions, start: int = 0, stop: int | None = None, known: Version | None = None
     ) -> None:
-        super().__init__(request.shard, start, request.options.retries)
-        self._request = request
+        super().__init__(place.shown, start, options.retries)
+        self._url = place.url
+        self._options = options
         self._stop = stop
         self._delivered = Delivered(with_checksum=False)
         self._overlapping = False
-        self.version = version or Version()
+        self.version = known or Version()
         self._total = self.version.total
         self.gives_parts = False  # whether the server answered with a part
 
@@ -228,7 +234,7 @@ class HttpSource(RetryingSource):
         if begin or self._stop is not None:
             headers["Range"] = f"bytes={begin}-{'' if self._stop is None else self._stop - 1}"
             headers.update({} if condition is None else {"If-Range": condition})
-        answer = self._request.send(headers)
+        answer = request(self._url, self._options, headers)
         try:
             first = self._first_byte(answer, begin)
             if first is None:

@@ -191,52 +191,43 @@ def _plain_body(response: urllib3.BaseHTTPResponse) -> http.client.HTTPResponse 
     return body if body.length and getattr(response, "length_remaining", None) == body.length else None
 
 
-@dataclass(frozen=True)
-class HttpRequest:
-    """How to request one shard, whose URL is held as given and masked."""
-
-    url: str = field(repr=False)
-    shard: str
-    options: HttpOptions
-
-    def send(self, headers: Mapping[str, str]) -> Answer:
-        """Requests the shard, following redirects, with headers that are sent to all hosts."""
-        auth = urllib3.util.parse_url(self.url).auth
-        basic = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
-        first = url = _without_auth(self.url)
-        own = {**basic, **self.options.headers}
-        for _ in range(_REDIRECTS + 1):
-            via = "" if mask_url(url) == mask_url(first) else f" (redirected to {mask_url(url)})"
-            answer = Answer(self._send(url, {"Accept-Encoding": "identity", **own}, headers), via)
-            location = answer.headers.get("Location")
-            if answer.status in _PASSING_STATUSES:
-                answer.dismiss()
-                raise Failure(answer.describe(), wait=retry_after(answer.headers))
-            if answer.status not in _REDIRECT_STATUSES or not location:
-                return answer
+def request(url: str, options: HttpOptions, headers: Mapping[str, str]) -> Answer:
+    """Requests an object, following redirects, with headers that are sent to all hosts besides those of the options."""
+    auth = urllib3.util.parse_url(url).auth
+    basic = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
+    first = url = _without_auth(url)
+    own = {**basic, **options.headers}
+    for _ in range(_REDIRECTS + 1):
+        merged = urllib3.HTTPHeaderDict({"Accept-Encoding": "identity", **own})
+        merged.update(headers)
+        via = "" if mask_url(url) == mask_url(first) else f" (redirected to {mask_url(url)})"
+        answer = Answer(_get(url, options, merged), via)
+        location = answer.headers.get("Location")
+        if answer.status in _PASSING_STATUSES:
             answer.dismiss()
-            target = _redirect_target(url, location)
-            if _origin(target) != _origin(url):
-                # For good: a host that sends us back may have chosen where to.
-                own = {name: value for name, value in own.items() if name.lower() in _HARMLESS}
-            url = target
-        raise Failure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
+            raise Failure(answer.describe(), wait=retry_after(answer.headers))
+        if answer.status not in _REDIRECT_STATUSES or not location:
+            return answer
+        answer.dismiss()
+        target = _redirect_target(url, location)
+        if _origin(target) != _origin(url):
+            # For good: a host that sends us back may have chosen where to.
+            own = {name: value for name, value in own.items() if name.lower() in _HARMLESS}
+        url = target
+    raise Failure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
 
-    def _send(self, url: str, own: Mapping[str, str], headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        merged = urllib3.HTTPHeaderDict(own)
-        for name, value in headers.items():
-            merged[name] = value
-        timeout = urllib3.Timeout(connect=self.options.connect_timeout, read=self.options.read_timeout)
-        scheme, _, rest = url.partition("://")
-        host = rest.partition("/")[0].rpartition("@")[2]
-        try:
-            proxy = None if proxy_bypass(host) else getproxies().get(scheme.lower())
-            # Where urllib3 tries again or follows by itself, it logs URLs and sends what it should not.
-            return _pool(proxy, os.getpid()).request(
-                "GET", url, headers=merged, preload_content=False, retries=False, redirect=False, timeout=timeout
-            )
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise Failure(_reason(error), lasting=_is_lasting(error), error=error) from None
+
+def _get(url: str, options: HttpOptions, headers: urllib3.HTTPHeaderDict) -> urllib3.BaseHTTPResponse:
+    timeout = urllib3.Timeout(connect=options.connect_timeout, read=options.read_timeout)
+    scheme, _, host = url.split("/")[:3]
+    try:
+        proxy = None if proxy_bypass(host) else getproxies().get(scheme.lower().rstrip(":"))
+        # Where urllib3 tries again or follows by itself, it logs URLs and sends what it should not.
+        return _pool(proxy, os.getpid()).request(
+            "GET", url, headers=headers, preload_content=False, retries=False, redirect=False, timeout=timeout
+        )
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise Failure(_reason(error), lasting=_is_lasting(error), error=error) from None
 
 
 def malformation(url: str) -> str | None:

@@ -10,12 +10,11 @@ import sys
 from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.braces import unexpanded
 from torchdata_wds.storage.byte_streams import Source, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
-from torchdata_wds.storage.urls import STDIN, cannot_open, local_path
+from torchdata_wds.storage.urls import STDIN, cannot_open, local_path, unexpanded
 
 # Larger reads bypass the buffer; at its end, a read of less than the buffer's size does not.
 _BUFFER_SIZE = 1 << 16
@@ -41,23 +40,9 @@ class LocalFile(io.FileIO):
 
 def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
     """Opens a local path, verbatim, or a ``file:`` URL, percent-decoded."""
-    file = _open(local_path(place.url), place.shown)
+    path = local_path(place.url)
     try:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or may_be_compressed(os.pread(file.fileno(), HEAD_SIZE, 0)):
-            return wrap_source(file, place.shown, skip=offset)
-        if offset > status.st_size:
-            raise ends_before(place.shown, status.st_size, offset)
-        file.seek(offset)
-        return io.BufferedReader(file, _BUFFER_SIZE)
-    except BaseException:
-        file.close()
-        raise
-
-
-def _open(path: str, shard: str) -> LocalFile:
-    try:
-        return LocalFile(path, shard)
+        file = LocalFile(path, place.shown)
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
         if isinstance(error, IsADirectoryError):
@@ -70,7 +55,18 @@ def _open(path: str, shard: str) -> LocalFile:
             elif not advice and not os.path.isabs(path):  # noqa: PTH117 - a str
                 advice = f" in {os.getcwd()}"  # noqa: PTH109
             reason = f"it does not exist{advice}"
-        raise cannot_open(shard, reason) from masked_cause(error)
+        raise cannot_open(place.shown, reason) from masked_cause(error)
+    try:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or may_be_compressed(os.pread(file.fileno(), HEAD_SIZE, 0)):
+            return wrap_source(file, place.shown, skip=offset)
+        if offset > status.st_size:
+            raise ends_before(place.shown, status.st_size, offset)
+        file.seek(offset)
+        return io.BufferedReader(file, _BUFFER_SIZE)
+    except BaseException:
+        file.close()
+        raise
 
 
 class StandardInput(Source):

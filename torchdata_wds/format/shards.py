@@ -55,33 +55,29 @@ def archive_size(content: int) -> int:
     return content + 2 * BLOCK + -(content + 2 * BLOCK) % _RECORD
 
 
-class OpenFile:
-    """A file that the caller has opened: it is written to, and neither closed nor renamed."""
+class OpenFile(Target):
+    """A file that the caller has opened: it is written to, and neither closed nor renamed.
+
+    After an `abort` it has no end marker, so that every reader sees that the shard is not whole.
+    """
 
     def __init__(self, file: BinaryIO, url: str) -> None:
-        self.url = url
+        super().__init__(url)
         self._file = file
 
-    def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Writes all of it, and hands it over to the system: a process that is forked must not write it once more."""
-        view = memoryview(data)
-        while view:
-            with self._failing():
-                written = self._file.write(view)
-            if not isinstance(written, int) or not 0 < written <= len(view):
-                raise self._failure(f"took {written!r} of {len(view):,} bytes")
-            view = view[written:]
-        self.commit()
+    def _write(self, view: memoryview) -> int:
+        with self._failing():
+            written = self._file.write(view)
+        if not isinstance(written, int) or not 0 < written <= len(view):
+            raise self._failure(f"took {written!r} of {len(view):,} bytes")
+        self._commit()  # a process that is forked must not write it once more
+        return written
 
-    def commit(self) -> None:
-        """Hands everything over to the system."""
+    def _commit(self) -> None:
         flush = getattr(self._file, "flush", None)
         if callable(flush):
             with self._failing():
                 flush()
-
-    def abort(self) -> None:
-        """Leaves the file as it is: without an end marker, so that every reader sees that the shard is not whole."""
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -93,9 +89,8 @@ class OpenFile:
             raise self._failure(f"failed: {error}") from error
 
     def _failure(self, what: str) -> ShardOpenError:
-        shard = mask_url(self.url)
-        message = f"the file of shard {shard!r} {what}. A shard needs a binary file (mode='wb') with room"
-        return ShardOpenError(message, shard=shard)
+        message = f"the file of shard {self._shard!r} {what}. A shard needs a binary file (mode='wb') with room"
+        return ShardOpenError(message, shard=self._shard)
 
 
 class ShardFile(Unique):
@@ -128,7 +123,6 @@ class ShardFile(Unique):
         self._rows: list[str] | None = [] if index else None
         self._index: Target | None = None
         self._old_index: str | None = None
-        self._target: Target | OpenFile
         if is_url:
             self._old_index = _old_index(self.url, index, overwrite)
             self._target = storage.open_target(self.url, overwrite=overwrite, storage_options=self._options)

@@ -15,8 +15,7 @@ from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntrie
 from torchdata_wds.format.tar.fast import LookAhead
 from torchdata_wds.format.tar.headers import DIRECTORY, HARD_LINK, HEADER_WORDS, VOLUME_LABEL, is_file
 from torchdata_wds.format.tar.links import HardLinks, Reopen
-from torchdata_wds.format.tar.members import Mark, MemberRun, PassedMember, ShardMember, Unit, singles
-from torchdata_wds.format.tar.streams import ByteSource
+from torchdata_wds.format.tar.members import ByteSource, Mark, MemberRun, PassedMember, ShardMember, Unit, singles
 from torchdata_wds.handlers import warn_seldom
 from torchdata_wds.option_types import Select
 from torchdata_wds.storage import mask_url

@@ -10,8 +10,8 @@ from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, DamageKind, ShardFormat
 from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.file_kinds import describe_file
 from torchdata_wds.format.tar.headers import BLOCK, REGULAR, Header, HeaderError, padding, text
+from torchdata_wds.format.tar.members import ByteSource, gap_seeker
 from torchdata_wds.format.tar.sparse_maps import Segments, SparseSource, full_size, locate, unpack
-from torchdata_wds.format.tar.streams import ByteSource, gap_seeker
 
 #: The largest member that is read, unless ``max_member_bytes=`` says otherwise: 4 GiB.
 DEFAULT_MAX_MEMBER_BYTES = 4 << 30

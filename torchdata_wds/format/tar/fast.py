@@ -24,8 +24,7 @@ import numpy as np
 
 from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, byte_sum, full_name, padding, text
-from torchdata_wds.format.tar.members import MemberRun, PassedMember, ShardMember
-from torchdata_wds.format.tar.streams import ByteSource, gap_seeker
+from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker
 
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
@@ -67,9 +66,7 @@ class Window:
 def find_members(data: bytes) -> Window:
     """Finds the members that lie whole in a window, which begins at an entry, and those of tars inside them."""
     blocks = len(data) // BLOCK
-    if not blocks:
-        return Window(data)
-    magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,))
+    magics: Array = np.ndarray((blocks,), "<u4", data, 257, (BLOCK,)) if blocks else np.zeros(0)
     rows = np.flatnonzero(magics == _MAGIC)
     if not len(rows):
         return Window(data)

@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
 from torchdata_wds.format.tar.headers import HARD_LINK, is_file
-from torchdata_wds.format.tar.members import MemberRun, ShardMember
-from torchdata_wds.format.tar.streams import ByteSource
+from torchdata_wds.format.tar.members import ByteSource, MemberRun, ShardMember
 from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
 
 Reopen = Callable[[int], AbstractContextManager[ByteSource]]

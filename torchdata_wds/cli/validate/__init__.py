@@ -81,20 +81,20 @@ def _run(arguments: argparse.Namespace) -> int:
         FieldChecker() if arguments.decode else None,
         int(arguments.max_member_bytes),
     )
-    repair = None if arguments.fix is None else _Repair(arguments, urls, listed, rules)
+    targets = () if arguments.fix is None else _targets(arguments, urls, listed)
     results = Results(arguments)
-    plans = []
+    repaired: list[_Items] = []
     processes = 1 if STDIN in urls else arguments.parallel
     reports = map_in_order(partial(report_shard, rules=rules, most=arguments.most), urls, processes)
     hidden = not (sys.stdout.isatty() or stdout_is_apart())
     with closing(reports), Progress("shards", len(urls), only_on_terminal=True, hidden=hidden) as progress:
-        for report in reports:
+        for url, report in zip(urls, reports, strict=True):
             results.take(report)
-            if repair is not None:
-                plans.append(report.plan)
+            if arguments.fix is not None:
+                repaired.append(repaired_samples(url, report.plan, rules))
             progress.advance()
     results.take_fields()
-    lost = 0 if repair is None else repair.write(plans, results)
+    lost = 0 if arguments.fix is None else _repair(arguments, targets, repaired, results)
     results.print_summary()
     return 1 if lost or results.have("error") or (arguments.strict and results.have("warning")) else 0
 
@@ -174,66 +174,42 @@ class Results:
 # ------------------------------------------------------------------------------------------------------------- repair
 
 
-class _Repair:
-    """Writes the good samples of validated shards to the outputs that ``--fix`` names.
+def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str]) -> Sequence[str]:
+    """Returns the outputs that ``--fix`` names for shards; those `listed`, of all parts, name them."""
+    if arguments.fix in ("", STDIN):
+        raise UsageError("--fix needs a file or a folder: the report has standard output")
+    for url in urls:
+        if not can_reopen(url):
+            shard = mask_url(url)
+            raise UsageError(f"--fix reads each shard twice, and {shard} can be read only once: name a file")
+    targets: Sequence[str] = [arguments.fix]
+    has_many = is_target_pattern(arguments.fix)
+    if has_many:
+        try:
+            targets = part_of(name_targets(listed, arguments.fix, in_place=True), arguments.part)
+        except ShardListError as error:
+            raise UsageError(f"--fix: {error}") from error
+    for target in targets:
+        # What cannot be written must fail now, not when all is read. A command is not tried: it would see an empty
+        # shard. Nor is a new folder, which is made when there is something to write.
+        is_new = has_many and is_local(target) and not Path(local_path(target)).parent.exists()
+        if scheme_of(target) != "pipe" and not is_new:
+            open_target(target, overwrite=arguments.force).abort()
+    return targets
 
-    The shards `listed`, which are those of all parts, name the outputs.
-    """
 
-    def __init__(
-        self, arguments: argparse.Namespace, urls: Sequence[str], listed: Sequence[str], rules: ValidationRules
-    ) -> None:
-        if arguments.fix in ("", STDIN):
-            raise UsageError("--fix needs a file or a folder: the report has standard output")
-        for url in urls:
-            if not can_reopen(url):
-                shard = mask_url(url)
-                raise UsageError(f"--fix reads each shard twice, and {shard} can be read only once: name a file")
-        self._arguments = arguments
-        self._urls = urls
-        self._rules = rules
-        self._targets: Sequence[str] = [arguments.fix]
-        self._has_many = is_target_pattern(arguments.fix)
-        if self._has_many:
-            try:
-                self._targets = part_of(name_targets(listed, arguments.fix, in_place=True), arguments.part)
-            except ShardListError as error:
-                raise UsageError(f"--fix: {error}") from error
-        for target in self._targets:
-            # What cannot be written must fail now, not when all is read. A command is not tried: it would see an empty
-            # shard. Nor is a new folder, which is made when there is something to write.
-            is_new = self._has_many and is_local(target) and not Path(local_path(target)).parent.exists()
-            if scheme_of(target) != "pipe" and not is_new:
-                open_target(target, overwrite=arguments.force).abort()
-
-    def write(self, plans: Sequence[RepairPlan], results: Results) -> int:
-        """Writes the samples; returns how many could not be written although they are good."""
-        parts: list[_Items]
-        parts = [repaired_samples(url, plan, self._rules) for url, plan in zip(self._urls, plans, strict=True)]
-        if not self._has_many:
-            parts = [chain.from_iterable(parts)]
-        count = lost = 0
-        for target, items in zip(self._targets, parts, strict=True):
-            if self._has_many and is_local(target):
-                Path(local_path(target)).parent.mkdir(parents=True, exist_ok=True)
-            written, left_out = self._write(target, items, results)
-            count, lost = count + written, lost + left_out
-        wrote = f"wrote {counted(count, 'good sample')} to {printable(self._arguments.fix)}"
-        say(f"{wrote}, left out {counted(results.samples['bad'], 'bad one')}")
-        if lost:
-            runs = counted(lost, "run of members was", "runs of members were")
-            say(f"lost: {runs} left out although whole (see the report)")
-        return lost
-
-    def _write(self, target: str, items: _Items, results: Results) -> tuple[int, int]:
-        """Writes an archive, unless there are no samples; returns how many it has, and how many whole ones it lacks."""
-        lost = 0
+def _repair(arguments: argparse.Namespace, targets: Sequence[str], parts: list[_Items], results: Results) -> int:
+    """Writes the good samples of each shard; returns how many could not be written although they are good."""
+    count = 0
+    has_many = is_target_pattern(arguments.fix)
+    for target, items in zip(targets, parts if has_many else [chain.from_iterable(parts)], strict=True):
+        if has_many and is_local(target):
+            Path(local_path(target)).parent.mkdir(parents=True, exist_ok=True)
         output: SampleOutput | None = None
-        options = argparse.Namespace(**{**vars(self._arguments), "output": target, "compress": None, "index": False})
+        options = argparse.Namespace(**{**vars(arguments), "output": target, "compress": None, "index": False})
         with ExitStack() as stack:
             for item in items:
                 if isinstance(item, Finding):
-                    lost += item.kind == "left-out"
                     results.tell(item)
                     continue
                 if output is None:
@@ -241,13 +217,19 @@ class _Repair:
                 try:
                     output.write(item)
                 except SampleError as error:
-                    lost += 1
                     shard = mask_url(item["__url__"])
                     results.tell(Finding("error", "not-written", cli_message(error), shard, key=item["__key__"]))
         if output is None:
             say(f"no good sample: {printable(mask_url(target))} is not written")
-            return 0, lost
-        return output.count, lost
+        else:
+            count += output.count
+    wrote = f"wrote {counted(count, 'good sample')} to {printable(arguments.fix)}"
+    say(f"{wrote}, left out {counted(results.samples['bad'], 'bad one')}")
+    lost = results.counts["note", "left-out"] + results.counts["error", "not-written"]
+    if lost:
+        runs = counted(lost, "run of members was", "runs of members were")
+        say(f"lost: {runs} left out although whole (see the report)")
+    return lost
 
 
 def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Items:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdata_wds.cli.map.target_names import is_target_pattern, name_targets
+from torchdata_wds.cli.map.shard_tasks import is_target_pattern, name_targets
 from torchdata_wds.errors import ShardListError
 
 URLS = ["a/x-0.tar", "file:///b/x%201.TAR.GZ", "https://host/d/v1.2-x.tgz?token=abc", "s3://bucket/y", "/c/z.tar.bz2"]

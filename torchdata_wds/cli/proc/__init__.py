@@ -19,8 +19,7 @@ from typing import Any
 
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_all_inputs
-from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, run_task, work_on_shards
-from torchdata_wds.cli.map.target_names import is_target_pattern
+from torchdata_wds.cli.map.shard_tasks import Results, ShardTask, is_target_pattern, run_task, work_on_shards
 from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, copy_samples
 from torchdata_wds.cli.proc.sample_commands import CommandResult, SampleCommand
 from torchdata_wds.cli.terminal import counted, message_of, paused, say, tell_losses

@@ -30,7 +30,7 @@ from torchdata_wds.cli.command import (
 )
 from torchdata_wds.cli.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
 from torchdata_wds.cli.jobs import map_in_order
-from torchdata_wds.cli.map.target_names import is_target_pattern, name_targets
+from torchdata_wds.cli.map.shard_tasks import is_target_pattern, name_targets
 from torchdata_wds.cli.outputs import SampleOutput
 from torchdata_wds.cli.terminal import Progress, counted, discard_output, paused, printable, say, stdout_is_apart
 from torchdata_wds.cli.validate.checks import FieldChecker

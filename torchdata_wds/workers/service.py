@@ -261,14 +261,12 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
     def skipped(self, *, by_rule: bool = False) -> dict[str, dict[str, int]]:
         """Counts what the stages skipped in the running or last epoch, in all workers of this rank.
 
-        A warning at the end of the epoch says the same. DataLoader2 runs a copy of the service; each answers for both.
+        The counts are by stage, written as in the chain, and exception type or reason. A warning at the end of the
+        epoch says the same. DataLoader2 runs a copy of the service; each answers for both.
 
         Args:
             by_rule: Whether to include what a rule left out and is not lost: hidden files and folders in shards,
                 samples for which a function returned None.
-
-        Returns:
-            The counts by stage, written as in the chain, and exception type or reason.
 
         Example:
             >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -13,6 +13,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,9 +48,21 @@ class ShardContent(NamedTuple):
 
 def contents_of(shards: Sequence[Any]) -> list[ShardContent]:
     """Looks at local shards of a list; those that cannot be read are left out."""
-    step = -(-len(shards) // _MOST_SHARDS) or 1
-    found = (_content_of(number, shards[number]) for number in range(0, len(shards), step))
-    return [content for content in found if content is not None]
+    found = []
+    for number in range(0, len(shards), -(-len(shards) // _MOST_SHARDS) or 1):
+        shard = shards[number]
+        if not isinstance(shard, (str, os.PathLike)) or not is_local(os.fspath(shard)):
+            continue
+        path = Path(local_path(os.fspath(shard)))
+        with suppress(OSError, ValueError):
+            if path.is_file():  # a pipe would wait for who writes to it
+                with path.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    check = zlib.crc32(file.read(_BLOCK))
+                    file.seek(size // 2)
+                    check = zlib.crc32(file.read(_BLOCK), check)
+                found.append(ShardContent(number, size, check, *_said_by_index(f"{path}{INDEX_SUFFIX}")))
+    return found
 
 
 def describe_changes(
@@ -68,23 +81,6 @@ def describe_changes(
         elif old.check != content.check or (old.digest and content.digest and old.digest != content.digest):
             changes.append(f"{shown}: other contents then, of the same size")
     return changes
-
-
-def _content_of(number: int, shard: Any) -> ShardContent | None:
-    if not isinstance(shard, (str, os.PathLike)) or not is_local(os.fspath(shard)):
-        return None
-    path = Path(local_path(os.fspath(shard)))
-    try:
-        if not path.is_file():  # a pipe would wait for who writes to it
-            return None
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            check = zlib.crc32(file.read(_BLOCK))
-            file.seek(size // 2)
-            check = zlib.crc32(file.read(_BLOCK), check)
-    except (OSError, ValueError):
-        return None
-    return ShardContent(number, size, check, *_said_by_index(f"{path}{INDEX_SUFFIX}"))
 
 
 def _said_by_index(path: str) -> tuple[int | None, str]:

@@ -24,7 +24,7 @@ from torch.utils.data.graph_settings import apply_sharding, get_all_graph_pipes
 from torchdata_wds.checks import checked_int
 from torchdata_wds.consumers import Grid, rank_place
 from torchdata_wds.pipes.seeds import above_filters, mix
-from torchdata_wds.workers.local import LocalIterDataPipe
+from torchdata_wds.workers.graphs import LocalIterDataPipe
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.checkpoints import Streams, pack_streams, unpack_streams
 from torchdata_wds.workers.resume.planner import find_chain

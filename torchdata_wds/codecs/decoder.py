@@ -11,7 +11,7 @@ from torchdata_wds.checks import check_flags
 from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, IMAGE_SPECS
 from torchdata_wds.codecs.options import BYTES_TYPES, DEFAULT_MAX_BYTES, DecodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import Planner, StepFailedError, describe_cause, guard, shown_call
+from torchdata_wds.codecs.plans import Plan, Planner, StepFailedError, describe_cause, guard, shown_call
 from torchdata_wds.codecs.suffixes import decompress, split_suffix
 from torchdata_wds.codecs.table import ExtensionDecoder, find_codec, is_named, matches, parse_extensions
 from torchdata_wds.errors import SKIPPING, Advice, DecodingError, UnsafeDataError
@@ -21,11 +21,8 @@ from torchdata_wds.storage.urls import mask_url
 DecoderLike = str | Callable[[str, bytes], Any]
 _SHOWN_BYTES = 16
 
-#: Bytes -> value; raises StepFailedError. None: the bytes stay as they are.
-_Plan = Callable[[bytes], Any] | None
 
-
-class Decoder(Planner[_Plan]):
+class Decoder(Planner):
     """Turns a sample of bytes into a new sample of values; the arguments are those of ``.wds_decode(...)``.
 
     A compression suffix (``gz bz2 xz zst``) is removed first, and the data decompressed; only a
@@ -99,16 +96,16 @@ class Decoder(Planner[_Plan]):
         self._image = images[0] if images else None
         super()._prepare()
 
-    def _make_plan(self, field: str) -> _Plan:
+    def _make_plan(self, field: str) -> Plan:
         if is_metadata(field) or (self.only is not None and not is_named(field, self.only)):
             return None
         return self._plan(field)
 
-    def _plan(self, field: str) -> _Plan:
+    def _plan(self, field: str) -> Plan:
         """Chooses how a field is decoded: by the user's decoders in order, then by the image spec or the table."""
         inner, suffix = split_suffix(field)
         codec, image = None if suffix else find_codec(field), self._image
-        last: _Plan = None
+        last: Plan = None
         if suffix:
             rest = self._plan(inner)
 
@@ -120,7 +117,7 @@ class Decoder(Planner[_Plan]):
         elif codec is not None and codec.decode is not None:
             last = guard(codec.name, codec.decode, self._options)
         elif codec is not None and image is not None:
-            last = guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data), None)
+            last = guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data))
         # Decoders that the name alone rules out are not called for each sample.
         users = [decoder for decoder in self._users if _may_take(decoder, field, suffix)]
         key = "." + field

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torchdata_wds.codecs.images.pixels import IMAGE_SPECS, parse_image_spec
 from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions, MissingPackageError
-from torchdata_wds.codecs.plans import Planner, StepFailedError, describe_cause, describe_value, guard, shown_call
+from torchdata_wds.codecs.plans import Plan, Planner, StepFailedError, describe_cause, describe_value, guard, shown_call
 from torchdata_wds.codecs.suffixes import compress, is_compressed, split_suffix
 from torchdata_wds.codecs.table import find_codec, matches, parse_extensions
 from torchdata_wds.errors import SKIPPING, Advice, EncodingError
@@ -20,7 +20,7 @@ EncoderLike = bool | str | Mapping[str, Callable[[Any], bytes]] | SampleEncoder
 _Plan = Callable[[Any], bytes]
 
 
-class Encoder(Planner[_Plan | None]):
+class Encoder(Planner):
     """Turns a sample of values into a new sample of bytes; the arguments are those of ``.wds_encode(...)``.
 
     Values are encoded by the last part of their field's name; what would not read back equal (JPEG: up to its loss) is
@@ -82,7 +82,7 @@ class Encoder(Planner[_Plan | None]):
             encoded = {"__key__": sample["__key__"], **encoded}
         return encoded
 
-    def _make_plan(self, field: str) -> _Plan | None:
+    def _make_plan(self, field: str) -> Plan:
         if not isinstance(field, str):
             cause = TypeError("the name of a field must be a str, such as 'jpg'")
             raise StepFailedError("under its name", field, cause)
@@ -98,7 +98,7 @@ class Encoder(Planner[_Plan | None]):
         if suffix:
             plan = _plan_compression(suffix, self._plan(inner))
         elif codec is None or codec.encode is None:
-            plan = _allow_bytes(guard("as it is", _refuse_value, None))
+            plan = _allow_bytes(guard("as it is", _refuse_value))
         else:
             plan = _allow_bytes(guard(f"as {codec.name}", codec.encode, self._options))
         found = [extension for extension in self._users if matches(field, [extension])]
@@ -130,7 +130,7 @@ def _plan_compression(suffix: str, inner: _Plan) -> _Plan:
                 return data
         return compress(suffix, inner(value))
 
-    return guard(f"as compressed data (.{suffix})", pack, None)
+    return guard(f"as compressed data (.{suffix})", pack)
 
 
 def _allow_bytes(encode: _Plan) -> _Plan:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torchdata_wds.codecs.options import MissingPackageError
 
-T = TypeVar("T")
-R = TypeVar("R")
-P = TypeVar("P")
-Options = TypeVar("Options")
+#: Bytes -> value, or value -> bytes; raises StepFailedError. None: the field stays as it is.
+Plan = Callable[[Any], Any] | None
 
 # Field names come from the shards: a data set with ever new ones must not fill the memory.
 _MAX_PLANS = 1000
@@ -32,11 +30,11 @@ class StepFailedError(Exception):
         self.cause = cause
 
 
-class Planner(ABC, Generic[P]):
+class Planner(ABC):
     """Keeps a plan for each field name it meets, and pickles only its arguments; the base of Decoder and Encoder."""
 
     # a plain dict without __missing__: every field of every sample is looked up here
-    _plans: dict[str, P]
+    _plans: dict[str, Plan]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -50,10 +48,10 @@ class Planner(ABC, Generic[P]):
         self._plans = {}
 
     @abstractmethod
-    def _make_plan(self, field: str) -> P:
+    def _make_plan(self, field: str) -> Plan:
         """Chooses the plan of a field."""
 
-    def _add_plan(self, field: str) -> P:
+    def _add_plan(self, field: str) -> Plan:
         plan = self._make_plan(field)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
@@ -74,10 +72,10 @@ def changed_options(owner: object) -> dict[str, Any]:
     return {name: value for name, value, default in given if value != default}
 
 
-def guard(step: str, function: Callable[[T, Options], R], options: Options) -> Callable[[T], R]:
+def guard(step: str, function: Callable[[Any, Any], Any], options: Any = None) -> Callable[[Any], Any]:
     """Makes a function raise StepFailedError for everything except a missing package."""
 
-    def guarded(given: T) -> R:
+    def guarded(given: Any) -> Any:
         try:
             return function(given, options)
         except (MissingPackageError, StepFailedError):

@@ -28,7 +28,7 @@ _ROWS = (
     Codec("text", "txt text transcript", text.decode_text, text.encode_text),
     Codec("an integer", "cls cls2 index inx id", text.decode_int, text.encode_int),
     Codec("an integer", "class count", text.decode_int_or_word, text.encode_int),
-    Codec("json", "json jsn", text.decode_json, text.encode_json),
+    Codec("json", "json jsn", text.decode_json, text.write_json),
     Codec("npy", "npy", numpy.decode_npy, numpy.encode_npy),
     Codec("npz", "npz", numpy.decode_npz, numpy.encode_npz),
     Codec("torch", "pth pt", decode_torch, encode_torch),

@@ -103,13 +103,8 @@ def decode_json(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
     return _decode_json_text(without_bom(data).decode("utf-8"))
 
 
-def encode_json(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes a value as JSON; a str becomes a JSON string, tuples become lists."""
-    return write_json(value)
-
-
-def write_json(value: Any) -> bytes:
-    """Writes a value as compact UTF-8 JSON, with NumPy's numbers and arrays as numbers and lists."""
+def write_json(value: Any, options: EncodeOptions | None = None) -> bytes:  # noqa: ARG001
+    """Writes a value as compact UTF-8 JSON: tuples, NumPy's arrays and numbers as lists and numbers."""
     if isinstance(value, _CONTAINERS):
         _check(value, 1)
     text = _write(value)

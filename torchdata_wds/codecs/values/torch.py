@@ -50,7 +50,17 @@ def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     import torch
 
     leaves = list(_leaves(value, set()))
-    loads_surely = _is_plain(leaves)
+    # whether the types alone say that a value of tensors, numbers and text loads with weights_only
+    loads_surely = True
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind in (set, frozenset):
+            raise TypeError("a set has its items in another order in each process; write sorted(value) instead")
+        if kind is int:
+            is_plain = -_MAX_INT <= leaf < _MAX_INT
+        else:
+            is_plain = not vars(leaf) if kind in (torch.Tensor, torch.nn.Parameter) else kind in _PLAIN_TYPES
+        loads_surely = loads_surely and is_plain
     stream = io.BytesIO()
     torch.save(_compact_views(value, leaves), stream)
     data = stream.getvalue()
@@ -60,24 +70,6 @@ def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
         except ValueError as cause:
             raise ValueError(f"it could not be read back: {cause}; keep to those, or name the field pkl") from cause
     return data
-
-
-def _is_plain(leaves: list[Any]) -> bool:
-    """Returns whether the types alone say that a value of tensors, numbers and text loads with ``weights_only``."""
-    import torch
-
-    is_plain = True
-    for leaf in leaves:
-        kind = type(leaf)
-        if kind in (set, frozenset):
-            raise TypeError("a set has its items in another order in each process; write sorted(value) instead")
-        if kind is int:
-            is_plain = is_plain and -_MAX_INT <= leaf < _MAX_INT
-        elif kind in (torch.Tensor, torch.nn.Parameter):
-            is_plain = is_plain and not vars(leaf)
-        else:
-            is_plain = is_plain and kind in _PLAIN_TYPES
-    return is_plain
 
 
 def _compact_views(value: Any, leaves: list[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kits.shards import END, tar_bytes
+from tests.kits.tar_blocks import block, filled, record
 from torchdata_wds.errors import ShardFormatError
 from torchdata_wds.format import read_members
 from torchdata_wds.format.tar.entries import TarEntries
@@ -21,19 +22,9 @@ def names(archive: bytes, **options: Any) -> list[str]:
     return [member.name for member in read_members(io.BytesIO(archive), "x.tar", **options)]
 
 
-def entry(name: str, data: bytes = b"", *, kind: bytes = tarfile.REGTYPE, size: int | None = None) -> bytes:
+def entry(name: str, data: bytes = b"", *, kind: bytes = b"0", size: int | None = None) -> bytes:
     """A member, or an extended header; its header may claim another size than its data has."""
-    info = tarfile.TarInfo(name)
-    info.type, info.size = kind, len(data) if size is None else size
-    return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
-
-
-def record(keyword: str, value: str) -> bytes:
-    """A PAX record."""
-    length = len(keyword) + len(value) + 3
-    while len(str(length)) + len(keyword) + len(value) + 3 != length:
-        length = len(str(length)) + len(keyword) + len(value) + 3
-    return f"{length} {keyword}={value}\n".encode()
+    return block(name.encode(), len(data) if size is None else size, kind) + filled(data)
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
@@ -54,13 +45,7 @@ def test_read_members_reads_on_when_the_limit_is_met_or_select_leaves_out_what_i
 
 def test_read_members_refuses_a_hard_link_when_its_target_is_larger_than_the_limit() -> None:
     """The shard may have been cut into slices, so that nobody has read the target."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        tar.addfile(target := tarfile.TarInfo("a.bin"), None)
-        link = tarfile.TarInfo("b.bin")
-        link.type, link.linkname = tarfile.LNKTYPE, "a.bin"
-        tar.addfile(link)
-    archive = entry("a.bin", bytes(3000)) + out.getvalue()[target.offset + 512 :]
+    archive = entry("a.bin", bytes(3000)) + block(b"b.bin", kind=b"1", link=b"a.bin") + END
     options = {"reopen": lambda offset: io.BytesIO(archive[offset:]), "max_member_bytes": 2999}
     with pytest.raises(ShardFormatError, match=r"a\.bin of 3,000 bytes"):
         names(archive, select="b.bin", **options)

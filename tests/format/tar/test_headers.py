@@ -40,6 +40,8 @@ NAMES = {
     "a NUL in a global path": (pax(("path", b"seen.txt\0hidden.txt"), kind=b"g") + A, "seen.txt"),
     "a NUL in a long name": (long_name(b"seen.txt\0hidden.txt") + A, "seen.txt"),
     "an empty PAX path": (pax(("path", "")) + A, "a.txt"),
+    "an empty PAX path after a global one": (pax(("path", "all.txt"), kind=b"g") + pax(("path", "")) + A, "a.txt"),
+    "a PAX path in UTF-8": (pax(("path", "d/ä.txt")) + A, "d/ä.txt"),
     "the name of a sparse member": (pax(("path", "other.txt"), ("GNU.sparse.name", "s.txt")) + A, "s.txt"),
     "bytes after the records": (
         member(b"x", record("path", "one.txt") + bytes(9) + record("path", "two.txt"), b"x") + A,
@@ -161,6 +163,7 @@ FIELDS = {
     b"0000010 xxxx": None,
     b"00000000018\0": None,
     b"-0000000010\0": None,
+    b"1_000000000\0": None,
     b"+0000000010\0": None,
     b"0o000000010\0": None,
     b"\xff" * 12: None,
@@ -219,6 +222,12 @@ def test_read_members_compares_checksums_exactly(case: str) -> None:
             assert not find_members(archive).names
 
 
+def test_read_members_accepts_a_signed_checksum_when_an_old_tar_wrote_it() -> None:
+    """Some old tars summed signed chars."""
+    archive = block(b"caf\xe9.txt", checksum=lambda total: b"%06o\0 " % (total - 256)) + END
+    assert read(archive) == [("caf\\xe9.txt", 0)]
+
+
 def test_read_plain_header_takes_no_other_checksum_when_it_is_off_by_the_modulus() -> None:
     """A sum above 65,521 and one below it are told apart, both ways."""
     assert read_plain_header(block(b"\xff" * 96 + b".txt", prefix=b"\xff" * 155)) is not None
@@ -231,6 +240,7 @@ REFUSED = {
     "a long name that goes on": (block(b"x", 1, b"L") + filled(b"gnu.txt\0") + A, "goes on after its size of 1 bytes"),
     "a PAX size that is empty": (pax(("size", "")) + A, "is not a size"),
     "a PAX size above all numbers": (pax(("size", str(1 << 63))) + A, "is not a size"),
+    "a PAX size of thousands of digits": (pax(("size", "9" * 5000)) + A, "is not a size"),
     "a PAX size with a sign": (pax(("size", "+1")) + A, "is not a size"),
     "a blank before a keyword": (pax((" path", "one.txt")) + A, "malformed PAX record"),
     "a part of a GNU volume": (member(b"a.bin", b"rest", b"M"), "rest of member a.bin of another volume"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,38 @@ class Opener:
 
 def read(archive: bytes, **options: Any) -> list[tuple[str, bytes]]:
     return [(member.name, member.data) for member in read_members(io.BytesIO(archive), "x.tar", **options)]
+
+
+def test_links_give_the_latest_member_before_them() -> None:
+    """Through other links too; one to a member that is not before it is damage."""
+    old_and_new = (("a.txt", b"old"), ("a.txt", b"A" * 700), ("./d/b.txt", "./a.txt"), ("c.txt", "d/b.txt"))
+    archive = archive_of(*old_and_new, ("a.txt", b"new"), ("e.txt", "a.txt"))
+    expected = {"a.txt": b"new", "./d/b.txt": b"A" * 700, "c.txt": b"A" * 700, "e.txt": b"new"}
+    assert dict(read(archive, reopen=Opener(archive))) == expected
+    archive = archive_of(("b.txt", "a.txt"), ("a.txt", b"A"))
+    with pytest.raises(ShardFormatError, match="no such member before it"):
+        read(archive, reopen=Opener(archive))
+
+
+def test_links_name_the_cure_when_they_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once only, as from a pipe, a link to a member far back is an error that says how to write the shard."""
+    monkeypatch.setattr(links, "RECENT_BYTES", 1000)
+    archive = archive_of(("a.txt", b"A"), *((f"{n}.bin", bytes(2000)) for n in range(40)), ("b.txt", "a.txt"))
+    with pytest.raises(ShardFormatError, match=r"--hard-dereference.*cp -r") as caught:
+        read(archive)
+    assert caught.value.member == "b.txt"
+
+
+def test_links_open_the_url_again_when_they_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a reopen= the URL itself is opened for a second look; a FIFO is not, it would wait for ever."""
+    path = tmp_path / "1.tar"
+    path.write_bytes(archive_of(("a.txt", b"A"), ("b.txt", "a.txt")))
+    monkeypatch.setattr(links.RecentMembers, "find", lambda self, name: None)
+    with path.open("rb") as stream:
+        assert [member.data for member in read_members(stream, str(path))] == [b"A", b"A"]
+    os.mkfifo(tmp_path / "fifo")
+    with path.open("rb") as stream, pytest.raises(ShardFormatError, match="--hard-dereference"):
+        list(read_members(stream, str(tmp_path / "fifo")))
 
 
 def test_links_open_the_shard_once_for_a_target_when_many_point_at_it() -> None:

@@ -61,29 +61,23 @@ class SampleFolder(PartList):
                 with os.scandir(path) as entries:
                     for entry in entries:
                         name = below + entry.name
-                        if _is_folder(entry):
-                            if entry.is_symlink():
-                                self.skipped["link to a folder"] += 1
-                            elif entry.name.startswith("."):
+                        is_link = entry.is_symlink()
+                        if is_link and os.path.isdir(entry.path):  # noqa: PTH112 - as above
+                            self.skipped["link to a folder"] += 1
+                        elif entry.is_dir(follow_symlinks=False):
+                            if entry.name.startswith("."):
                                 self.skipped["hidden folder"] += 1
                             else:
                                 waiting.append(name + "/")
                         elif (names := split_name(name)) is None:
                             self.skipped[skip_reason(name)] += 1
-                        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        elif is_link or entry.is_file(follow_symlinks=False):
                             # where a link leads is checked with all files; one that leads nowhere is a missing file
                             yield _CUT.join(names)
                         else:
                             self.skipped["no regular file"] += 1
             except OSError as error:
                 problems.add(f"folder {path!r}", SampleError(f"it cannot be read: {error.strerror or error}"))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return not entry.is_file(follow_symlinks=False) and entry.is_dir()
-    except OSError:  # a link that leads in a circle, or where nobody may look
-        return False
 
 
 class _TextList(PartList):

@@ -196,10 +196,8 @@ def numbered_pattern(name: str, compress: str | None = None) -> str:
     name without such a suffix gets one that says how the shards are compressed.
 
     Example:
-        >>> numbered_pattern("out/train"), numbered_pattern("train.tar.zst"), numbered_pattern("x-%03d.tar")
-        ('out/train-{shard:06d}.tar', 'train-{shard:06d}.tar.zst', 'x-%03d.tar')
-        >>> numbered_pattern("train", "gz"), numbered_pattern("out/")
-        ('train-{shard:06d}.tar.gz', 'out/{shard:06d}.tar')
+        >>> numbered_pattern("out/train"), numbered_pattern("train.tar.zst"), numbered_pattern("out/", "gz")
+        ('out/train-{shard:06d}.tar', 'train-{shard:06d}.tar.zst', 'out/{shard:06d}.tar.gz')
     """
     if name in (STDIN, ""):
         raise ValueError(f"numbered shards need a name, as 'train', or a pattern, as 'train-%06d.tar', not {name!r}")

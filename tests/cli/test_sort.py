@@ -136,14 +136,6 @@ def test_sort_may_replace_its_own_input(tmp_path: Path) -> None:
     assert [sample["cls"] for sample in read_samples(shard)] == [b"1", b"2"]
 
 
-def test_sort_says_where_there_is_no_room_for_temporary_files(tmp_path: Path) -> None:
-    """The folder is named, and nothing is written."""
-    shard = write(tmp_path / "x.tar", [b"2", b"1"] * 50)
-    done = run_wds("sort", shard, "--memory", "1kB", "--tmpdir", tmp_path / "no-folder")
-    assert (done.status, done.out) == (1, b"")
-    assert "no-folder" in done.err
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

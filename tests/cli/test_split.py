@@ -12,6 +12,8 @@ from tests.kits.processes import open_files
 from tests.kits.shards import sample_members, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, read_samples, run_wds
 from torchdata_wds import ShardWriter
+from torchdata_wds.cli.split import HookCommand, number_of, numbered_pattern
+from torchdata_wds.format.shards import ShardNames
 
 SIZES = (5, 0, 7)
 
@@ -332,3 +334,107 @@ def test_split_refuses_wrong_arguments(
     assert (done.status, done.out) == (2, b"")
     assert "error" in done.err
     assert names(folder) == []
+
+
+# -------------------------------------------------------------------------------------------------- names of shards
+@pytest.mark.parametrize("name", ["", "-"])
+def test_no_pattern_is_made_of_what_is_no_name(name: str) -> None:
+    """Several shards cannot go to one place."""
+    with pytest.raises(ValueError, match="need a name"):
+        numbered_pattern(name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url", "expected"),
+    [
+        ("x1%d1.tar", "x1171.tar", 17),
+        ("x1%d1.tar", "x11.tar", None),
+        ("%06d.tar", "1234567.tar", 1234567),
+        ("%06d.tar", "000000.tar", 0),
+        ("%06d.tar", "0000000.tar", None),
+        ("%040d.tar", f"{7:040d}.tar", 7),
+        ("%d.tar", f"{'1' * 200}.tar", None),
+        ("%d.tar", "a/7.tar", None),
+        ("a/%d/x.tar", "a/../a/7/x.tar", 7),
+        ("s3://a/%d.tar", "s3://a/7.tar", 7),
+        ("s3://a/%d.tar", "a/7.tar", None),
+        ("%d.tar", "-", None),
+        ("pipe:cat > %d.tar", "7.tar", None),
+    ],
+)
+def test_number_of_a_file_is_that_of_the_shard_that_would_replace_it(
+    pattern: str, url: str, expected: int | None
+) -> None:
+    """None where no shard would."""
+    assert number_of(ShardNames(pattern), url) == expected
+
+
+def test_number_of_a_file_is_found_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of folders and of the file, which is read at the link's end; a link in a shard's place is replaced itself."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in folder").mkdir()
+    (tmp_path / "out").symlink_to("in folder")
+    (tmp_path / "link.tar").symlink_to("out/x-3.tar")
+    (tmp_path / "out/x-4.tar").symlink_to("/elsewhere")
+    names = ShardNames("out/x-%d.tar")
+    urls = ["in folder/x-2.tar", "link.tar", "out/x-4.tar", f"file:{tmp_path}/in%20folder/x-5.tar", "x-6.tar"]
+    assert [number_of(names, url) for url in urls] == [2, 3, 4, 5, None]
+
+
+# ------------------------------------------------------------------------------------------------- commands
+NASTY = ["a b", "", "'", '"', "$(touch bad)", "`touch bad`", "\\", "*", "-n", "{path}", "a\nb", "ü", "; exit 3", "%s"]
+
+
+def test_every_value_arrives_as_one_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in it; a value is not looked through for places."""
+    monkeypatch.chdir(tmp_path)
+    places = [f"p_{'x' * number}" for number in range(len(NASTY))]
+    template = "printf '%s|' " + " ".join(f"{{{place}}}" for place in places) + " > out"
+    HookCommand(template, places).run(dict(zip(places, NASTY, strict=True)))
+    assert (tmp_path / "out").read_text() == "".join(f"{value}|" for value in NASTY)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("cmd {path}", "cmd 'x y'"),
+        ("cmd{path}{path}", "cmd'x y''x y'"),
+        ("cmd ${path} $path", "cmd ${path} $path"),
+        ("cmd \\{path}", "cmd \\{path}"),
+        ("awk '{print $1}' {path}", "awk '{print $1}' 'x y'"),
+        ("echo ${name} ${count:-2} {a,b} {} {path}", "echo ${name} ${count:-2} {a,b} {} 'x y'"),
+        ("echo \\' {path} \\'", "echo \\' 'x y' \\'"),
+        ("echo 'a\\' {path}", "echo 'a\\' 'x y'"),
+        ("true", "true"),
+    ],
+)
+def test_places_are_filled_where_they_stand_outside_of_quotes(template: str, expected: str) -> None:
+    """What belongs to the shell stays as it is."""
+    assert HookCommand(template, ["path"]).fill({"path": "x y"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("cmd '{path}'", "stands inside quotes"),
+        ('cmd "a {path} b"', "stands inside quotes"),
+        ('cmd "\\"{path}"', "stands inside quotes"),
+        ("cmd '\\' \"'{path}\"", "stands inside quotes"),
+        ("cmd {paht}", r"unknown place \{paht\}: there are \{path\}, \{name\}"),
+        ("cmd 'it", "not closed"),
+        ("cmd it's {path}", "not closed"),
+    ],
+)
+def test_templates_that_would_not_do_what_they_look_like_are_refused(template: str, message: str) -> None:
+    """Before any command is run."""
+    with pytest.raises(ValueError, match=message):
+        HookCommand(template, ["path", "name"])
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 3", "exit status 3"), ("kill -9 $$", "signal SIGKILL")])
+def test_failure_is_an_error_that_masks_secrets(command: str, status: str) -> None:
+    """It says how the command ended."""
+    with pytest.raises(ChildProcessError, match=status) as caught:
+        HookCommand(f": --token=abc; {command}", []).run({})
+    assert "abc" not in str(caught.value)

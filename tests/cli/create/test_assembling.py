@@ -49,16 +49,6 @@ def test_missing_files_urls_and_commands_are_left_out_when_asked(
     assert assembler.count == 3
 
 
-def test_missing_files_are_reported_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With recipe, line, field, key and path."""
-    recipe = Recipe(RECIPE.format("gone.bin", "pipe:exit 3").encode(), "x.txt", str(tmp_path), allow_pipe=True)
-    assert len(list(SampleAssembler(recipe, "skip-file"))) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == f"wds: recipe x.txt, line 2: field 'bin' of sample 'a': there is no file '{tmp_path}/gone.bin'"
-    assert "line 3: field 'bin' of sample 'b': " in second
-    assert "exit status 3" in second
-
-
 def test_missing_file_is_found_before_anything_runs(tmp_path: Path) -> None:
     """Neither by the check, nor for a sample that is left out."""
     text = f"a.txt pipe:touch {tmp_path}/ran\na.bin gone.bin\nb.txt text:\n"

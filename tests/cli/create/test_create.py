@@ -189,6 +189,8 @@ def test_create_leaves_out_what_is_missing_when_asked(missing: str, message: str
     assert done.status == 0
     told = done.err.splitlines()
     assert told[0] == "wds: recipe on standard input, line 2: field 'jpg' of sample 'a': there is no file 'gone.jpg'"
+    assert "line 3: field 'jpg' of sample 'b': " in told[1]
+    assert "exit status 3" in told[1]
     assert told[-1] == f"wds: {message}"
     assert [sample["__key__"] for sample in read_samples("x.tar")] == keys
 

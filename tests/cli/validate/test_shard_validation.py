@@ -306,7 +306,10 @@ def test_validate_finds_a_shard_that_gives_nothing(members: Any, expected: list[
     """All of whose members are passed over: an error, as for what is lost. One without members is a valid shard."""
     path = tmp_path / "x.tar"
     path.write_bytes(archive(*members))
-    assert [finding.kind for finding in findings_of(str(path)) if finding.level == "error"] == expected
+    errors = [finding for finding in findings_of(str(path)) if finding.level == "error"]
+    assert [finding.kind for finding in errors] == expected
+    text = f"the shard has no samples: loaders pass over all of its members ({len(members)})"
+    assert {finding.message for finding in errors if finding.kind == "no-samples"} <= {text}
 
 
 def test_validate_does_not_take_the_sample_of_a_dangling_link_as_sound(tmp_path: Path) -> None:

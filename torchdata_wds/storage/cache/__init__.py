@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = ["Check", "ShardCache"]
-_BLOCK = 512
 _PLAIN_BUFFER_SIZE = 1 << 16
 
 
@@ -42,18 +41,20 @@ class ShardCache(CacheSettings):
         if offset < 0:
             raise ValueError(f"offset must not be negative, found {offset}")
         try:
-            if facts is None and (copy := self._open_copy(url, path, offset)) is not None:
-                return copy
-            if facts is not None or not self.while_reading:
+            copy = None if facts is not None else self.open_copy(url, path)
+            if facts is not None or (copy is None and not self.while_reading):
                 self._make(url, path, facts)
-                if (copy := self._open_copy(url, path, offset)) is not None:
-                    return copy
+                copy = self.open_copy(url, path)
         except WdsError:
             raise
         except OSError as error:
             self.warn(url, error.strerror or str(error))
             return open_shard(url, offset=offset, storage_options=self.storage_options)
-        return wrap_source(FollowedShard(self, url, path, finish=finish), mask_url(url), skip=offset)
+        if copy is None:
+            return wrap_source(FollowedShard(self, url, path, finish=finish), mask_url(url), skip=offset)
+        self.report("hit %s: %s", mask_url(url), path)
+        source = _CopySource(self, url, path, copy, offset)
+        return io.BufferedReader(source, source.buffer_size)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
         """Makes the copy of a shard if it is missing, or waits for another process's download; returns its path.
@@ -105,29 +106,6 @@ class ShardCache(CacheSettings):
                 self.report("stale %s: its copy has %s", mask_url(url), difference)
                 may_be_stale = False
 
-    def _open_copy(self, url: str, path: str, offset: int) -> ByteStream | None:
-        """Opens a finished copy; None if there is none (any longer), an OSError if it is of no use, but stays."""
-        try:
-            file = open_copy(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise OSError(f"its copy {path} cannot be opened: {error.strerror or error}") from error
-        with contextlib.ExitStack() as stack:
-            stack.callback(file.close)
-            self.check_mark(url, path, file.fileno())
-            is_cut = self.is_cut(file)
-            if not is_cut and (self.check is None or not _is_open_ended(file.fileno())):
-                self.report("hit %s: %s", mask_url(url), path)
-                source = _CopySource(self, url, path, file, offset)
-                stack.pop_all()
-                return io.BufferedReader(source, source.buffer_size)
-            reason = f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}"
-            if not self.drop(path, file):
-                raise OSError(reason)
-        self.warn(url, reason)
-        return None
-
 
 class _CopySource(Source):
     """The decompressed bytes of a finished copy; if it cannot be read further, the rest comes from the source.
@@ -152,6 +130,7 @@ class _CopySource(Source):
             return
         size = self._size = os.fstat(file.fileno()).st_size
         if offset > size:
+            file.close()
             shard = mask_url(url)
             raise ShardFormatError(
                 f"the copy {path} of shard {shard} ends at byte {size:,}, before the offset {offset:,} that was asked "
@@ -205,12 +184,3 @@ class _CopySource(Source):
     def _close(self) -> None:
         self._failure = None
         self._stream.close()
-
-
-def _is_open_ended(file: int) -> bool:
-    """Returns whether an open file is evidently cut: a tar archive without an end."""
-    size = os.fstat(file).st_size
-    if os.pread(file, 5, 257) != b"ustar":
-        return size == 0
-    end = _BLOCK + size % _BLOCK
-    return size < end or bool(os.pread(file, end, size - end).strip(b"\0"))

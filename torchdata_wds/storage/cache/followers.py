@@ -15,7 +15,7 @@ from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.cache.download import Download, stopped
-from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_copy, open_part
+from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_part
 from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Waiting
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.urls import mask_url
@@ -105,16 +105,11 @@ class FollowedShard(Source):
 
     def _find_in_folder(self) -> LockedFile:
         cache, path, waiting = self._cache, self._path, Waiting()
-        self._is_copy = False
         while True:
-            with contextlib.suppress(FileNotFoundError):
-                copy = open_copy(path)
-                self._is_copy = not cache.is_cut(copy)
-                if self._is_copy:
-                    return copy
-                with copy:
-                    if not cache.drop(path, copy):
-                        raise OSError(f"its copy {path} is cut")
+            copy = cache.open_copy(self._url, path)
+            self._is_copy = copy is not None
+            if copy is not None:
+                return copy
             self._download = Download.begin(cache, self._url, path)
             if self._download is not None:
                 file = self._download.open_file()

@@ -18,6 +18,7 @@ from torchdata_wds.storage.cache.locked_files import (
     copies_in,
     is_of_other_size,
     mark_of,
+    open_copy,
     remove_empty,
     remove_unlocked,
 )
@@ -30,6 +31,7 @@ from torchdata_wds.storage.urls import mask_url
 #: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
 Check = Callable[[str, str], None]
 logger = logging.getLogger(__name__)
+_BLOCK = 512
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 
 #: After this many seconds without progress, a process may be suspended: others read the source.
@@ -82,9 +84,27 @@ class CacheSettings:
                     advance = stack.enter_context(bar).update
             yield advance
 
-    def is_cut(self, file: LockedFile) -> bool:
-        """Returns whether an open copy no longer has the length with which this package made it."""
-        return self.is_named_by_digest and is_of_other_size(file.fileno())
+    def open_copy(self, url: str, path: str) -> LockedFile | None:
+        """Opens a finished copy; None if there is none (any longer), an OSError if it is of no use, but stays."""
+        try:
+            file = open_copy(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OSError(f"its copy {path} cannot be opened: {error.strerror or error}") from error
+        with contextlib.ExitStack() as stack:
+            stack.callback(file.close)
+            self.check_mark(url, path, file.fileno())
+            # Known by the length that was noted, or evidently: a tar archive without an end.
+            is_cut = self.is_named_by_digest and is_of_other_size(file.fileno())
+            if not is_cut and (self.check is None or not _is_open_ended(file.fileno())):
+                stack.pop_all()
+                return file
+            reason = f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}"
+            if not self.drop(path, file):
+                raise OSError(reason)
+        self.warn(url, reason)
+        return None
 
     def drop(self, path: str, file: LockedFile) -> bool:
         """Removes a damaged copy that this package made; returns whether it is gone."""
@@ -136,6 +156,14 @@ class CacheSettings:
             if total > self.max_bytes:
                 raise OSError(f"max_bytes={self.max_bytes:,} is less than the size of the shards that are being read")
             yield
+
+
+def _is_open_ended(file: int) -> bool:
+    size = os.fstat(file).st_size
+    if os.pread(file, 5, 257) != b"ustar":
+        return size == 0
+    end = _BLOCK + size % _BLOCK
+    return size < end or bool(os.pread(file, end, size - end).strip(b"\0"))
 
 
 class StalledError(OSError):

@@ -18,7 +18,7 @@ from torchdata_wds.errors import ShardListError
 from torchdata_wds.storage.byte_streams import ByteStream, open_named
 from torchdata_wds.storage.places import Place, StorageOptions
 from torchdata_wds.storage.secrets.masking import mask_text
-from torchdata_wds.storage.targets.fsspec import RemoteTarget, remove_in, target_in
+from torchdata_wds.storage.targets.fsspec import RemoteTarget, open_remote_target, remove_remote
 from torchdata_wds.storage.urls import AIS, cannot_list, cannot_open, mask_url
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def open_ais(place: Place, offset: int) -> ByteStream:
 
 def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:
     """Collects a shard in the folder for temporary files and puts it into AIStore whole."""
-    return target_in(place.url, _AisStore(_headers(place.options)), object_address(place.url), overwrite)
+    return open_remote_target(place, overwrite, (_AisStore(_headers(place.options)), object_address(place.url)))
 
 
 def remove_ais(place: Place) -> None:
     """Removes an object if it is there."""
-    remove_in(place, _AisStore(_headers(place.options)), object_address(place.url))
+    remove_remote(place, (_AisStore(_headers(place.options)), object_address(place.url)))
 
 
 def no_listing(url: str) -> ShardListError:

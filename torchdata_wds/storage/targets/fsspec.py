@@ -18,7 +18,6 @@ from torchdata_wds.storage.retrying import attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.sources.fsspec import connect
 from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, cannot_write
-from torchdata_wds.storage.urls import mask_url
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +80,15 @@ class RemoteTarget(FileTarget):
             with contextlib.suppress(Exception):
                 self._filesystem.makedirs(parent, exist_ok=True)
         self._filesystem.put_file(local, self._path)
-        size = _size(self._filesystem, self._path)
-        if size is not None and size != self._position:
+        size = None
+        try:
+            size = self._filesystem.info(self._path).get("size")
+        except FileNotFoundError as error:
+            raise OSError("it is not there after the upload") from error
+        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+            # Permission to write does not imply permission to stat, and the store has reported success.
+            logger.info("the size of an uploaded shard cannot be asked: %s", error_words(error))
+        if isinstance(size, int) and size != self._position:
             # half a shard under its final name would pass for a whole one
             with contextlib.suppress(Exception):
                 self._filesystem.rm_file(self._path)
@@ -96,34 +102,27 @@ class RemoteTarget(FileTarget):
         self._local = None
 
 
-def open_remote_target(place: Place, overwrite: bool) -> RemoteTarget:
-    """Connects to a store that fsspec knows, and makes a target in it."""
-    filesystem, path = connect(place.url, place.options)
-    return target_in(place.url, filesystem, path, overwrite)
+#: A connected store, and a path in it.
+Store = tuple[Any, str]
 
 
-def target_in(url: str, filesystem: Any, path: str, overwrite: bool) -> RemoteTarget:
-    """Makes a target in a connected store."""
-    shard = mask_url(url)
+def open_remote_target(place: Place, overwrite: bool, store: Store | None = None) -> RemoteTarget:
+    """Makes a target in a store: one that fsspec knows, if none is given."""
+    filesystem, path = store or connect(place.url, place.options)
     if not overwrite:
         try:
             exists = _exists(filesystem, path)
         except Exception as error:  # noqa: BLE001 - whatever a client library raises
-            raise cannot_write(
-                shard, f"whether it exists cannot be asked: {error_words(error)};", _NOT_ASKING
-            ) from masked_cause(error)
+            reason = f"whether it exists cannot be asked: {error_words(error)};"
+            raise cannot_write(place.shown, reason, _NOT_ASKING) from masked_cause(error)
         if exists:
-            raise cannot_write(shard, "it already exists;", REPLACE_OR_RENAME)
-    return RemoteTarget(url, filesystem, path, overwrite)
+            raise cannot_write(place.shown, "it already exists;", REPLACE_OR_RENAME)
+    return RemoteTarget(place.url, filesystem, path, overwrite)
 
 
-def remove_remote(place: Place) -> None:
-    """Removes a file if it is there."""
-    remove_in(place, *connect(place.url, place.options))
-
-
-def remove_in(place: Place, filesystem: Any, path: str) -> None:
-    """Removes a file of a connected store if it is there; a ShardOpenError if that fails."""
+def remove_remote(place: Place, store: Store | None = None) -> None:
+    """Removes a file of a store if it is there; a ShardOpenError if that fails."""
+    filesystem, path = store or connect(place.url, place.options)
     try:
         filesystem.rm_file(path)
     except FileNotFoundError:
@@ -153,16 +152,3 @@ def _exists(filesystem: Any, path: str) -> bool:
     # Listings are cached, and other processes write too.
     filesystem.invalidate_cache()
     return bool(filesystem.exists(path))
-
-
-def _size(filesystem: Any, path: str) -> int | None:
-    """Returns the size of a file that has just been uploaded, or None if the store does not say."""
-    try:
-        size = filesystem.info(path).get("size")
-    except FileNotFoundError as error:
-        raise OSError("it is not there after the upload") from error
-    except Exception as error:  # noqa: BLE001 - whatever a client library raises
-        # Permission to write does not imply permission to stat, and the store has reported success.
-        logger.info("the size of an uploaded shard cannot be asked: %s", error_words(error))
-        return None
-    return size if isinstance(size, int) else None

@@ -38,11 +38,7 @@ ByteStream = io.BufferedReader
 
 
 class Source(io.RawIOBase):
-    """A source that gives its bytes in pieces: a backend writes `take` or `fill`, and `_close`."""
-
-    def take(self, size: int) -> bytes:  # noqa: ARG002  (backends use it)
-        """Returns up to `size` bytes; none only at the verified end."""
-        raise io.UnsupportedOperation("take")
+    """A source that gives its bytes in pieces: a backend writes `fill` and `_close`."""
 
     def _close(self) -> None:
         """Releases what the source holds; called once."""
@@ -60,9 +56,7 @@ class Source(io.RawIOBase):
 
     def fill(self, view: memoryview) -> int:
         """Reads bytes into a buffer and returns their number; 0 only at the verified end."""
-        data = self.take(len(view))
-        view[: len(data)] = data
-        return len(data)
+        raise NotImplementedError
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Reads as `fill`."""
@@ -87,10 +81,10 @@ class ShardSource(Source):
     def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
         self.names: list[tuple[str, str]] = []  # other names of the shard for errors, each with why: see `naming`
         self.has_begun = plain  # with the compression, if any, known
+        self.pieces: Iterator[bytes] | None = None  # what the decoder gives, if the source turned out to be compressed
         self._source = source
         self._shard = shard
         self._skip = skip
-        self._pieces: Iterator[bytes] | None = None  # what the decoder gives, if it is compressed
         self._piece = memoryview(b"")
         self._position = 0
         self._ended = False
@@ -121,25 +115,20 @@ class ShardSource(Source):
         """Interrupts the source."""
         interrupt(self._source)
 
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the source turned out to be compressed; known once something was read."""
-        return self._pieces is not None
-
     def _read_into(self, view: memoryview) -> int:
         if not self.has_begun:
             self.has_begun = True
             data = CompressedInput(self._source, self._shard)
-            self._pieces = find_decoder(data)
-            if self._pieces is None:
+            self.pieces = find_decoder(data)
+            if self.pieces is None:
                 self._piece = memoryview(data.rest())
-        if not self._piece and self._pieces is not None:
-            self._piece = memoryview(next(self._pieces, b""))
+        if not self._piece and self.pieces is not None:
+            self._piece = memoryview(next(self.pieces, b""))
         if self._piece:
             count = min(len(view), len(self._piece))
             view[:count], self._piece = self._piece[:count], self._piece[count:]
         else:
-            count = 0 if self._pieces is not None else self._source.readinto(view) or 0
+            count = 0 if self.pieces is not None else self._source.readinto(view) or 0
         self._ended = count == 0
         self._position += count
         return count
@@ -154,34 +143,37 @@ class ShardSource(Source):
 
     def _close(self) -> None:
         # An exception holds the frames that raised it, and so this object.
-        self._failure = self._pieces = None
+        self._failure = self.pieces = None
         self._source.close()
 
 
 class ForeignSource(Source):
-    """A stream that the caller opened; only its `read` and `close` are used."""
+    """A stream that somebody else opened, of which only these two functions are used."""
 
-    def __init__(self, stream: Any, shard: str) -> None:
-        self._stream = stream
+    def __init__(self, read: Callable[[int], Any], shard: str, close: Callable[[], object] = lambda: None) -> None:
+        self._read = read
         self._shard = shard
+        self._close_stream = close
 
-    def take(self, size: int) -> bytes:
+    def fill(self, view: memoryview) -> int:
         """Reads once, and checks what came."""
-        data = self._stream.read(size)
+        size = len(view)
+        data = self._read(size)
         is_binary = isinstance(data, (bytes, bytearray, memoryview))
-        if is_binary and len(data) <= size:
-            return bytes(data)
-        raise ShardOpenError(
-            f"the stream given for shard {self._shard} returned "
-            f"{f'{len(data):,} bytes' if is_binary else type(data).__name__} for read({size}); "
-            f"a binary, blocking stream (mode='rb') gives at most {size:,} bytes",
-            shard=self._shard,
-        )
+        if not is_binary or len(data) > size:
+            raise ShardOpenError(
+                f"the stream given for shard {self._shard} returned "
+                f"{f'{len(data):,} bytes' if is_binary else type(data).__name__} for read({size}); "
+                f"a binary, blocking stream (mode='rb') gives at most {size:,} bytes",
+                shard=self._shard,
+            )
+        view[: len(data)] = data
+        return len(data)
 
     def _close(self) -> None:
         # Its end was verified by reading, or the reader stopped early: the error would concern nobody.
         with contextlib.suppress(Exception):
-            self._stream.close()
+            self._close_stream()
 
 
 def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> io.BufferedReader:
@@ -197,7 +189,7 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
     shard = mask_url(url)
     if not callable(getattr(stream, "read", None)):
         raise TypeError(f"the stream for shard {shard} is a {type(stream).__name__} without read()")
-    return wrap_source(ForeignSource(stream, shard), shard)
+    return wrap_source(ForeignSource(stream.read, shard, lambda: stream.close()), shard)
 
 
 def stored_bytes(stream: ByteStream) -> io.RawIOBase:
@@ -224,7 +216,7 @@ def stored_version(stream: ByteStream | io.RawIOBase) -> StoredVersion | None:
 def is_decompressed(stream: ByteStream) -> bool:
     """Returns whether a stream, from which something was read, decompresses what it reads."""
     source = getattr(stream, "raw", None)
-    return isinstance(source, ShardSource) and source.is_compressed
+    return isinstance(source, ShardSource) and source.pieces is not None
 
 
 @contextlib.contextmanager

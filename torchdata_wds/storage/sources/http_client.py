@@ -89,15 +89,16 @@ def _read_headers(where: str, given: object) -> dict[str, str]:
             raise TypeError(
                 f"{where}: a header is a str and its value another, found {name!r}: a {type(value).__name__}"
             )
-        # Tokens that were read from a file end in a newline.
-        headers[name] = text = str(value).strip()
-        header = f"{where}: header {name!r}"
+        headers[name] = text = str(value).strip()  # tokens that were read from a file end in a newline
+        wrong = ""
         if not name or not (name + text).isprintable():
-            raise ValueError(f"{header} or its value holds control characters")
-        if any(ord(character) > 255 for character in name + text):
-            raise ValueError(f"{header} or its value holds characters that no header can: it takes Latin-1")
-        if name.lower() in _OWN_HEADERS:
-            raise ValueError(f"{header} belongs to the reader, which asks for the parts that it needs; leave it out")
+            wrong = "or its value holds control characters"
+        elif any(ord(character) > 255 for character in name + text):
+            wrong = "or its value holds characters that no header can: it takes Latin-1"
+        elif name.lower() in _OWN_HEADERS:
+            wrong = "belongs to the reader, which asks for the parts that it needs; leave it out"
+        if wrong:
+            raise ValueError(f"{where}: header {name!r} {wrong}")
     return headers
 
 

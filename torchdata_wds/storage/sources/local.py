@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage.byte_streams import Source, ends_before, wrap_source
+from torchdata_wds.storage.byte_streams import ForeignSource, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
@@ -69,23 +69,15 @@ def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
         raise
 
 
-class StandardInput(Source):
-    """Reads standard input; closing leaves the process's own stream open."""
+class StandardInput:
+    """Whether a shard was read from standard input: what is read is gone."""
 
-    #: Whether a shard was read from it: what is read is gone.
     taken = False
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def take(self, size: int) -> bytes:
-        """Reads what has come."""
-        return bytes(self._stream.read1(size))
 
 
 def open_standard_input(place: Place, offset: int) -> io.BufferedReader:  # noqa: ARG001 - as all
     """Opens standard input, once, in the main process."""
-    stream = getattr(sys.stdin, "buffer", None)
+    stream: Any = getattr(sys.stdin, "buffer", None)
     reason = ""
     if multiprocessing.parent_process() is not None:
         reason = "worker processes have no standard input of their own; read it with num_workers=0"
@@ -96,4 +88,4 @@ def open_standard_input(place: Place, offset: int) -> io.BufferedReader:  # noqa
     if reason:
         raise ShardOpenError(f"cannot open the shard '-' (standard input): {reason}", shard=STDIN)
     StandardInput.taken = True
-    return wrap_source(StandardInput(stream), STDIN, skip=offset)
+    return wrap_source(ForeignSource(stream.read1, STDIN), STDIN, skip=offset)

@@ -408,33 +408,6 @@ def test_the_file_is_kept_without_damaged_shards_unless_the_stream_was_ended(
 
 
 # ----------------------------------------------------------------------------------------------- options and lengths
-@pytest.mark.parametrize("value", [0, -1, True, 2.5, "3"])
-def test_max_samples_must_be_a_number(value: Any) -> None:
-    """The constructor refuses it."""
-    with pytest.raises(ValueError, match="max_samples must be a whole number of samples from 1"):
-        IterableWrapper([]).cache_samples("x.db", max_samples=value)
-
-
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        *((text, ValueError) for text in ("", "/", ".", "folder/", "s3://key:secret@bucket/x.db", "pipe:cat")),
-        *((thing, TypeError) for thing in (3, b"x.db", True, ["x.db"])),
-    ],
-)
-def test_file_must_be_a_local_path(value: Any, error: type[Exception]) -> None:
-    """A URL, a folder and what is no path are refused by the constructor; secrets are masked."""
-    with pytest.raises(error, match="file must be the path of a local file") as caught:
-        IterableWrapper([]).cache_samples(value)
-    assert "secret" not in str(caught.value)
-
-
-def test_allow_pickle_must_be_a_flag() -> None:
-    """The constructor refuses it."""
-    with pytest.raises(TypeError, match="allow_pickle"):
-        IterableWrapper([]).cache_samples("x.db", allow_pickle="yes")
-
-
 def test_the_length_is_that_of_the_file_or_of_the_source(file: Path) -> None:
     """Before and after the first pass, with and without a limit."""
     pipe = Counting(SAMPLES).cache_samples(file)

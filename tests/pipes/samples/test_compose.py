@@ -100,13 +100,6 @@ def test_wds_compose_is_lazy_when_the_function_is_a_generator() -> None:
     assert ended == [True]
 
 
-@pytest.mark.parametrize("fn", [None, "pairs", 3])
-def test_wds_compose_raises_when_its_function_is_none(fn: Any) -> None:
-    """The constructor refuses what it cannot call."""
-    with pytest.raises(TypeError, match="wds_compose takes a function"):
-        numbers().wds_compose(fn)
-
-
 @pytest.mark.parametrize("result", [None, 3])
 def test_wds_compose_raises_when_the_function_returns_no_iterable(result: Any) -> None:
     """A function that forgets its return, or maps one item, is told apart from an empty stream."""

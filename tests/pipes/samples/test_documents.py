@@ -357,29 +357,6 @@ def test_wds_interleaved_decodes_no_image_that_is_left_out() -> None:
         list(IterableWrapper([broken]).wds_interleaved())
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"layout": "dashes"}, ValueError, "layout must be one of 'auto', 'members', 'dash', 'base64', 'obelics'"),
-        ({"missing": None}, ValueError, "missing must be one of 'error', 'drop_image', 'skip_sample', 'none'"),
-        ({"images": "rgb9"}, ValueError, "unknown image spec 'rgb9'"),
-        ({"images": len}, TypeError, "images must be an image spec"),
-        ({"min_images": -1}, ValueError, "min_images must be a whole number from 0"),
-        ({"max_images": 1.0}, ValueError, "max_images must be a whole number"),
-        ({"min_images": 3, "max_images": 2}, ValueError, "nothing would be left"),
-        ({"min_similarity": "0.2"}, TypeError, "min_similarity must be a number"),
-        ({"min_similarity": float("nan")}, ValueError, "min_similarity must be a finite number"),
-        ({"handler": "warn"}, TypeError, "handler must be a function"),
-    ],
-)
-def test_wds_interleaved_refuses_an_option_when_it_makes_no_sense(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    """When the pipe is made."""
-    with pytest.raises(error, match=message):
-        IterableWrapper([]).wds_interleaved(**options)
-
-
 # ------------------------------------------------------------------------------------------------------------- damage
 DAMAGED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "json that is cut": ({"json": packed(MATCHED)[:-9]}, SampleError, "JSONDecodeError"),

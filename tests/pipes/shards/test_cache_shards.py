@@ -157,31 +157,6 @@ def test_cache_shards_says_where_it_belongs_when_items_are_no_shards(tmp_path: P
     assert len(IterableWrapper(given, deepcopy=False).cache_shards(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(
-    ("folder", "options", "error", "match"),
-    [
-        ("", {}, ValueError, "takes a folder"),
-        (3, {}, ValueError, "takes a folder"),
-        ("c", {"max_bytes": 0}, ValueError, "max_bytes must be more than 0"),
-        ("c", {"max_bytes": float("nan")}, ValueError, "max_bytes must be more than 0"),
-        ("c", {"max_bytes": "1GB"}, TypeError, "max_bytes must be a number"),
-        ("c", {"max_bytes": True}, TypeError, "max_bytes must be a number"),
-        ("c", {"name": "url"}, ValueError, "name must be None, 'unsigned'"),
-        ("c", {"name": 3}, TypeError, "name must be None"),
-        ("c", {"verify": 1}, TypeError, "verify must be True or False"),
-        ("c", {"while_reading": None}, TypeError, "while_reading must be"),
-        ("c", {"cache_local": "yes"}, TypeError, "cache_local must be"),
-        ("c", {"verbose": 1}, TypeError, "verbose must be"),
-        ("c", {"storage_options": {"s3": 3}}, TypeError, "storage_options"),
-        ("c", {"handler": "warn"}, TypeError, "handler must be a function"),
-    ],
-)
-def test_cache_shards_refuses_options_when_they_are_wrong(folder: Any, options: Any, error: Any, match: str) -> None:
-    """In the constructor."""
-    with pytest.raises(error, match=match):
-        IterableWrapper([]).cache_shards(folder, **options)
-
-
 def test_cache_shards_keeps_places_apart_when_one_url_means_several_shards(
     tmp_path: Path, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,13 +76,6 @@ def test_list_shards_searches_other_file_systems_when_options_are_given(tmp_path
     assert [url.rpartition("/")[2] for url in pickle.loads(pickle.dumps(pipe))] == ["d-0.tar", "d-1.tar"]
 
 
-@pytest.mark.parametrize("options", ["s3", {"s3": "key"}, [("s3", {})]])
-def test_list_shards_raises_when_options_are_no_mapping(options: Any) -> None:
-    """The constructor refuses them."""
-    with pytest.raises(TypeError):
-        IterableWrapper([]).list_shards(storage_options=options)
-
-
 def test_list_shards_puts_in_variables_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each epoch reads the environment anew."""
     pipe = IterableWrapper(["${split}-{0..1}.tar"]).list_shards()

@@ -137,13 +137,6 @@ def test_secrets_are_masked_in_errors_and_pickles_keep_options(kind: str) -> Non
     assert "abc" not in repr(pipe.storage_options)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 2.5, None, "1"])
-def test_max_bytes_must_be_a_number(value: Any, kind: str) -> None:
-    """The constructor refuses it."""
-    with pytest.raises(ValueError, match="max_bytes"):
-        load([], kind, max_bytes=value)
-
-
 def test_max_bytes_refuses_larger_records(kind: str, tmp_path: Path) -> None:
     """The limit reaches the reader."""
     urls = write_shards(tmp_path, kind)

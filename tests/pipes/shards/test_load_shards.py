@@ -20,7 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import torchdata_wds
 from tests.kits.damage import DAMAGES, GOOD, KEYS, MEMBERS
 from tests.kits.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
-from torchdata_wds import ShardFormatError, ShardListError, ShardMember, ShardOpenError, UnsafeDataError, handlers
+from torchdata_wds import ShardFormatError, ShardMember, ShardOpenError, UnsafeDataError, handlers
 from torchdata_wds.format.tar import links
 from torchdata_wds.pipes import division
 
@@ -144,13 +144,6 @@ def test_load_wds_shards_says_what_to_do_when_a_path_cannot_be_opened(kind: str,
     assert url in str(caught.value)
     assert isinstance(caught.value, OSError)
     assert kind != "pattern" or "list_shards" in str(caught.value)
-
-
-@pytest.mark.parametrize("item", [3, None, ["a.tar"], ("a.tar", 1, 2), b"a.tar"])
-def test_load_wds_shards_refuses_when_an_item_is_no_url(item: Any) -> None:
-    """Items that are neither URLs nor pairs name the types that are."""
-    with pytest.raises(ShardListError, match="it takes URLs"):
-        list(IterableWrapper([item]).load_wds_shards())
 
 
 def test_load_wds_shards_reads_streams_when_given_pairs(tmp_path: Path) -> None:
@@ -396,13 +389,6 @@ def test_load_wds_shards_asks_the_handler_when_rename_gives_no_name(good: tuple[
     """rename= that returns None fails the shard with a message that says what to return."""
     with pytest.raises(TypeError, match="must return a str"):
         list(fused([good[0]], rename=lambda name: None))
-
-
-@pytest.mark.parametrize("item", [3, ("a.txt",), ("a.txt", 3, 4), {"a": 1}, ("a.txt", 5), ("a.txt", "text")])
-def test_group_by_key_refuses_when_an_item_is_no_member(item: Any) -> None:
-    """Anything but members and pairs is an error that names what is expected."""
-    with pytest.raises(torchdata_wds.SampleError, match="group_by_key"):
-        list(IterableWrapper([item]).group_by_key())
 
 
 def test_load_wds_shards_warns_once_when_every_worker_reads_everything(

@@ -272,13 +272,6 @@ def test_split_shards_ends_with_an_error_when_split_twice_under_workers() -> Non
         list(loader)
 
 
-@pytest.mark.parametrize("item", [5, ("a.tar", None), ["a.tar"], b"a.tar", ShardSlice("a.tar")])
-def test_split_shards_refuses_what_is_no_url(item: Any) -> None:
-    """Open streams cannot be divided."""
-    with pytest.raises(ShardListError, match="it takes URLs"):
-        list(IterableWrapper([item]).split_shards())
-
-
 # ----------------------------------------------------------------------------------------------------------- indexes
 def test_split_shards_reads_every_kind_of_file(tmp_path: Path) -> None:
     """A wids shard list with relative and whole URLs, sizes.json, and an object from URL to number."""
@@ -618,13 +611,6 @@ def test_loader_reads_past_when_it_leaves_samples_out_and_the_index_is_stale(
     """A plain URL asks for no index: a wrong one costs time only, and a warning says so."""
     assert read_from(stale_shard(tmp_path), 2) == ["s0-00003", "s0-00004", "s0-00005", "s0-00000"]
     assert "read past" in caplog.text
-
-
-@pytest.mark.parametrize("part", [("x", -1), ("x", 0, -1), ("x", 0, None, 0), ("x", 0.5), ("x", None)])
-def test_loader_refuses_slices_that_are_none(part: Any) -> None:
-    """Their numbers are checked."""
-    with pytest.raises(ShardListError, match="is not a slice of a shard"):
-        list(IterableWrapper([ShardSlice(*part)]).load_wds_shards())
 
 
 def test_loader_says_where_damage_is_when_it_began_inside(tmp_path: Path) -> None:

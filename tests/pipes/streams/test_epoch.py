@@ -371,13 +371,6 @@ def test_wds_epoch_fails_again_when_its_source_always_does() -> None:
             next(stream)
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "3", True, None, math.inf])
-def test_wds_epoch_raises_when_n_is_no_number_of_items(n: Any) -> None:
-    """A whole number from 1."""
-    with pytest.raises(ValueError, match="n must be a whole number from 1"):
-        IterableWrapper([1]).wds_epoch(n)
-
-
 # --------------------------------------------------------------------------------------------------- length, copies
 def test_wds_epoch_has_a_length_when_its_source_has_none() -> None:
     """It is that of this consumer's epoch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -222,40 +221,7 @@ def test_wds_mix_takes_weights_in_every_form_when_they_are_numbers(weights: Any)
     assert abs(Counter(islice(pipe, 3000))["a"] - 1000) < 100
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        *[(), (1,), (1, 2, 3), 3, "12", {"a": 1, "b": 2}],
-        *[(1, value) for value in (0, -2, math.nan, math.inf, 10**400, 1j, "2", None, True)],
-    ],
-)
-def test_wds_mix_raises_when_weights_are_wrong(weights: Any) -> None:
-    """One finite number above 0 for each of the two sources."""
-    with pytest.raises(ValueError, match="weights must be"):
-        numbers(3).wds_mix(numbers(3), weights=weights, stop="all")
-
-
 # --- other arguments
-
-
-@pytest.mark.parametrize("stop", ["", "last", "First", 1, True])
-def test_wds_mix_raises_when_stop_is_none_of_the_three(stop: Any) -> None:
-    """The message names them."""
-    with pytest.raises(ValueError, match="'first', 'all', 'cycle'"):
-        numbers(3).wds_mix(numbers(3), stop=stop)
-
-
-def test_wds_mix_raises_when_stop_is_missing() -> None:
-    """It has no default, as none suits all data."""
-    with pytest.raises(TypeError, match="stop"):
-        numbers(3).wds_mix(numbers(3))
-
-
-@pytest.mark.parametrize("other", [None, [1, 2], "ab", 2])
-def test_wds_mix_raises_when_a_source_is_no_pipe(other: Any) -> None:
-    """A list is most likely one of sources, that should be unpacked."""
-    with pytest.raises(TypeError, match="source 2, counted from 0"):
-        numbers(3).wds_mix(numbers(3), other, stop="all")
 
 
 def test_wds_mix_raises_when_a_pipe_is_given_twice() -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_sharding
 
-from tests.kits.processes import in_child, open_files, wait_until
+from tests.kits.processes import in_child, open_files
 from tests.kits.resume_kit import resumed, row, run, samples, shards_in, stopped
 from tests.kits.shards import write_text_shards
 from torchdata_wds import (
@@ -152,24 +152,6 @@ def test_a_pass_that_fails_leaves_no_file(file: Path) -> None:
         list(Counting(SAMPLES, fails_after=7).cache_samples(file))
     assert names_in(file.parent) == []
     assert list(Counting(SAMPLES).cache_samples(file)) == SAMPLES
-
-
-def test_a_killed_run_leaves_nothing_that_is_served(file: Path) -> None:
-    """What a killed process left is begun anew."""
-    pid = os.fork()
-    if not pid:
-        for number, _ in enumerate(Counting(SAMPLES * 1000).cache_samples(file)):
-            if number == 5000:
-                time.sleep(30)
-        os._exit(0)
-    part = file.with_name("cache.db.part")
-    assert wait_until(lambda: part.exists() and part.stat().st_size > 50_000)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    source = Counting(SAMPLES)
-    assert list(source.cache_samples(file)) == SAMPLES
-    assert source.given == 10
-    assert list(Counting([]).cache_samples(file)) == SAMPLES
 
 
 def test_no_file_turns_the_stage_off() -> None:
@@ -373,13 +355,6 @@ def test_a_full_disk_costs_the_file_and_no_sample(file: Path) -> None:
         assert names_in(file.parent) == []
 
     assert in_child(fill) == 0
-
-
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    """Before the first sample: the program names a wrong file."""
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(CacheError, match=r"cannot be (used|written)"):
-        list(Counting(SAMPLES).cache_samples(tmp_path / "file" / "cache.db"))
 
 
 def test_the_file_is_not_kept_when_a_shard_could_not_be_opened(file: Path, tmp_path: Path) -> None:

@@ -19,21 +19,8 @@ SAMPLES = [
 LACKING = {"__key__": "c", "__url__": "x.tar", "txt": b"no picture"}
 
 # Names that are arguments somewhere between the functional form and the loop.
-AWKWARD = [
-    "seg.png",
-    "cls",
-    "self",
-    "source",
-    "source_datapipe",
-    "pipe",
-    "func",
-    "fn",
-    "fns",
-    "specs",
-    "args",
-    "kwargs",
-    "item",
-]
+AWKWARD = ["seg.png", "cls", "self", "source", "source_datapipe", "pipe", "func", "fn", "fns", "specs"]
+AWKWARD += ["args", "kwargs", "item"]
 
 
 def samples(*more: dict[str, Any]) -> IterDataPipe[Any]:

@@ -216,16 +216,16 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
 def _missing(found: FoundDocument, lost: list[str]) -> MissingFieldError:
     key, url = found.sample["__key__"], found.sample.get("__url__")
     shard = mask_url(str(url)) if url is not None else None
-    there = sorted(field for field in found.fields if is_image_field(field))
+    there = sorted(filter(is_image_field, found.fields))
+    some, others = (
+        ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        for names in (lost, there or ["none"])
+    )
     return MissingFieldError(
-        f"document {key!r}{f' in shard {shard}' if shard else ''} names images that are not there: {_some(lost)}. The "
-        f"images that are there are {_some(there) if there else 'none'}. Choose what happens to such documents with "
-        "missing='drop_image', 'skip_sample' or 'none'.",
+        f"document {key!r}{f' in shard {shard}' if shard else ''} names images that are not there: {some}. The images "
+        f"that are there are {others}. Choose what happens to such documents with missing='drop_image', 'skip_sample' "
+        "or 'none'.",
         shard=shard,
         key=key,
         field=lost[0],
     )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -108,8 +108,14 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         if type(source) is ShardLoaderIterDataPipe:  # a subclass may read in another way
             samples = self._samples_of(source, watch)
         else:
-            self._compare_keys()
             samples, watch = self._group(self._members(), self.asked()), None
+            loader = next((found for found in upstream(self) if type(found) is ShardLoaderIterDataPipe), None)
+            if loader is not None and loader.keys != self.keys:
+                warn_once(
+                    "keys",
+                    "load_wds_shards and group_by_key, with stages between them, have different keys=: where a shard "
+                    "is damaged, the last sample before the damage may lose members. Use the same keys= for both",
+                )
         if self.fields is not None:
             samples = self._noting_fields(samples, self.fields)
         if watch is not None:
@@ -239,16 +245,6 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
                     yield Mark.BROKEN
                     return
 
-    def _compare_keys(self) -> None:
-        """Warns if the loader above releases samples by another rule: damage may then cut one in half."""
-        loader = next((found for found in upstream(self) if type(found) is ShardLoaderIterDataPipe), None)
-        if loader is not None and loader.keys != self.keys:
-            warn_once(
-                "keys",
-                "load_wds_shards and group_by_key, with stages between them, have different keys=: where a shard is "
-                "damaged, the last sample before the damage may lose members. Use the same keys= for both",
-            )
-
 
 def _warn_of_fields(absent: set[str], count: int, left_out: int) -> None:
     if absent and count + left_out:
@@ -272,21 +268,19 @@ def _as_member(item: Any) -> ShardMember | FailedMember:
     found = _ARCHIVE.fullmatch(path)
     url, name = found.groups() if found else ("", path)
     try:
-        return ShardMember(url, name, _read_all(value))
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            value = _read_all(value)
+        return ShardMember(url, name, bytes(value))
     except Exception as error:  # noqa: BLE001  (it belongs to the sample, whose handler is asked)
         return FailedMember(url, name, error)
 
 
-def _read_all(value: Any) -> bytes:
-    """Returns bytes as they are; reads and closes a stream of a native loader."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    if not hasattr(value, "read"):
-        raise SampleError(f"group_by_key takes pairs (path, bytes or stream), not (path, {type(value).__name__})")
-    try:
-        data = value.read()
-    finally:
-        value.close()
+def _read_all(stream: Any) -> bytes:
+    """Reads and closes a stream of a native loader."""
+    if not hasattr(stream, "read"):
+        raise SampleError(f"group_by_key takes pairs (path, bytes or stream), not (path, {type(stream).__name__})")
+    with closing(stream):
+        data = stream.read()
     if not isinstance(data, bytes):
         raise SampleError(f"a stream given to group_by_key reads {type(data).__name__}: open it with mode='rb'")
     return data

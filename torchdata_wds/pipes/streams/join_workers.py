@@ -80,7 +80,18 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         return False
 
     def __iter__(self) -> Iterator[T]:
-        _warn_without_border(self)
+        worker = get_worker_info()
+        # In the first worker of a torch DataLoader, which runs the stages that belong in the main process:
+        if worker is not None and worker.num_workers > 1 and not worker.id:
+            stages = [pipe for pipe in running_pipes() if pipe is not self and not getattr(pipe, "runs_others", False)]
+            if stages:
+                warn_once(
+                    "border",
+                    f".join_workers() joins nothing here: torch's DataLoader runs the whole graph in each of its "
+                    f"{worker.num_workers} workers, also what follows ({', '.join(map(short_name, stages))}), so that "
+                    "batches and shuffles are those of one worker, and each worker has a short last batch of its own. "
+                    "Use DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))",
+                )
         ended: set[int] = set()
         for item in self.source_datapipe:
             if type(item) is not _WorkerEnd:
@@ -92,22 +103,6 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
 
     def __len__(self) -> int:
         return len(self.source_datapipe)
-
-
-def _warn_without_border(pipe: Pipe) -> None:
-    """Warns in the first worker of a torch DataLoader: it runs the stages that belong in the main process."""
-    worker = get_worker_info()
-    if worker is None or worker.num_workers == 1 or worker.id:
-        return
-    after = [found for found in running_pipes() if found is not pipe and not getattr(found, "runs_others", False)]
-    if after:
-        warn_once(
-            "border",
-            f".join_workers() joins nothing here: torch's DataLoader runs the whole graph in each of its "
-            f"{worker.num_workers} workers, also what follows ({', '.join(map(short_name, after))}), so that batches "
-            "and shuffles are those of one worker, and each worker has a short last batch of its own. Use "
-            "DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))",
-        )
 
 
 def _stock_worker_count(source: Any) -> int:

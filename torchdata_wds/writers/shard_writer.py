@@ -46,8 +46,7 @@ class ShardWriter(SampleWriter):
         shards: The `ShardInfo` of each finished shard.
 
     Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if an argument is not valid.
+        TypeError, ValueError: if an argument is wrong.
 
     Example:
         >>> import pathlib, tempfile
@@ -113,10 +112,8 @@ class ShardWriter(SampleWriter):
     def write(self, sample: Mapping[str, Any]) -> int:
         """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
 
-        They are 0 where it is not written, because `max_shards` shards are full.
-
-        Args:
-            sample: ``__key__`` and values by field; names like ``__url__`` are not written.
+        They are 0 where it is not written, because `max_shards` shards are full. The sample has ``__key__`` and values
+        by field; names like ``__url__`` are not written.
 
         Raises:
             SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.

@@ -117,24 +117,20 @@ class TarWriter(SampleWriter):
     Args:
         file: A local path, ``-`` (standard output), ``pipe:command``, a URL that fsspec can write, or an open binary
             file, which is not closed.
+        overwrite: Whether what exists is replaced; otherwise it is an error.
         encoder: True encodes each field by its extension. False takes bytes only. A str is an image spec: with
             ``"torchrgb8"`` and the like tensors of images are CHW. A dict has functions for fields or extensions, tried
             before the table. A callable gets the sample and returns a dict of bytes.
         compress: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, False for none; None goes by the suffix of the path.
-        mtime: Modification time of all members, in seconds since 1970.
-        user: Name of their owner.
-        group: Name of their group.
-        mode: Their permissions.
+        mtime, user, group, mode: What all members have: seconds since 1970, names of the owner and the group,
+            permissions.
         lowercase: Whether fields must be in lower case, as they are read by default.
         index: Whether an index is written beside the shard, as ``<shard>.index``.
-        jpeg_quality: Quality of JPEG fields that are encoded here, 1 to 100.
-        png_compression: Effort for PNG fields, 0 to 9.
+        jpeg_quality, png_compression: Quality of JPEG fields that are encoded here, 1 to 100; effort for PNG, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
-        overwrite: Whether what exists is replaced; otherwise it is an error.
 
     Raises:
-        TypeError: if an argument has the wrong type, or an unknown name.
-        ValueError: if an argument is not valid.
+        TypeError, ValueError: if an argument is wrong, or has an unknown name.
         ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
 
     Example:
@@ -160,8 +156,7 @@ class TarWriter(SampleWriter):
     def write(self, sample: Mapping[str, Any]) -> int:
         """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
 
-        Args:
-            sample: ``__key__`` and values by field; names like ``__url__`` are not written.
+        It has ``__key__`` and values by field; names like ``__url__`` are not written.
 
         Raises:
             SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.

@@ -16,6 +16,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 #: The bytes that a field may claim: a constant, plus a multiple of its size.
@@ -109,17 +110,6 @@ class _Standin:
     storage: int | None = None
 
 
-@dataclass(eq=False)
-class _Global:
-    """A name in a pickle, which is called or stands for itself."""
-
-    name: str
-    reader: _Reader
-
-    def __call__(self, *arguments: Any) -> _Standin:
-        return self.reader.call(self.name, arguments)
-
-
 class _Reader(pickle._Unpickler):
     """Follows pickles, makes only stand-ins, text, numbers and plain containers, and adds up what they claim.
 
@@ -148,14 +138,14 @@ class _Reader(pickle._Unpickler):
             self._take(_LARGEST_ITEM * _size_of(value), what)
 
     def find_class(self, module: str, name: str) -> Any:
-        return _Global(f"{module}.{name}", self)
+        return partial(self.call, f"{module}.{name}")
 
     def persistent_load(self, identity: Any) -> _Standin:
         """Adds the claim of a storage that the pickle refers to."""
         if not isinstance(identity, tuple) or len(identity) < 5:
             return _Standin()
         _, kind, key, _, count = identity[:5]
-        name = kind.name if isinstance(kind, _Global) else str(kind)
+        name = kind.args[0] if isinstance(kind, partial) else str(kind)
         if not isinstance(count, int) or count < 0:
             raise ClaimError(f"a storage has {count!r} items")
         size = count * _ITEM_SIZES.get(name.rpartition(".")[2].removesuffix("Storage"), 1)
@@ -166,13 +156,20 @@ class _Reader(pickle._Unpickler):
             self._take(size, "a storage")
         return _Standin(count, count)
 
-    def call(self, function: str, arguments: tuple[Any, ...]) -> _Standin:
+    def call(self, function: str, *arguments: Any) -> _Standin:
         """Adds the claim of a call of a function of torch or a few others; returns its result."""
         short = function.rpartition(".")[2]
         if short == "bytearray" or function == "_codecs.encode":
-            return self._call_bytes(function, arguments)
-        if short == "_rebuild_from_type_v2" and isinstance(arguments[0], _Global):
-            return arguments[0](*arguments[2])
+            content, *encoding = arguments or (0,)
+            is_text = isinstance(content, str) and encoding and encoding[0] in _TEXT_ENCODINGS and not encoding[1:]
+            if arguments and not is_text and function == "_codecs.encode":
+                # hex of hex of hex ...: twice as much each time
+                raise ClaimError(f"it calls {function} for something else than text")
+            size = content if isinstance(content, int) else 2 * _size_of(content)
+            self._take(size, function)
+            return _Standin(size)
+        if short == "_rebuild_from_type_v2" and isinstance(arguments[0], partial):
+            return self.call(arguments[0].args[0], *arguments[2])
         if short.startswith("_rebuild_parameter"):
             return _Standin(_size_of(arguments[0]) if arguments else 0)
         if short.startswith("_rebuild_tensor"):
@@ -197,18 +194,6 @@ class _Reader(pickle._Unpickler):
                 self._count_keys(argument)
                 self._count_keys(item[0] for item in argument if isinstance(item, (list, tuple)) and item)
         return _Standin(sum(map(_size_of, arguments)))
-
-    def _call_bytes(self, function: str, arguments: tuple[Any, ...]) -> _Standin:
-        if not arguments:
-            return _Standin()
-        content = arguments[0]
-        is_text = isinstance(content, str) and len(arguments) == 2 and arguments[1] in _TEXT_ENCODINGS
-        if not is_text and function == "_codecs.encode":
-            # hex of hex of hex ...: twice as much each time
-            raise ClaimError(f"it calls {function} for something else than text")
-        size = content if isinstance(content, int) else 2 * _size_of(content)
-        self._take(size, function)
-        return _Standin(size)
 
     def _count_keys(self, keys: Iterable[Any]) -> None:
         """Counts keys of dicts and items of sets by their hash: very many of one hash would take quadratic time."""

@@ -72,8 +72,13 @@ def keys_of(samples: Iterable[Mapping[str, Any]]) -> list[str]:
 def jpeg_bytes(number: int, size: tuple[int, int] = (16, 12), mode: str = "RGB") -> bytes:
     """A small JPEG whose colour depends on `number`."""
     colour: Any = number * 37 % 256 if mode == "L" else tuple(number * step % 256 for step in (37, 59, 83))
+    return image_file(Image.new(mode, size, colour), "JPEG", quality=90)
+
+
+def image_file(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """An image as a file."""
     out = io.BytesIO()
-    Image.new(mode, size, colour).save(out, "JPEG", quality=90)
+    image.save(out, form, **options)
     return out.getvalue()
 
 

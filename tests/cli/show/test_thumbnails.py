@@ -2,12 +2,12 @@
 
 import base64
 import io
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.kits.shards import image_file
 from torchdata_wds.cli.show import data_uri
 from torchdata_wds.cli.show.contact_sheets import on_checkerboard
 from torchdata_wds.cli.show.summaries import view_image
@@ -20,12 +20,6 @@ def two_halves() -> Image.Image:
     image = Image.new("RGB", (64, 32), BLUE)
     image.paste(RED, (0, 0, 64, 16))
     return image
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, form, **options)
-    return out.getvalue()
 
 
 def colours(image: Image.Image) -> tuple[str, str]:
@@ -56,7 +50,7 @@ def test_picture_is_upright_when_exif_says_how(orientation: int, transpose: Imag
     image = two_halves() if transpose is None else two_halves().transpose(transpose)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    view = view_image(encoded(image, "JPEG", exif=exif), 32)
+    view = view_image(image_file(image, "JPEG", exif=exif), 32)
     assert view.picture is not None
     assert view.picture.size == (32, 16)
     assert colours(view.picture) == ("red", "blue")
@@ -69,7 +63,7 @@ FORMS = {"PNG": ("RGB", "RGBA", "P"), "JPEG": ("RGB", "CMYK"), "TIFF": ("RGB", "
 @pytest.mark.parametrize(("form", "mode"), [(form, mode) for form, modes in FORMS.items() for mode in modes])
 def test_picture_has_the_images_colours_when_its_mode_is_another(mode: str, form: str) -> None:
     """Files of print shops and palettes, too."""
-    view = view_image(encoded(two_halves().convert(mode), form), 32)
+    view = view_image(image_file(two_halves().convert(mode), form), 32)
     assert view.picture is not None
     assert view.picture.mode in ("RGB", "RGBA")
     assert colours(view.picture) == ("red", "blue")
@@ -78,14 +72,14 @@ def test_picture_has_the_images_colours_when_its_mode_is_another(mode: str, form
 def test_picture_is_scaled_when_the_image_has_16_bits() -> None:
     """A ramp stays a ramp: nothing clips."""
     ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(1, 256).repeat(4, axis=0)
-    view = view_image(encoded(Image.fromarray(ramp)), 256)
+    view = view_image(image_file(Image.fromarray(ramp)), 256)
     assert view.picture is not None
     assert (np.abs(np.asarray(view.picture)[0, :, 0].astype(int) - np.arange(256)) <= 1).all()
 
 
 def test_small_image_stays_when_the_thumbnail_is_larger() -> None:
     """It is never enlarged here."""
-    view = view_image(encoded(Image.new("L", (3, 2))), 100)
+    view = view_image(image_file(Image.new("L", (3, 2))), 100)
     assert view.picture is not None
     assert view.picture.size == (3, 2)
 
@@ -93,7 +87,7 @@ def test_small_image_stays_when_the_thumbnail_is_larger() -> None:
 @pytest.mark.parametrize("max_size", [None, 16])
 def test_view_raises_when_the_file_is_cut(max_size: int | None) -> None:
     """Also without a thumbnail every pixel is looked at."""
-    data = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 64, 3), dtype=np.uint8)))
+    data = image_file(Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 64, 3), dtype=np.uint8)))
     with pytest.raises(OSError, match="truncated"):
         view_image(data[:3000], max_size)
 
@@ -114,7 +108,7 @@ def test_checkerboard_shows_when_an_image_is_transparent() -> None:
 @pytest.mark.parametrize(("mode", "kind"), [("RGB", "jpeg"), ("RGBA", "png")])
 def test_data_uri_holds_the_image_and_nothing_else_when_made(mode: str, kind: str) -> None:
     """What a file says besides its pixels does not get into a page."""
-    image = view_image(encoded(two_halves(), "JPEG", comment=b"secret"), 32).picture
+    image = view_image(image_file(two_halves(), "JPEG", comment=b"secret"), 32).picture
     assert image is not None
     head, _, data = data_uri(image.convert(mode)).partition(",")
     assert head == f"data:image/{kind};base64"

@@ -13,7 +13,7 @@ import torch
 import webdataset.autodecode
 from PIL import Image
 
-from tests.kits.shards import jpeg_bytes
+from tests.kits.shards import image_file, jpeg_bytes
 from torchdata_wds.codecs import IMAGE_FIELDS, IMAGE_SPECS, Decoder, image_decoder
 from torchdata_wds.codecs.images import decoding as jpegs
 from torchdata_wds.codecs.images import files as image_files
@@ -43,13 +43,6 @@ def smooth(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     return Image.fromarray(np.stack([x, y, (x + y) / 2], axis=2).astype(np.uint8)).convert(mode)
 
 
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    """The image as a file."""
-    out = io.BytesIO()
-    image.save(out, form, **options)
-    return out.getvalue()
-
-
 def decode(data: bytes, spec: str, field: str = "png", **options: Any) -> Any:
     """The value of an image field."""
     return Decoder(spec, **options)({"__key__": "k", field: data})[field]
@@ -66,7 +59,7 @@ def as_array(value: Any) -> Any:
 def test_spec_gives_its_type_and_shape_when_image_is_rgb() -> None:
     """Arrays are HWC (HW for grey), tensors CHW, floats float32 in 0..1, PIL images of the spec's mode."""
     for spec in SPECS:
-        value = decode(encoded(picture()), spec)
+        value = decode(image_file(picture()), spec)
         word = spec.removeprefix("torch").removeprefix("pil").removesuffix("8") or "rgb"
         if spec.startswith("pil"):
             assert type(value) is Image.Image
@@ -89,7 +82,7 @@ def test_spec_equals_webdataset_when_file_has_eight_bits() -> None:
     """Pixels equal webdataset's, except that grey tensors have their channel axis here."""
     for spec in SPECS:
         for mode in ("L", "LA", "RGB", "RGBA"):
-            data = encoded(picture(mode))
+            data = image_file(picture(mode))
             theirs = webdataset.autodecode.ImageHandler(spec)(".png", data)
             ours = decode(data, spec)
             if isinstance(theirs, torch.Tensor) and theirs.ndim == 2:
@@ -102,7 +95,7 @@ def test_spec_equals_pillow_when_file_has_another_mode() -> None:
     """One-bit, palette and CMYK images become grey, colour and alpha as Pillow converts them."""
     for spec, mode in itertools.product(SPECS, ["1", "P", "CMYK"]):
         source = picture("CMYK") if mode == "CMYK" else picture().convert(mode)
-        data = encoded(source, "TIFF" if mode == "CMYK" else "PNG")
+        data = image_file(source, "TIFF" if mode == "CMYK" else "PNG")
         parsed = IMAGE_SPECS[spec]
         expected = np.asarray(source.convert(parsed.mode))
         value = as_array(decode(data, spec))
@@ -114,7 +107,7 @@ def test_palette_has_alpha_when_it_has_transparency() -> None:
     for transparency in [3, bytes([0, 255, 100, 7])]:
         image = Image.fromarray(np.arange(4, dtype=np.uint8).reshape(1, 4)).convert("P")
         image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120])
-        data = encoded(image, transparency=transparency)
+        data = image_file(image, transparency=transparency)
         alpha = [255, 255, 255, 0] if transparency == 3 else list(transparency)
         assert decode(data, "rgba8")[0, :, 3].tolist() == alpha
         assert decode(data, "rgb8")[0].tolist() == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [100, 110, 120]]
@@ -124,14 +117,14 @@ def test_palette_has_alpha_when_it_has_transparency() -> None:
 def test_grey_uses_pillows_weights_when_image_is_rgb() -> None:
     """l8 of a colour image is exactly Pillow's L."""
     image = picture(size=(64, 64))
-    assert np.array_equal(decode(encoded(image), "l8"), np.asarray(image.convert("L")))
+    assert np.array_equal(decode(image_file(image), "l8"), np.asarray(image.convert("L")))
 
 
 def test_spec_decodes_each_image_field_when_given() -> None:
     """All image extensions are decoded, by content: the name does not choose the format."""
     for field in IMAGE_FIELDS:
         for name in (field, f"left.{field.upper()}"):
-            assert decode(encoded(picture()), "rgb8", name).shape == (5, 7, 3)
+            assert decode(image_file(picture()), "rgb8", name).shape == (5, 7, 3)
 
 
 @pytest.mark.usefixtures("jpegs_by")
@@ -139,37 +132,37 @@ def test_spec_decodes_each_format_when_written_by_pillow() -> None:
     """Every image extension is read in the format that it stands for."""
     for form in ["JPEG", "PNG", "PPM", "WEBP", "BMP", "TIFF", "GIF", "AVIF", "JPEG2000"]:
         source = smooth((40, 30))
-        value = decode(encoded(source, form), "rgb8", "image")
+        value = decode(image_file(source, form), "rgb8", "image")
         assert np.abs(value.astype(int) - np.asarray(source)).mean() < 12
 
 
 def test_spec_decodes_the_first_frame_when_an_image_moves() -> None:
     """Of an animated GIF the first frame is the image; an icon is its largest size."""
     frames = [Image.new("RGB", (4, 3), colour) for colour in ("red", "blue")]
-    moving = decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), "rgb8", "gif")
+    moving = decode(image_file(frames[0], "GIF", save_all=True, append_images=frames[1:]), "rgb8", "gif")
     assert (moving.shape, moving[0, 0].tolist()) == ((3, 4, 3), [255, 0, 0])
-    icon = encoded(Image.new("RGBA", (32, 32), "blue"), "ICO", sizes=[(16, 16), (32, 32)])
+    icon = image_file(Image.new("RGBA", (32, 32), "blue"), "ICO", sizes=[(16, 16), (32, 32)])
     assert decode(icon, "rgba8", "ico")[0, 0].tolist() == [0, 0, 255, 255]
     assert decode(icon, "pil", "ico").size == (32, 32)
 
 
 def test_spec_refuses_a_format_when_pillow_is_too_old_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Pillow without AVIF says that it cannot identify the file; other images are read as before."""
-    data = encoded(picture(), "AVIF")
+    data = image_file(picture(), "AVIF")
     monkeypatch.delitem(Image.OPEN, "AVIF")
     monkeypatch.setitem(sys.modules, "PIL.AvifImagePlugin", None)
     image_files._pillow.cache_clear()
     try:
         with pytest.raises(DecodingError, match="cannot identify"):
             decode(data, "rgb8", "avif")
-        assert decode(encoded(picture()), "rgb8").shape == (5, 7, 3)
+        assert decode(image_file(picture()), "rgb8").shape == (5, 7, 3)
     finally:
         image_files._pillow.cache_clear()
 
 
 def test_spec_is_about_images_only_when_given() -> None:
     """Without a spec images stay bytes; image_decoder leaves other fields to the next decoder."""
-    data = encoded(picture())
+    data = image_file(picture())
     assert Decoder("rgb8")({"bin": data, "cls": b"1", "mp4": data}) == {"bin": data, "cls": 1, "mp4": data}
     assert Decoder()({"png": data}) == {"png": data}
     assert image_decoder("rgb8")(".json", b"x") is None
@@ -178,7 +171,7 @@ def test_spec_is_about_images_only_when_given() -> None:
 
 def test_pil_image_is_loaded_when_decoded() -> None:
     """A PIL image holds its pixels and no file: it pickles and lives on."""
-    again = pickle.loads(pickle.dumps(decode(encoded(picture()), "pil")))
+    again = pickle.loads(pickle.dumps(decode(image_file(picture()), "pil")))
     assert np.array_equal(np.asarray(again), np.asarray(picture()))
 
 
@@ -186,11 +179,11 @@ def test_pil_image_is_loaded_when_decoded() -> None:
 def test_image_raises_when_cut() -> None:
     """A cut image is an error, never an image with a grey rest, also where the header is whole."""
     for spec, form in itertools.product(["rgb8", "pil", "torch"], ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"]):
-        data = encoded(picture(size=(64, 64)), form)
+        data = image_file(picture(size=(64, 64)), form)
         for cut in (0, 1, 10, len(data) // 3, len(data) // 2, len(data) - 100):
             with pytest.raises(DecodingError, match="an image"):
                 decode(data[:cut], spec)
-    data = encoded(picture(size=(64, 64)))
+    data = image_file(picture(size=(64, 64)))
     position = data.index(b"IDAT") - 4
     (length,) = struct.unpack(">I", data[position : position + 4])
     with pytest.raises(DecodingError, match="an image"):
@@ -201,10 +194,8 @@ def test_image_raises_when_it_is_not_one_that_is_read() -> None:
     """The error says spec, size and first bytes; Pillow would run Ghostscript on PostScript; a bomb is refused."""
     with pytest.raises(DecodingError, match=r"(?s)spec 'rgb8'.*18 bytes.*b'<html>not an ima'"):
         decode(b"<html>not an image", "rgb8")
-    out = io.BytesIO()
-    picture().save(out, "EPS")
     with pytest.raises(DecodingError, match="cannot identify"):
-        decode(out.getvalue(), "rgb8", "jpg")
+        decode(image_file(picture(), "EPS"), "rgb8", "jpg")
     with pytest.raises(DecodingError, match="DecompressionBombError"):
         decode(b"P6 100000 100000 255\n", "rgb8", "ppm")
 
@@ -214,7 +205,7 @@ def test_exif_transpose_turns_the_image_when_it_has_an_orientation() -> None:
     for orientation, spec, form in itertools.product(range(1, 9), ["rgb8", "torchrgb", "pil", "l8"], ["PNG", "TIFF"]):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        data = encoded(picture(), form, exif=exif)
+        data = image_file(picture(), form, exif=exif)
         with Image.open(io.BytesIO(data)) as stored:
             from PIL import ImageOps
 
@@ -233,7 +224,7 @@ def test_exif_transpose_is_not_applied_twice_when_the_user_turns_again() -> None
 
     exif = Image.Exif()
     exif[0x0112] = 6
-    image = decode(encoded(picture(), "JPEG", exif=exif), "pil", "jpg", exif_transpose=True)
+    image = decode(image_file(picture(), "JPEG", exif=exif), "pil", "jpg", exif_transpose=True)
     assert image.size == (5, 7)
     assert ImageOps.exif_transpose(image).size == (5, 7)
 
@@ -243,12 +234,12 @@ def test_exif_transpose_is_not_applied_twice_when_the_user_turns_again() -> None
 def test_exif_transpose_leaves_the_image_when_exif_is_damaged() -> None:
     """Damaged EXIF data says nothing, nor does an orientation outside 1..8: the pixels are good."""
     for exif in [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0"]:
-        data = encoded(picture(), "JPEG", exif=exif)
+        data = image_file(picture(), "JPEG", exif=exif)
         assert decode(data, "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
     for value in [0, 9, 77]:
         exif = Image.Exif()
         exif[0x0112] = value
-        assert decode(encoded(picture(), "JPEG", exif=exif), "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
+        assert decode(image_file(picture(), "JPEG", exif=exif), "rgb8", "jpg", exif_transpose=True).shape == (5, 7, 3)
 
 
 @pytest.mark.usefixtures("jpegs_by")
@@ -266,7 +257,7 @@ def test_max_size_bounds_the_longest_side_when_larger() -> None:
             ((37, 41), 1, (1, 1, 3)),
         ],
     ):
-        assert image_decoder("rgb8", max_size=max_size)(".jpg", encoded(smooth(size), form)).shape == expected
+        assert image_decoder("rgb8", max_size=max_size)(".jpg", image_file(smooth(size), form)).shape == expected
 
 
 @pytest.mark.usefixtures("jpegs_by")
@@ -275,7 +266,7 @@ def test_max_size_changes_nothing_when_the_image_is_small_and_works_with_any_spe
     data = jpeg_bytes(5, (100, 80))
     assert np.array_equal(image_decoder("rgb8", max_size=100)(".jpg", data), image_decoder("rgb8")(".jpg", data))
     for spec in ["pil", "torchl", "rgba", "l8"]:
-        value = image_decoder(spec, max_size=16)(".png", encoded(smooth((64, 32))))
+        value = image_decoder(spec, max_size=16)(".png", image_file(smooth((64, 32))))
         assert as_array(value).shape[:2] == (8, 16)
 
 
@@ -283,7 +274,7 @@ def test_max_size_changes_nothing_when_the_image_is_small_and_works_with_any_spe
 def test_max_size_is_close_to_full_decoding_when_jpeg() -> None:
     """The quick way for JPEG gives nearly the pixels of decoding all and reducing then."""
     for size, max_size in itertools.product([(640, 480), (2048, 1024), (517, 389)], [32, 100, 256]):
-        data = encoded(smooth(size), "JPEG", quality=95)
+        data = image_file(smooth(size), "JPEG", quality=95)
         value = image_decoder("rgb8", max_size=max_size)(".jpg", data)
         full = Image.open(io.BytesIO(data)).resize(value.shape[1::-1], Image.Resampling.LANCZOS)
         assert np.abs(value.astype(int) - np.asarray(full)).max() <= 6
@@ -297,7 +288,7 @@ def test_max_size_uses_draft_mode_when_pillow_decodes(monkeypatch: pytest.Monkey
     load = JpegImagePlugin.JpegImageFile.load
     monkeypatch.setattr(jpegs, "_libraries", lambda: None)
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", lambda self: (loaded.append(self.size), load(self))[1])
-    image_decoder("rgb8", max_size=100)(".jpg", encoded(smooth((1600, 1200)), "JPEG"))
+    image_decoder("rgb8", max_size=100)(".jpg", image_file(smooth((1600, 1200)), "JPEG"))
     assert loaded[0] == (200, 150)
 
 
@@ -306,7 +297,7 @@ def test_max_size_bounds_the_turned_image_when_orientation_swaps_sides() -> None
     """Reducing and turning go together."""
     exif = Image.Exif()
     exif[0x0112] = 8
-    data = encoded(smooth((640, 480)), "JPEG", exif=exif)
+    data = image_file(smooth((640, 480)), "JPEG", exif=exif)
     assert image_decoder("rgb8", max_size=64, exif_transpose=True)(".jpg", data).shape == (64, 48, 3)
     assert Decoder(image_decoder("rgb8", max_size=64), exif_transpose=True)({"jpg": data})["jpg"].shape == (64, 48, 3)
 

@@ -1,7 +1,6 @@
 """JPEG files through simplejpeg: the same pixels and the same errors as through Pillow."""
 
 import contextlib
-import io
 import itertools
 import random
 import re
@@ -16,7 +15,7 @@ import simplejpeg
 import torch
 from PIL import Image, ImageFile
 
-from tests.kits.shards import jpeg_bytes
+from tests.kits.shards import image_file, jpeg_bytes
 from torchdata_wds.codecs import IMAGE_SPECS, Decoder, image_decoder
 from torchdata_wds.codecs.images import decoding as jpegs
 
@@ -71,13 +70,6 @@ def picture(size: tuple[int, int], noise: int = 30, mode: str = "RGB") -> Image.
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode)
 
 
-def encoded(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
-    """The image as a file."""
-    out = io.BytesIO()
-    image.save(out, form, **options)
-    return out.getvalue()
-
-
 def changed(data: bytes, old: bytes, new: bytes) -> bytes:
     """The data with one piece of it replaced."""
     assert old in data
@@ -113,7 +105,7 @@ def test_pixels_equal_pillows_when_colour() -> None:
     """Every sampling, size and coding of colour gives exactly Pillow's pixels; libjpeg-turbo is under both."""
     for options, noise in itertools.product(WAYS, [0, 120]):
         for size, spec in itertools.product(SIZES, ("rgb8", "rgba8")):
-            fast, slow, decoded = both(encoded(picture(size, noise), **options), spec)
+            fast, slow, decoded = both(image_file(picture(size, noise), "JPEG", **options), spec)
             assert fast == slow, (size, spec)
             assert decoded == 1
 
@@ -133,7 +125,7 @@ def test_value_equals_pillows_when_any_spec() -> None:
     """Type, shape and values are the same for each spec; grey of colour files is Pillow's to compute."""
     for spec, mode, progressive in itertools.product(ARRAY_SPECS, ["RGB", "L"], [False, True]):
         for size in SIZES:
-            fast, slow, decoded = both(encoded(picture(size, mode=mode), progressive=progressive), spec)
+            fast, slow, decoded = both(image_file(picture(size, mode=mode), "JPEG", progressive=progressive), spec)
             assert fast == slow, size
             assert decoded == (mode == "L" or IMAGE_SPECS[spec].mode != "L")
 
@@ -144,7 +136,7 @@ def test_max_size_equals_pillows_when_set() -> None:
         for size, options in itertools.product(
             [(333, 97), (97, 333), (1000, 9), (64, 64), (9, 9)], ({}, {"subsampling": 0})
         ):
-            data = encoded(picture(size, mode=mode), **options)
+            data = image_file(picture(size, mode=mode), "JPEG", **options)
             for max_size in (1, 8, 15, 16, 33, 64, 100, 200, 500):
                 fast, slow, decoded = both(data, spec, max_size=max_size)
                 assert fast == slow, (size, max_size)
@@ -153,7 +145,7 @@ def test_max_size_equals_pillows_when_set() -> None:
 
 def test_max_size_decodes_at_a_fraction_when_the_image_is_large() -> None:
     """A large file is decoded at a fraction of its size, at least twice the result."""
-    data = encoded(picture((1600, 1200)))
+    data = image_file(picture((1600, 1200)), "JPEG")
     for max_size, shape in ((100, (150, 200, 3)), (101, (300, 400, 3)), (300, (600, 800, 3)), (500, (1200, 1600, 3))):
         counter = Counter()
         with decoding_by(counter):
@@ -164,7 +156,7 @@ def test_max_size_decodes_at_a_fraction_when_the_image_is_large() -> None:
 def test_image_is_turned_as_by_pillow_when_it_has_exif_or_xmp() -> None:
     """The orientation is read by Pillow, the pixels are not; Pillow finds an orientation in XMP too."""
     for orientation, exif_transpose in itertools.product(range(1, 9), [False, True]):
-        data = encoded(picture((20, 10)), exif=turned(orientation))
+        data = image_file(picture((20, 10)), "JPEG", exif=turned(orientation))
         for options in ({}, {"max_size": 8}):
             fast, slow, decoded = both(data, "rgb8", exif_transpose=exif_transpose, **options)
             assert (fast, decoded) == (slow, 1)
@@ -196,18 +188,18 @@ def test_values_are_the_only_copy_when_made() -> None:
 def test_pillow_decodes_when_a_pil_image_is_asked_for() -> None:
     """PIL images keep what Pillow finds in the file besides the pixels, and are no open file."""
     for spec in ["pil", "pill", "pilrgba"]:
-        fast, slow, decoded = both(encoded(picture((20, 10))), spec)
+        fast, slow, decoded = both(image_file(picture((20, 10)), "JPEG"), spec)
         assert (fast, decoded) == (slow, 0)
-        image = image_decoder(spec).decode(encoded(picture((20, 10)), dpi=(72, 72)))
+        image = image_decoder(spec).decode(image_file(picture((20, 10)), "JPEG", dpi=(72, 72)))
         assert type(image) is Image.Image
         assert image.info["dpi"] == (72, 72)
 
 
-PLAIN = encoded(picture((40, 30)))
+PLAIN = image_file(picture((40, 30)), "JPEG")
 OTHERS = {
-    "PNG": encoded(picture((40, 30)), "PNG"),
-    "CMYK": encoded(picture((40, 30), mode="CMYK")),
-    "two images": encoded(picture((40, 30)), "MPO", save_all=True, append_images=[picture((40, 30))]),
+    "PNG": image_file(picture((40, 30)), "PNG"),
+    "CMYK": image_file(picture((40, 30), mode="CMYK"), "JPEG"),
+    "two images": image_file(picture((40, 30)), "MPO", save_all=True, append_images=[picture((40, 30))]),
     "arithmetic coding": changed(PLAIN, b"\xff\xc0\x00\x11\x08", b"\xff\xc9\x00\x11\x08"),
     "lossless": changed(PLAIN, b"\xff\xc0\x00\x11\x08", b"\xff\xc3\x00\x11\x08"),
     "12 bits": changed(PLAIN, b"\xff\xc0\x00\x11\x08", b"\xff\xc1\x00\x11\x0c"),
@@ -220,7 +212,9 @@ OTHERS = {
     "junk between segments": changed(PLAIN, b"\xff\xdb", b"junk\xff\xdb"),
     "a short JFIF segment": changed(PLAIN, PLAIN[2:20], b"\xff\xe0\x00\x07JFIF\0"),
     "a resolution that is no number": changed(
-        encoded(picture((40, 30)), exif=turned(tag011a=72.0, tag0128=2)), b"\x01\x1a\0\x05", b"\x01\x1a\0\x07"
+        image_file(picture((40, 30)), "JPEG", exif=turned(tag011a=72.0, tag0128=2)),
+        b"\x01\x1a\0\x05",
+        b"\x01\x1a\0\x07",
     ),
     "only a start": b"\xff\xd8\xff",
     "an empty segment at the end": b"\xff\xd8\xff\xe0",
@@ -249,7 +243,7 @@ def test_outcome_equals_pillows_when_adobe_says_the_colours() -> None:
 def test_outcome_equals_pillows_at_every_truncation_point() -> None:
     """A cut file is an error wherever it is cut, and the same one."""
     for options in [{}, {"progressive": True}, {"restart_marker_blocks": 3}]:
-        data = encoded(picture((24, 16)), **options)
+        data = image_file(picture((24, 16)), "JPEG", **options)
         for size in range(len(data)):
             fast, slow, decoded = both(data[:size])
             assert fast == slow, size
@@ -271,7 +265,7 @@ def test_outcome_equals_pillows_when_damaged() -> None:
     """Damage has the same outcome, be it an error, other pixels or none."""
     for options in [*WAYS, {"exif": turned()}]:
         chance = random.Random(1)
-        data = encoded(picture((24, 16)), **options)
+        data = image_file(picture((24, 16)), "JPEG", **options)
         with warnings.catch_warnings(action="ignore"):
             for _ in range(60):
                 broken = damaged(data, chance)

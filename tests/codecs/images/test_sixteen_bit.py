@@ -1,6 +1,5 @@
 """Images of more than 8 bits a channel, written by hand because Pillow cannot write them all."""
 
-import io
 import itertools
 import struct
 import zlib
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.kits.shards import image_file
 from torchdata_wds.codecs import Decoder, image_decoder
 from torchdata_wds.errors import DecodingError
 
@@ -167,26 +167,20 @@ def test_tiff_is_turned_round_when_0_is_white() -> None:
 def test_32_bit_integers_count_as_16_when_they_fit() -> None:
     """A 32-bit integer image within 0..65535 is a 16-bit one; beyond that nothing is guessed."""
     values = np.array([[0, 300, 65535]], np.int32)
-    out = io.BytesIO()
-    Image.fromarray(values).save(out, "TIFF")
-    assert np.array_equal(decode("l", out.getvalue()), values.astype(np.float32) / 65535)
+    data = image_file(Image.fromarray(values), "TIFF")
+    assert np.array_equal(decode("l", data), values.astype(np.float32) / 65535)
     for wrong in (65536, -1):
-        out = io.BytesIO()
-        Image.fromarray(np.array([[0, wrong]], np.int32)).save(out, "TIFF")
         with pytest.raises(DecodingError, match=f"{wrong}.*only 0..65535"):
-            decode("l8", out.getvalue())
+            decode("l8", image_file(Image.fromarray(np.array([[0, wrong]], np.int32)), "TIFF"))
 
 
 def test_float_image_is_read_when_within_0_and_1() -> None:
     """A float TIFF in 0..1 is brightness; anything else is an error instead of a clipped image."""
+    data = image_file(Image.fromarray(np.array([[0, 0.5, 1]], np.float32)), "TIFF")
+    assert decode("l8", data).tolist() == [[0, 128, 255]]
     for wrong in [1.5, -0.1, float("nan")]:
-        out = io.BytesIO()
-        Image.fromarray(np.array([[0, 0.5, 1]], np.float32)).save(out, "TIFF")
-        assert decode("l8", out.getvalue()).tolist() == [[0, 128, 255]]
-        out = io.BytesIO()
-        Image.fromarray(np.array([[0, wrong]], np.float32)).save(out, "TIFF")
         with pytest.raises(DecodingError, match=r"only 0\.\.1 "):
-            decode("l8", out.getvalue())
+            decode("l8", image_file(Image.fromarray(np.array([[0, wrong]], np.float32)), "TIFF"))
 
 
 def test_max_size_keeps_the_depth_when_image_has_16_bits() -> None:

@@ -22,7 +22,6 @@ from torchdata_wds.cli.outputs import (
     add_output_arguments,
     copy_samples,
     field_choices,
-    tell_choices,
 )
 
 SIZES = (3, 0, 4)
@@ -41,9 +40,9 @@ def copy(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
     reader = SampleReader(arguments, read_ahead=1, interleave=1)
     with SampleOutput(arguments) as output:
-        samples = (sample if choices is None else choices.choose(sample) for sample in reader)
+        samples = map(choices.choose, reader)
         copy_samples((sample for sample in samples if sample is not None), output, reader)
-    tell_choices(choices)
+    choices.tell()
     return reader.finish()
 
 

@@ -42,7 +42,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.shuffle is None:
         raise UsageError("--seed needs --shuffle, whose order it chooses")
-    outputs.check_one_output(arguments.output)
     choices = outputs.field_choices(arguments)
     urls = list_inputs(arguments)
     rng = None if arguments.shuffle is None else random.Random(outputs.chosen_seed(arguments.seed))
@@ -52,14 +51,14 @@ def _run(arguments: argparse.Namespace) -> int:
     reader = SampleReader(arguments, urls=urls, read_ahead=arguments.parallel - 1, interleave=arguments.mix)
     with (
         outputs.SampleOutput(arguments) as output,
-        closing(iter(reader) if choices is None else reader.taken(choices.choose)) as source,
+        closing(reader.taken(choices.choose) if choices.columns else iter(reader)) as source,
     ):
         samples: Iterator[Mapping[str, Any]] = source
         if rng is not None:
             samples = shuffled(samples, rng, arguments.shuffle, arguments.shuffle)
         # two slices, as the sum of --skip and --count may be more than islice takes
         outputs.copy_samples(islice(islice(samples, arguments.skip, None), arguments.count), output, reader)
-    outputs.tell_choices(choices)
+    choices.tell()
     return reader.finish()
 
 

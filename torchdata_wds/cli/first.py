@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from torchdata_wds.cli.command import Command, UsageError, add_force, option, usage_checked
+from torchdata_wds.cli.command import Command, UsageError, add_force, option
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.outputs import FieldChoices, check_one_output, write_whole
+from torchdata_wds.cli.outputs import field_choices, one_output, write_whole
 from torchdata_wds.cli.tables import unfold
 from torchdata_wds.cli.terminal import counted, guess_text, printable, say
 from torchdata_wds.codecs.decoder import Decoder
@@ -117,16 +117,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, parts=False)
     text = "the field, as 'jpg;png' (the first that is there) or '*.json' (default: an image)"
     option(parser, "-f --fields", "SPEC", text, default=";".join(IMAGE_FIELDS))
+    parser.set_defaults(missing="skip")
     text = "as cls=3, json.label>=2, 'txt~*cat*' (a glob), with = != < <= > >= or ~; of several all must hold"
     option(parser, "-w --where", "CONDITION", text, Condition, action="append", default=[])
-    option(parser, "-o --output", "FILE", "where to, by default standard output", default=STDIN)
+    option(parser, "-o --output", "FILE", "where to, by default standard output", one_output, default=STDIN)
     add_force(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    check_one_output(arguments.output)
-    with usage_checked():
-        choices = FieldChoices(arguments.fields, missing="skip")
+    choices = field_choices(arguments)
     if len(choices.columns) > 1 or is_metadata(choices.columns[0]):
         raise UsageError(
             f"--fields {arguments.fields!r} is not one field of a sample; of several the first that is there, as in "

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import secrets
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
@@ -31,17 +31,19 @@ class FieldChoices:
     ``new=old;older`` (or ``new:old,older``) the same under a new name, ``*.json`` all fields that match. ``__key__``
     and ``__url__`` can be columns of tables; everywhere, a new name makes them fields of text. `columns` has one name
     for each item. Where an item finds nothing, ``missing="skip"`` leaves the sample out, ``"empty"`` gives it an empty
-    field; both are counted.
+    field; both are counted. Without a spec all fields are chosen.
     """
 
-    def __init__(self, spec: str, *, missing: Missing = "error") -> None:
-        self._items = parse_field_items(spec)
+    def __init__(self, spec: str | None, *, missing: Missing = "error") -> None:
+        self._items = [] if spec is None else parse_field_items(spec)
         self.columns = [item.column for item in self._items]
         self.missing = missing
         self.left_out = self.left_empty = 0
 
     def choose(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns ``__key__``, ``__url__`` and the chosen fields, or None if the sample is left out."""
+        if not self._items:
+            return dict(sample)
         if (found := self._find(sample)) is None:
             return None
         chosen = {name: sample[name] for name in _ALWAYS if name in sample}
@@ -71,6 +73,13 @@ class FieldChoices:
                 )
         return [fields[0][1] if fields else b"" for fields in found]
 
+    def tell(self) -> None:
+        """Says how many samples were left out, and how many fields were left empty."""
+        if self.left_out:
+            say(f"left out {counted(self.left_out, 'sample')} without the fields (--missing skip)")
+        if self.left_empty:
+            say(f"left {counted(self.left_empty, 'missing field')} empty (--missing empty)")
+
     def _find(self, sample: Mapping[str, Any]) -> list[list[tuple[str, Any]]] | None:
         """Returns the fields of each item with their new names; None if the sample is left out."""
         found = []
@@ -99,45 +108,38 @@ def add_field_arguments(parser: argparse.ArgumentParser, *, required: bool = Fal
     choice(group, "--missing", get_args(Missing), text, "error")
 
 
-def field_choices(arguments: argparse.Namespace) -> FieldChoices | None:
-    """Returns the choice of ``--fields``; None takes all fields."""
-    if arguments.fields is None:
-        if arguments.missing != "error":
-            raise UsageError("--missing needs --fields, which says what may be missing")
-        return None
+def field_choices(arguments: argparse.Namespace) -> FieldChoices:
+    """Returns the choice of ``--fields``."""
+    if arguments.fields is None and arguments.missing != "error":
+        raise UsageError("--missing needs --fields, which says what may be missing")
     with usage_checked():
         return FieldChoices(arguments.fields, missing=arguments.missing)
 
 
-def tell_choices(choices: FieldChoices | None) -> None:
-    """Says how many samples were left out, and how many fields were left empty."""
-    if choices is not None and choices.left_out:
-        say(f"left out {counted(choices.left_out, 'sample')} without the fields (--missing skip)")
-    if choices is not None and choices.left_empty:
-        say(f"left {counted(choices.left_empty, 'missing field')} empty (--missing empty)")
+def one_output(text: str) -> str:
+    """Reads the name of a command's one output: nothing in it is in braces, as for one a shard."""
+    if scheme_of(text) != "pipe" and (found := BRACES.search(text)) is not None:
+        raise argparse.ArgumentTypeError(
+            f"{found[0]} in the output {mask_url(text)!r} is not filled in: this command writes one file. "
+            "'wds proc' and 'wds map' write one for each shard, 'wds split' numbered ones"
+        )
+    return text
 
 
 def add_output_arguments(
-    parser: argparse.ArgumentParser, what: str = "a path, a URL that can be written, or '-' (the default)"
+    parser: argparse.ArgumentParser,
+    what: str = "a path, a URL that can be written, or '-' (the default)",
+    kind: Callable[[str], str] = one_output,
 ) -> None:
-    """Adds the arguments of writing an archive; `what` is the help of ``--output``."""
+    """Adds the arguments of writing an archive; `what` is the help of ``--output``, which `kind` reads."""
     group = parser.add_argument_group("output")
-    option(group, "-o --output", "SHARD", what, default=STDIN)
+    option(group, "-o --output", "SHARD", what, kind, default=STDIN)
     add_writing(group)
 
 
 def compression(arguments: argparse.Namespace) -> Any:
     """Returns what ``--compress`` means to a writer: None follows the name's suffix, False does not compress."""
     return False if arguments.compress == "none" else arguments.compress
-
-
-def check_one_output(output: str) -> None:
-    """Raises UsageError if the name of a command's one output has something in braces, as for one a shard."""
-    if scheme_of(output) != "pipe" and (found := BRACES.search(output)) is not None:
-        raise UsageError(
-            f"{found[0]} in the output {mask_url(output)!r} is not filled in: this command writes one file. "
-            "'wds proc' and 'wds map' write one for each shard, 'wds split' numbered ones"
-        )
 
 
 class SampleOutput(TarWriter):

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torchdata_wds.cli.command import Command, add_count, choice, flag
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
-from torchdata_wds.cli.outputs import add_field_arguments, field_choices, tell_choices, write_line
+from torchdata_wds.cli.outputs import add_field_arguments, field_choices, write_line
 from torchdata_wds.cli.terminal import counted, guess_text, say
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
@@ -52,7 +52,6 @@ def _add_tsv_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_tsv(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
-    assert choices is not None
     columns = choices.columns
     key = [] if arguments.no_key or _KEY in columns else [_KEY]
     reader = SampleReader(arguments)
@@ -82,7 +81,7 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
         write_line("\t".join(map(escape_cell, key + columns)))
     for line in reader.taken(line_of, arguments.count):
         write_line(line)
-    tell_choices(choices)
+    choices.tell()
     return reader.finish()
 
 
@@ -158,14 +157,13 @@ def _add_json_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_json(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
-    has_url = choices is not None and _URL in choices.columns
+    has_url = _URL in choices.columns
     reader = SampleReader(arguments)
     lines = JsonLines(arguments.binary)
 
     def line_of(sample: dict[str, Any]) -> bytes | None:
         stored = {name: value if is_metadata(name) else StoredField(name, value) for name, value in sample.items()}
-        chosen = stored if choices is None else choices.choose(stored)
-        if chosen is None:
+        if (chosen := choices.choose(stored)) is None:
             return None
         metadata = {} if arguments.no_key else {_KEY: sample[_KEY]}
         if has_url:
@@ -174,7 +172,7 @@ def _run_json(arguments: argparse.Namespace) -> int:
 
     for line in reader.taken(line_of, arguments.count):
         write_line(line)
-    tell_choices(choices)
+    choices.tell()
     if lines.skipped:
         say(f"left out {counted(lines.skipped, 'field')} that JSON cannot hold (--binary skip)")
     return reader.finish()

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from torchdata_wds.cli.command import Command, UsageError, choice, flag, option
 from torchdata_wds.cli.create.assembling import Missing, PartList, SampleAssembler
 from torchdata_wds.cli.create.part_lists import KEY_FORMAT, Plan, Recipe, SampleFolder
-from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments, check_one_output
+from torchdata_wds.cli.outputs import SampleOutput, add_output_arguments
 from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.errors import SampleError, SpecError
 from torchdata_wds.format.dataset_files.reading import folder_of
@@ -74,7 +74,6 @@ def _delimiter(text: str) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Writes the archive."""
-    check_one_output(arguments.output)
     kind = arguments.kind or kind_of(arguments.source)
     _check_arguments(arguments, kind)
     options = {name: getattr(arguments, name) for name, (owner, _) in _ONLY.items() if owner == kind}

@@ -42,7 +42,7 @@ it ends.
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser, errors=False)
-    add_output_arguments(parser, _OUTPUTS)
+    add_output_arguments(parser, _OUTPUTS, str)
     group = parser.add_argument_group("command", textwrap.fill(_WHAT_HAPPENS.strip(), 78))
     which = group.add_mutually_exclusive_group(required=True)
     option(which, "-c --command", "COMMAND", "what is run", dest="shell_command", default="")

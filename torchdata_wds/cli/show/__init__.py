@@ -66,7 +66,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
     text = "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; "
-    option(group, "-o --out", "FILE", text + "x.html: a page of all", dest="output", default=STDIN)
+    text += "x.html: a page of all"
+    option(group, "-o --out", "FILE", text, outputs.one_output, dest="output", default=STDIN)
     option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
     text = f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes"
     option(group, "--size", "N", text, whole_number, default=_SIZE)
@@ -74,7 +75,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    outputs.check_one_output(arguments.output)
     kind = _kind(arguments)
     showing = Showing(arguments, kind)
     if kind == "":
@@ -129,8 +129,7 @@ class Showing:
         summarize = Summarizer(width=width, max_size=arguments.size if kind else None)
         threads = min(_MOST_THREADS, os.cpu_count() or 1) if kind else 0  # text is quick; thumbnails take time
         count: int | None = arguments.count
-        choose: Callable[[dict[str, Any]], dict[str, Any] | None] = self._choices.choose if self._choices else dict
-        is_over = False
+        choose, is_over = self._choices.choose, False
         with (
             closing(self._reader.taken(lambda sample: sample if is_over else choose(sample), count)) as samples,
             closing(summarize.each(islice(samples, self._default if count is None else count), threads)) as summarized,
@@ -148,7 +147,7 @@ class Showing:
         """Says what was left out and what does not decode, and returns the exit status."""
         if self._is_more:
             say(f"these are the first {counted(self._default, 'sample')}, and more follow: see --count")
-        outputs.tell_choices(self._choices)
+        self._choices.tell()
         if self._damaged:
             say(f"{counted(self._damaged, 'field does', 'fields do')} not decode (see there)")
         return max(self._reader.finish(), 1 if self._damaged else 0)

@@ -64,7 +64,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    outputs.check_one_output(arguments.output)
     is_shuffle = arguments.type == "shuffle"
     if arguments.seed is not None and not is_shuffle:
         raise UsageError("--seed needs --type shuffle, whose order it chooses")

@@ -9,11 +9,11 @@ import argparse
 import base64
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from html import escape
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL.Image import Image
 

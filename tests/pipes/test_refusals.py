@@ -3,7 +3,9 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from torchdata_wds import SampleError, ShardListError, ShardSlice
@@ -59,6 +61,21 @@ OPTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], Any, str]] = [
     ("cache_shards", ("c",), {"verbose": 1}, TypeError, "verbose must be"),
     ("cache_shards", ("c",), {"storage_options": {"s3": 3}}, TypeError, "storage_options"),
     ("cache_shards", ("c",), {"handler": "warn"}, TypeError, "handler must be a function"),
+    *(
+        ("wds_shuffle", (), {name: value}, ValueError, f"{name} must be a whole number")
+        for name in ("buffer_size", "initial", "max_bytes")
+        for value in (-1, 1.5, "10", True, *([] if name == "max_bytes" else [None]))
+    ),
+    ("load_wds_shards", (), {"keys": "middle"}, ValueError, "keys must be"),
+    ("load_wds_shards", (), {"select": 3}, TypeError, "select must be"),
+    ("load_wds_shards", (), {"storage_options": {"s3": "secret"}}, TypeError, "s3"),
+    ("load_wds_shards", (), {"rename": "x"}, TypeError, "rename must be"),
+    ("load_wds_shards", (), {"max_member_bytes": 0}, ValueError, "max_member_bytes"),
+    ("load_wds_shards", (), {"require_end_marker": "no"}, TypeError, "require_end_marker must be True or False"),
+    ("load_wds_shards", (), {"handler": "warn"}, TypeError, "handler must be"),
+    ("load_wds_shards", ("*.jpg",), {}, TypeError, "positional"),
+    ("group_by_key", (), {"lowercase": "yes"}, TypeError, "lowercase must be True or False"),
+    ("group_by_key", (), {"handler": "yes"}, TypeError, "handler must be"),
     *(
         ("list_shards", (), {"storage_options": value}, TypeError, "storage_options|options")
         for value in ("s3", {"s3": "key"}, [("s3", {})])
@@ -128,6 +145,16 @@ ITEMS: list[tuple[Any, tuple[Any, ...], Any, str]] = [
         (3, ("a.txt",), ("a.txt", 3, 4), {"a": 1}, ("a.txt", 5), ("a.txt", "text")),
         SampleError,
         "group_by_key",
+    ),
+    (
+        lambda pipe: pipe.wds_unbatch(),
+        (
+            *(3, "ab", None, torch.zeros(2), torch.tensor(1), np.zeros(2), {"a": 1}, {"__key__": "abc", "txt": "abc"}),
+            *((torch.zeros(2), 3), (torch.tensor(1), torch.tensor(2)), (np.array(1),), (b"ab", [1, 2]), ("ab", "cd")),
+            *(["ab", "cd"], ({"a": 1}, [1]), ([1, 2], {1, 2})),
+        ),
+        ValueError,
+        "wds_unbatch got {kind} .*a tuple or dict of columns",
     ),
     (lambda pipe: pipe.wds_decode(), NO_SAMPLES, TypeError, "wds_decode got {kind} .*before .wds_to_tuple"),
     (lambda pipe: pipe.wds_rename(a="b"), NO_SAMPLES, TypeError, "wds_rename got {kind} .*before .wds_to_tuple"),

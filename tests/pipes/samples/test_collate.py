@@ -208,33 +208,6 @@ def test_wds_unbatch_takes_lists_of_columns_when_a_loader_has_made_them() -> Non
     assert list(IterableWrapper([[[1, 2], ["a", "b"]]]).wds_unbatch()) == [(1, "a"), (2, "b")]
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        3,
-        "ab",
-        None,
-        torch.zeros(2),
-        torch.tensor(1),
-        np.zeros(2),
-        (torch.zeros(2), 3),
-        (torch.tensor(1), torch.tensor(2)),
-        (np.array(1),),
-        ("ab", "cd"),
-        ["ab", "cd"],
-        (b"ab", [1, 2]),
-        ({"a": 1}, [1]),
-        ([1, 2], {1, 2}),
-        {"a": 1},
-        {"__key__": "abc", "txt": "abc"},
-    ],
-)
-def test_wds_unbatch_raises_when_an_item_is_no_batch(batch: Any) -> None:
-    """Single samples, strings and single columns are refused, never taken apart into letters and keys."""
-    with pytest.raises(ValueError, match=r"wds_unbatch got .*a tuple or dict of columns"):
-        list(IterableWrapper([batch]).wds_unbatch())
-
-
 def test_wds_unbatch_raises_when_columns_differ_in_length_or_were_not_collated() -> None:
     """No row may be cut off, and a list of samples would be mixed up."""
     with pytest.raises(ValueError, match=r"different lengths: \[1, 2\]"):

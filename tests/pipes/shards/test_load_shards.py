@@ -232,28 +232,6 @@ def test_load_wds_shards_keeps_secrets_out_of_text() -> None:
     assert "127.0.0.1" in str(caught.value)
 
 
-def test_load_wds_shards_checks_options_when_constructed() -> None:
-    """Wrong options raise in the constructor."""
-    source = IterableWrapper([])
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"keys": "middle"}, ValueError, "keys must be"),
-        ({"select": 3}, TypeError, "select must be"),
-        ({"storage_options": {"s3": "secret"}}, TypeError, "s3"),
-        ({"rename": "x"}, TypeError, "rename must be"),
-        ({"max_member_bytes": 0}, ValueError, "max_member_bytes"),
-        ({"require_end_marker": "no"}, TypeError, "require_end_marker must be True or False"),
-        ({"handler": "warn"}, TypeError, "handler must be"),
-    ]
-    for options, error, message in wrong:
-        with pytest.raises(error, match=message):
-            source.load_wds_shards(**options)
-    with pytest.raises(TypeError):
-        source.load_wds_shards("*.jpg")
-    for option, message in (("lowercase", "lowercase must be True or False"), ("handler", "handler must be")):
-        with pytest.raises(TypeError, match=message):
-            source.group_by_key(**{option: "yes"})
-
-
 def test_load_wds_shards_passes_options_on_to_the_reader(tmp_path: Path) -> None:
     """select, rename, require_end_marker and concatenated reach the tar reader, keys the release of samples."""
     url = write_tar(tmp_path / "1.tar", MEMBERS, end=b"")

@@ -14,14 +14,12 @@ import pytest
 from tests.kits.damage import GOOD, KEYS, SAMPLE
 from tests.kits.shards import sample_members, tar_bytes, text_samples, write_tar
 from torchdata_wds import ShardFormatError, handlers, index_shard
-from torchdata_wds.format.index import IndexHeader, ShardIndex
 from torchdata_wds.format.index.slices import (
     OpenSlice,
     PaddingSlice,
     ShardSlice,
     TailSlice,
-    find_index,
-    place_of_sample,
+    find_sample,
     slice_members,
 )
 from torchdata_wds.format.samples.grouping import group_members, release_whole_samples
@@ -225,40 +223,36 @@ def test_slices_stay_what_they_are_when_copied(kind: type[ShardSlice]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ where samples begin
-def test_find_index_finds_only_what_fits(
+def test_find_sample_finds_only_what_fits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An index of another rule, a damaged one and none are no index; only damage is worth a warning."""
     monkeypatch.setattr(handlers, "_warned", Counter())
     url = write_tar(tmp_path / "x.tar", sample_members("a", txt=b"1"))
-    assert find_index(url, "first_dot", NONE) is None
-    assert find_index("pipe:cat x.tar", "first_dot", NONE) is None
+    assert find_sample(url, 0, "first_dot", NONE) is None
+    assert find_sample("pipe:cat x.tar", 0, "first_dot", NONE) is None
     index_shard(url)
-    found = find_index(url, "first_dot", NONE)
+    found = find_sample(url, 0, "first_dot", NONE)
     assert found is not None
-    assert len(found) == 1
-    assert find_index(url, "last_dot", NONE) is None
-    assert find_index(url, by_first_letter, NONE) is None
+    assert (found[0].samples, found[1].key) == (1, "a")
+    assert find_sample(url, 0, "last_dot", NONE) is None
+    assert find_sample(url, 0, by_first_letter, NONE) is None
     assert not caplog.records
     path = tmp_path / "x.tar.index"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert find_index(url, "first_dot", NONE) is None
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert find_sample(url, 0, "first_dot", NONE) is None
     assert "is cut off" in caplog.text
+    for row in (b"[", b"5", b"[1, 2]"):
+        path.write_bytes(whole.partition(b"\n")[0] + b"\n" + row + b"\n")
+        assert find_sample(url, 0, "first_dot", NONE) is None
+    assert caplog.text.count("has a damaged line") == 3
 
 
-def test_place_of_sample_is_that_of_the_index(tmp_path: Path) -> None:
+def test_find_sample_gives_its_place_in_the_shard(tmp_path: Path) -> None:
     """It is where the sample's first header begins; there is none behind the last sample."""
-    index = index_shard(write_tar(tmp_path / "x.tar", text_samples("s", 4)))
-    places = [place_of_sample(index, start) for start in range(5)]
+    url = write_tar(tmp_path / "x.tar", text_samples("s", 4))
+    index_shard(url)
+    places = [found and found[1] for found in (find_sample(url, number, "first_dot", NONE) for number in range(5))]
     assert [place.key if place else None for place in places] == [f"s0000{number}" for number in range(4)] + [None]
     assert all(one.stop == two.start for one, two in pairwise(places[:-1]) if one and two)
-
-
-def test_place_of_sample_is_not_given_when_a_line_is_damaged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shard is read past, and a warning says why."""
-    monkeypatch.setattr(handlers, "_warned", Counter())
-    for row in ("[", "5", "[1, 2]"):
-        assert place_of_sample(ShardIndex(IndexHeader("x.tar", "first_dot", 1, 10240), [row]), 0) is None
-    assert caplog.text.count("has a damaged line") == 3

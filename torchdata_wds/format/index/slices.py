@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
-from torchdata_wds.format.index import IndexedSample, ShardIndex, index_url
+from torchdata_wds.format.index import IndexedSample, IndexHeader, ShardIndex, index_url
 from torchdata_wds.format.samples.names import split_names
 from torchdata_wds.format.tar.members import Mark, MemberRun, Single, Unit
 from torchdata_wds.handlers import warn_rarely
@@ -184,37 +184,29 @@ def _pick(run: MemberRun, keys: Sequence[str], numbers: list[int], rows: list[in
             )
 
 
-def find_index(url: str, keys: KeyRule, storage_options: StorageOptions) -> ShardIndex | None:
-    """Reads the index beside a shard, if there is one whose samples are those that `keys` make."""
+def find_sample(
+    url: str, number: int, keys: KeyRule, storage_options: StorageOptions
+) -> tuple[IndexHeader, IndexedSample] | None:
+    """Finds where a sample lies by the index beside its shard, if there is one whose samples are those of `keys`."""
     if not isinstance(keys, str):
         return None
     try:
         index = ShardIndex.load(index_url(url), storage_options=storage_options)
+        if index.header.keys == keys and number < len(index):
+            return index.header, index[number]
     except ShardFormatError as error:
         warn_rarely("not used", error)
-        return None
     except (ShardOpenError, ValueError):  # a ValueError where nothing can lie beside
-        return None
-    return index if index.header.keys == keys else None
+        pass
+    return None
 
 
-def check_size(index: ShardIndex, url: str) -> None:
+def check_size(header: IndexHeader, url: str) -> None:
     """Compares the size that an index says with that of a local shard."""
-    expected = index.header.bytes
+    expected = header.bytes
     if expected is None or not is_local(url):
         return
     path = Path(local_path(url))
     found = path.stat().st_size if path.exists() else expected  # opening it says better that it is missing
     if found != expected:
         raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {expected:,}", kind="index")
-
-
-def place_of_sample(index: ShardIndex, number: int) -> IndexedSample | None:
-    """Finds where in its shard a sample lies; None where the index has no such one, or a damaged line."""
-    if number >= len(index):
-        return None
-    try:
-        return index[number]
-    except ShardFormatError as error:
-        warn_rarely("not used", error)
-        return None

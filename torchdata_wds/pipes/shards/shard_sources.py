@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from torchdata_wds import storage
 from torchdata_wds.errors import ShardFormatError, ShardListError
 from torchdata_wds.format.index import IndexedSample
-from torchdata_wds.format.index.slices import ShardSlice, check_size, find_index, place_of_sample
+from torchdata_wds.format.index.slices import ShardSlice, check_size, find_sample
 from torchdata_wds.format.tar.members import LocatedUrl
 from torchdata_wds.handlers import warn_rarely
 from torchdata_wds.option_types import KeyRule
@@ -54,17 +54,17 @@ class ShardSource(NamedTuple):
     def open(self, keys: KeyRule, seeks: bool) -> OpenedShard:
         """Opens the shard at the part's first sample if an index can tell (`seeks`: it counts alike), or its start."""
         part = self.part
-        index = None
+        found = None
         if seeks and self.given is None and part.start >= part.step:  # else there is nothing to gain
-            index = find_index(part.url, keys, self.options)
-        begin = None if index is None else place_of_sample(index, part.start)
-        if index is not None and begin is not None:
+            found = find_sample(part.url, part.start, keys, self.options)
+        if found is not None:
+            header, begin = found
             source = self
             try:
                 if self.cached is None:
-                    check_size(index, part.url)
+                    check_size(header, part.url)
                 else:  # the copy must be as the index says
-                    facts = header_facts(index.header) or self.cached.facts
+                    facts = header_facts(header) or self.cached.facts
                     source = self._replace(cached=self.cached._replace(facts=facts))
                 return source.open_at(begin.start), begin
             except ShardFormatError as error:

@@ -172,7 +172,11 @@ class ShardFile(Unique):
         self._is_whole = True
 
     def close(self) -> ShardInfo:
-        """Finishes the shard and lets it appear under its name."""
+        """Finishes the shard and lets it appear under its name, then its index.
+
+        An index that is there belongs to another shard. It goes first where that shard is replaced; otherwise only when
+        this shard has the name, for it may be that of a writer that was faster.
+        """
         try:
             self._check_whole()
             self._is_whole = False
@@ -183,7 +187,16 @@ class ShardFile(Unique):
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             info = ShardInfo(self.url, self.count, self._stored, self._digest.hexdigest() if self._digest else "")
-            self._commit(info)
+            if self._overwrite:
+                self._remove_old_index()
+            self._target.commit()
+            if self._index is not None and self._rows is not None:
+                name, compressed = shard_name(self.url), self._compressor is not None
+                header = IndexHeader(name, "first_dot", len(self._rows), end, compressed, info.bytes, info.sha256)
+                self._index.write(ShardIndex(header, self._rows).dump())
+                self._index.commit()
+            elif not self._overwrite:
+                self._remove_old_index()
         except BaseException:
             self.abort()
             raise
@@ -225,23 +238,6 @@ class ShardFile(Unique):
             if self._digest is not None:
                 self._digest.update(data)
             self._stored += len(data)
-
-    def _commit(self, info: ShardInfo) -> None:
-        """Lets the shard appear, then its index.
-
-        An index that is there belongs to another shard. It goes first where that shard is replaced; otherwise only when
-        this shard has the name, for it may be that of a writer that was faster.
-        """
-        if self._overwrite:
-            self._remove_old_index()
-        self._target.commit()
-        if self._index is not None and self._rows is not None:
-            name, compressed = shard_name(self.url), self._compressor is not None
-            header = IndexHeader(name, "first_dot", len(self._rows), self.size, compressed, info.bytes, info.sha256)
-            self._index.write(ShardIndex(header, self._rows).dump())
-            self._index.commit()
-        elif not self._overwrite:
-            self._remove_old_index()
 
     def _remove_old_index(self) -> None:
         if self._old_index is not None:

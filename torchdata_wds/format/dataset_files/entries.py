@@ -136,17 +136,13 @@ def _entry(item: Any, place: SpecPlace, number: int) -> Part:
         raise place.at("missing").error(f"must be one of {', '.join(get_args(Missing))}, found {short(missing)}")
     if "missing" in item and "extensions" not in item:
         raise place.at("missing").error("is about the fields of extensions, and this entry names none")
-    entry = SpecEntry(place, name, patterns, fields=fields, missing=missing, keys=free)
-    return place, _entry_weight(item, place), [entry]
-
-
-def _entry_weight(item: Mapping[str, Any], place: SpecPlace) -> float | None:
-    found = [_checked_weight(item, key, place) for key in ("weight", "probability") if key in item]
-    if len(found) > 1:
+    weights = [_checked_weight(item, key, place) for key in ("weight", "probability") if key in item]
+    if len(weights) > 1:
         raise place.error("has a weight and a probability; both mean the same: write one of them")
-    if "probability" in item and found[0] is not None and found[0] > 1:
-        raise place.at("probability").error(f"must be at most 1, found {found[0]}; larger numbers are a weight")
-    return found[0] if found else None
+    weight = weights[0] if weights else None
+    if weight is not None and weight > 1 and "probability" in item:
+        raise place.at("probability").error(f"must be at most 1, found {weight}; larger numbers are a weight")
+    return place, weight, [SpecEntry(place, name, patterns, fields=fields, missing=missing, keys=free)]
 
 
 def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] | None:

@@ -80,14 +80,13 @@ class SpecPlace:
         """The error that something here is wrong."""
         return SpecError(f"{self}: {problem}")
 
-    def check_keys(self, mapping: object, known: tuple[str, ...]) -> Mapping[str, Any]:
-        """Returns a mapping if it has known keys only."""
+    def check_keys(self, mapping: object, known: tuple[str, ...]) -> None:
+        """Refuses what is not a mapping with known keys only."""
         if not isinstance(mapping, Mapping):
             raise self.error(f"expected a mapping with keys {', '.join(known)}, found {short(mapping)}")
         unknown = [key for key in mapping if key not in known]
         if unknown:
             raise self.error(f"unknown key {', '.join(map(short, unknown[:5]))}; known are {', '.join(known)}")
-        return mapping
 
     def check_url(self, url: str) -> str:
         """Returns the URL of a shard or file if this specification may open it.
@@ -95,16 +94,14 @@ class SpecPlace:
         Trust is needed for what runs something or reads what belongs to the program; ``WDS_SECURE=1`` forbids commands.
         """
         danger = _danger(url)
-        if danger is None:
-            return url
-        if scheme_of(url) == "pipe" and is_secure():
-            raise UnsafeDataError(f"{self}: {mask_url(url)} {danger}, which WDS_SECURE forbids", shard=mask_url(url))
-        if not self.origin.trusted:
-            raise UnsafeDataError(
-                f"{self}: {mask_url(url)} {danger}, which no dataset file may do unasked.",
-                shard=mask_url(url),
-                advice=_allow_pipe(", or list these shards in your program"),
-            )
+        if danger is not None:
+            shown = mask_url(url)
+            what = f"{self}: {shown} {danger}"
+            if scheme_of(url) == "pipe" and is_secure():
+                raise UnsafeDataError(f"{what}, which WDS_SECURE forbids", shard=shown)
+            if not self.origin.trusted:
+                advice = _allow_pipe(", or list these shards in your program")
+                raise UnsafeDataError(f"{what}, which no dataset file may do unasked.", shard=shown, advice=advice)
         return url
 
     def check_pattern(self, pattern: str) -> str:
@@ -221,16 +218,13 @@ def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | No
 def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> Any:
     """Parses a dataset file's text, JSON or (unless `json_only`) YAML; `shown` is its name in messages."""
     try:
-        if json_only:
-            return _parse_json(text, shown)
-        if text.lstrip().startswith("{"):  # JSON needs no further package; what it does not take may be YAML yet
+        if json_only or text.lstrip().startswith("{"):  # JSON needs no further package
             try:
                 return _parse_json(text, shown)
-            except json.JSONDecodeError:
-                pass
-        return _parse_yaml(text, shown)
-    except json.JSONDecodeError as error:
-        raise SpecError(f"dataset file {shown} is not JSON: {error}") from error
+            except json.JSONDecodeError as error:
+                if json_only:
+                    raise SpecError(f"dataset file {shown} is not JSON: {error}") from error
+        return _parse_yaml(text, shown)  # what JSON does not take may be YAML yet
     except RecursionError:
         raise SpecError(f"dataset file {shown} is nested too deeply to be one") from None
 

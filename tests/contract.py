@@ -11,7 +11,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_samples, write_tar
 from torchdata_wds import wds_collate
-from torchdata_wds.format import ShardMember
+from torchdata_wds.format.tar.members import ShardMember
 
 SAMPLES = [
     {"__key__": f"k{number}", "__url__": "x.tar", "txt": b"text", "cls": str(number).encode(), "jpg": b"\xff\xd8"}

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
+from torchdata_wds.format.tar import read_members
 
 pytestmark = pytest.mark.usefixtures("each_reader")
 

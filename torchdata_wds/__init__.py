@@ -34,9 +34,12 @@ from torchdata_wds.errors import (
     UnsafeDataError,
     WdsError,
 )
-from torchdata_wds.format import ShardIndex, ShardInfo, ShardMember, dali_index, index_shard, wids_index
 from torchdata_wds.format.documents.layouts import ImageSegment, TextSegment, interleaved_sample
+from torchdata_wds.format.index import ShardIndex, dali_index, wids_index
+from torchdata_wds.format.index.scan import index_shard
 from torchdata_wds.format.index.slices import ShardSlice
+from torchdata_wds.format.shards import ShardInfo
+from torchdata_wds.format.tar.members import ShardMember
 from torchdata_wds.handlers import (
     ignore_and_continue,
     ignore_and_stop,

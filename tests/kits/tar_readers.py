@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
+from torchdata_wds.format.tar import read_members
 
 _LISTED = re.compile(rb"(.)\S* +\S*/\S* +(\d+)(?:,\d+)? -?\d+-\d\d-\d\d \d\d:\d\d (.*)", re.DOTALL)
 _ESCAPES = {

@@ -18,7 +18,8 @@ from tests.test_interop import needs_gnu_tar
 from tests.test_interop import theirs as webdataset_samples
 from torchdata_wds import EncodingError, ShardIndex, TarWriter, WebDataset, dali_index, index_shard
 from torchdata_wds.codecs import Decoder
-from torchdata_wds.format import group_members, read_members
+from torchdata_wds.format.samples.grouping import group_members
+from torchdata_wds.format.tar import read_members
 from torchdata_wds.storage import open_shard
 
 # no line ends: webdataset's own rule for names, and the list that tar prints, take them for the end of a name

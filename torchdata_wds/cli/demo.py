@@ -32,7 +32,8 @@ from torchdata_wds.cli.terminal import Progress, counted, printable, say
 from torchdata_wds.codecs import IMAGE_FIELDS
 from torchdata_wds.datasets.webdataset import WebDataset
 from torchdata_wds.errors import ShardFormatError, ShardListError
-from torchdata_wds.format import read_members, split_name
+from torchdata_wds.format.samples.names import split_name
+from torchdata_wds.format.tar import read_members
 from torchdata_wds.handlers import warn_and_continue
 from torchdata_wds.pipes.base import WdsPipe
 from torchdata_wds.pipes.samples.collate import wds_collate

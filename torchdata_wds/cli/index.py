@@ -16,13 +16,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from torchdata_wds import dali_index
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option, usage_checked
 from torchdata_wds.cli.inputs import add_shards_argument, list_inputs
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.outputs import write_whole
 from torchdata_wds.cli.terminal import Progress, counted, message_of, printable, say
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
-from torchdata_wds.format import dali_index
 from torchdata_wds.format.index import INDEX_SUFFIX, IndexHeader, ShardIndex, index_url, shard_name, wids_list
 from torchdata_wds.format.index.scan import index_shard
 from torchdata_wds.storage import mask_url, open_shard

@@ -19,8 +19,8 @@ from torch.utils.data import DataChunk
 
 from torchdata_wds.codecs.stored import decode_value, encode_value
 from torchdata_wds.errors import UnsafeDataError
-from torchdata_wds.format import ShardMember
 from torchdata_wds.format.index.slices import ShardSlice
+from torchdata_wds.format.tar.members import ShardMember
 
 
 def again(value: Any, **options: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from torchdata_wds.errors import DuplicateFieldError, ReappearingKeyError, SampleError
-from torchdata_wds.format import Mark, ShardMember, group_members, split_name
-from torchdata_wds.format.samples.grouping import release_whole_samples
-from torchdata_wds.format.tar.members import FailedMember, PassedMember
+from torchdata_wds.format.samples.grouping import group_members, release_whole_samples
+from torchdata_wds.format.samples.names import split_name
+from torchdata_wds.format.tar.members import FailedMember, Mark, PassedMember, ShardMember
 
 
 def member(name: str, url: str = "x.tar", visit: int = 0) -> ShardMember:

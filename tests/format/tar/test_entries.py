@@ -10,7 +10,7 @@ import pytest
 from tests.kits.shards import END, tar_bytes
 from tests.kits.tar_blocks import block, filled, record
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
+from torchdata_wds.format.tar import read_members
 from torchdata_wds.format.tar.entries import TarEntries
 
 pytestmark = pytest.mark.usefixtures("each_reader")

@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.shards import tar_bytes, write_tar
 from torchdata_wds import index_shard
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
+from torchdata_wds.format.tar import read_members
 from torchdata_wds.format.tar.members import gap_seeker
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.sources.local import LocalFile

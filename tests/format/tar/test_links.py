@@ -16,8 +16,7 @@ from tests.kits.processes import open_files
 from torchdata_wds.cli.validate.findings import Finding
 from torchdata_wds.cli.validate.shard_validation import ShardValidation
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
-from torchdata_wds.format.tar import links
+from torchdata_wds.format.tar import links, read_members
 from torchdata_wds.format.tar.members import MemberRun, ShardMember
 from torchdata_wds.storage import open_shard
 

@@ -12,9 +12,8 @@ import pytest
 from tests.kits.shards import END, text_samples
 from tests.test_interop import needs_gnu_tar
 from torchdata_wds import EncodingError, MissingFieldError, SampleError
-from torchdata_wds.format import read_members
 from torchdata_wds.format.shards import ShardFile
-from torchdata_wds.format.tar import packing
+from torchdata_wds.format.tar import packing, read_members
 from torchdata_wds.format.tar.packing import SamplePacker
 
 

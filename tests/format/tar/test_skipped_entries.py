@@ -11,9 +11,9 @@ import pytest
 from tests.kits.tar_blocks import END, block, member
 from tests.kits.tool_kit import run_wds
 from torchdata_wds import handlers
-from torchdata_wds.format import group_members, read_members
 from torchdata_wds.format.index.scan import index_shard, read_sizes
-from torchdata_wds.format.tar import ReadOptions, read_marked_members
+from torchdata_wds.format.samples.grouping import group_members
+from torchdata_wds.format.tar import ReadOptions, read_marked_members, read_members
 
 FOLDER = block(b"d/", kind=b"5")
 LINKS = b"".join(block(b"d/%d.jpg" % number, kind=b"2", link=b"../blobs/%d" % number) for number in range(3))

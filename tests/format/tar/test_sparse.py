@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kits.tar_blocks import END, GNU, block, filled, member, old_sparse, pax, pax_sparse
 from torchdata_wds.errors import ShardFormatError
-from torchdata_wds.format import read_members
+from torchdata_wds.format.tar import read_members
 
 Write = Callable[[list[tuple[int, int]], int, bytes], bytes]
 

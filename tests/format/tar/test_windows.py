@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.kits.readers import READERS, reading_with
 from tests.kits.shards import tar_bytes
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.format import Mark, group_members, read_members
-from torchdata_wds.format.tar import ReadOptions, read_marked_members
+from torchdata_wds.format.samples.grouping import group_members
+from torchdata_wds.format.tar import ReadOptions, read_marked_members, read_members
 from torchdata_wds.format.tar.fast import LookAhead, find_members
-from torchdata_wds.format.tar.members import MemberRun, singles
+from torchdata_wds.format.tar.members import Mark, MemberRun, singles
 
 KEYS = st.sampled_from(
     ["a", "b", "c", "A", "d/a", "d.v1/a", "./a", "././a", "é", "\n", "x" * 97, "y" * 120, "d/" * 60 + "k"]

@@ -587,7 +587,7 @@ def test_loader_raises_when_counts_are_stale(tmp_path: Path) -> None:
 
 def read_from(item: Any, skip: int) -> list[str]:
     """The keys that are left of an item."""
-    from torchdata_wds.format import group_members
+    from torchdata_wds.format.samples.grouping import group_members
 
     loader = IterableWrapper([item]).load_wds_shards()
     shards = loader.shards(Asked(reraise_exception, Counter()), Watch(), None, {0: skip})

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
+
+from tests.kits.servers import QuietServer, serving
 
 OLD = "Sat, 01 Jan 2022 10:00:00 GMT"
 NEW = "Sun, 02 Jan 2022 10:00:00 GMT"
@@ -214,25 +216,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients go away, and so does this server."""
-
-
 @contextmanager
 def serve_site(site: Site, host: str = "127.0.0.1") -> Iterator[str]:
     """Serves a site; gives its address, such as http://127.0.0.1:1234."""
     handler = type("Handler", (_Handler,), {"site": site})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://{host}:{server.server_port}"
-    finally:
-        site.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(QuietServer(("127.0.0.1", 0), handler)) as address:
+        try:
+            yield address.replace("127.0.0.1", host)
+        finally:
+            site.closing.set()

@@ -1,10 +1,11 @@
 """An S3 server for tests: moto on the loopback address, with a record of what was asked, and faults on request."""
 
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from tests.kits.servers import serving
 
 KEY, SECRET = "AKIDTEST", "very-secret"
 
@@ -79,14 +80,8 @@ def s3_server() -> Iterator[S3Server]:
 
     app = S3Server(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
-    server.daemon_threads = True  # type: ignore[attr-defined]
-    app.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     try:
-        yield app
+        with serving(server) as app.url:
+            yield app
     finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
         moto_api_backend.reset()

@@ -6,7 +6,31 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any
+
+
+@contextmanager
+def serving(server: BaseServer) -> Iterator[str]:
+    """Runs a server in a thread of this process; gives its address."""
+    server.daemon_threads = True  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of clients that go away early, which is what is tested."""
+
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -25,13 +49,5 @@ class QuietHandler(SimpleHTTPRequestHandler):
 @contextmanager
 def serve_folder(folder: Path, handler: type[QuietHandler] = QuietHandler) -> Iterator[str]:
     """Serves the files of a folder; gives the server's URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))) as address:
+        yield address

@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,10 +16,10 @@ from fsspec.registry import _registry
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import torchdata_wds
+from tests.kits.servers import serving
 from tests.kits.shards import tar_bytes, text_keys, text_samples
 from torchdata_wds.errors import ShardFormatError, ShardListError, ShardOpenError
 from torchdata_wds.storage import list_targets, list_urls, open_shard, open_target, remove_target
-from torchdata_wds.storage import retrying as patience
 from torchdata_wds.storage.sources.aistore import object_address
 
 DATA = os.urandom(100_000)
@@ -99,18 +98,9 @@ class Target(Node):
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
     """A gateway and a target."""
-    running = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Gateway, Target)]
-    threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}) for server in running]
-    for server, thread in zip(running, threads, strict=True):
-        server.daemon_threads = True
-        thread.start()
-    gateway, target = (f"http://127.0.0.1:{server.server_port}" for server in running)
-    Gateway.target = target
-    yield gateway
-    for server, thread in zip(running, threads, strict=True):
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    gateway, target = (ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Gateway, Target))
+    with serving(gateway) as address, serving(target) as Gateway.target:
+        yield address
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +115,6 @@ def ais(servers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AIS_ENDPOINT", servers + "/")
     monkeypatch.setenv("AIS_AUTHN_TOKEN", TOKEN)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
 
 
 def read(url: str, offset: int = 0, **options: Any) -> bytes:

@@ -35,12 +35,6 @@ DATA = os.urandom(100_000)
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits between attempts."""
-    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
-
-
-@pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
     """Shards in fsspec's memory filesystem."""
     filesystem = fsspec.filesystem("memory")

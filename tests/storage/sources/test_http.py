@@ -9,13 +9,14 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.kits.processes import in_child
+from tests.kits.servers import QuietServer, serving
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage import retrying as patience
@@ -25,12 +26,40 @@ DATA = os.urandom(100_000)
 ZIPPED = gzip.compress(DATA)
 
 
+HALF = DATA[:50_000]
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+#: Path -> status, body, headers. Bodies of another length than is told end with their connection.
+REPLIES: dict[str, tuple[int, bytes, dict[str, str]]] = {
+    "whole": (200, DATA, {}),
+    "missing": (404, b"<html>no</html>", {}),
+    "wrongrange": (206, DATA[:100], {"Content-Range": f"bytes 0-99/{len(DATA)}"}),
+    "short": (200, HALF, {"Content-Length": str(len(DATA))}),
+    "chunked": (200, b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA), CHUNKED),
+    "chunkcut": (200, b"%x\r\n%b" % (len(DATA), HALF), {**CHUNKED, "Connection": "close"}),
+    "chunkend": (200, b"%x\r\n%b\r\n" % (50_000, HALF), {**CHUNKED, "Connection": "close"}),
+    "untold": (200, DATA, {"Connection": "close"}),
+    "encoded": (200, ZIPPED, {"Content-Encoding": "gzip"}),
+    "twice": (200, gzip.compress(ZIPPED), {"Content-Encoding": "gzip"}),
+    "brotli": (200, DATA, {"Content-Encoding": "br"}),
+    "broken": (500, b"", {}),
+    "moved": (302, b"", {"Location": "/whole?Signature=abc"}),
+    "gone": (302, b"", {"Location": "/missing?Signature=abc"}),
+    "loop": (302, b"", {"Location": "/loop"}),
+    "tofile": (302, b"", {"Location": "file:///etc/passwd"}),
+    "manydigits": (416, b"", {"Content-Range": f"bytes */{'9' * 5000}"}),
+    "longlength": (404, b"", {"Content-Length": "9" * 5000}),
+}
+RANGED = {"ranged": DATA, "zipped": ZIPPED, "tiny": b"abc"}
+NO_HTTP = {"junk": b"HTTP/1.1 418 \x1b[31m token=abc\r\nContent-Length: 0\r\n\r\n", "nothing": b""}
+
+
 class Handler(BaseHTTPRequestHandler):
-    """Serves `DATA` with the fault that the path names."""
+    """Serves what the path names; "onward" redirects to `target`."""
 
     protocol_version = "HTTP/1.1"
     timeout = 5
-    requests: list[tuple[str, dict[str, str]]]
+    requests: ClassVar[list[tuple[str, dict[str, str]]]] = []
     target = ""
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -38,147 +67,48 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.requests.append((self.path, {name.title(): value for name, value in self.headers.items()}))
-        getattr(self, "serve_" + self.path.partition("?")[0].strip("/").partition("/")[0], self.serve_missing)()
+        name = self.path.partition("?")[0].strip("/").partition("/")[0]
+        if name in NO_HTTP:
+            self.wfile.write(NO_HTTP[name])
+            self.close_connection = not NO_HTTP[name]
+        elif name in RANGED:
+            self.reply(*self.part(RANGED[name]))
+        elif name == "onward":
+            self.reply(302, b"", {"Location": self.target})
+        else:
+            self.reply(*REPLIES.get(name, REPLIES["missing"]))
 
-    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        if "Content_Length" not in headers and "Transfer_Encoding" not in headers:
-            self.send_header("Content-Length", str(len(body)))
+        told = {} if {"Connection", "Transfer-Encoding"} & headers.keys() else {"Content-Length": str(len(body))}
+        for name, value in {**told, **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+        self.close_connection |= headers.get("Content-Length", str(len(body))) != str(len(body))
 
-    def serve_missing(self) -> None:
-        self.reply(404, b"<html>no</html>")
-
-    def serve_whole(self) -> None:
-        self.reply(200, DATA)
-
-    def serve_zipped(self) -> None:
-        self.ranged(ZIPPED)
-
-    def serve_ranged(self) -> None:
-        self.ranged(DATA)
-
-    def serve_tiny(self) -> None:
-        self.ranged(b"abc")
-
-    def ranged(self, data: bytes) -> None:
+    def part(self, data: bytes) -> tuple[int, bytes, dict[str, str]]:
         asked = self.headers.get("Range")
         if asked is None:
-            return self.reply(200, data)
+            return 200, data, {}
         first, _, last = asked.removeprefix("bytes=").partition("-")
         if int(first) >= len(data):
-            return self.reply(416, Content_Range=f"bytes */{len(data)}")
+            return 416, b"", {"Content-Range": f"bytes */{len(data)}"}
         end = min(int(last) + 1 if last else len(data), len(data))
-        return self.reply(206, data[int(first) : end], Content_Range=f"bytes {first}-{end - 1}/{len(data)}")
-
-    def serve_wrongrange(self) -> None:
-        self.reply(206, DATA[:100], Content_Range=f"bytes 0-99/{len(DATA)}")
-
-    def serve_short(self) -> None:
-        self.reply(200, DATA[:50_000], Content_Length=str(len(DATA)))
-        self.close_connection = True
-
-    def serve_chunked(self) -> None:
-        self.reply(200, b"", Transfer_Encoding="chunked")
-        self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA))
-
-    def serve_chunkcut(self) -> None:
-        self.reply(200, b"", Transfer_Encoding="chunked")
-        self.wfile.write(b"%x\r\n%b" % (len(DATA), DATA[:50_000]))
-        self.close_connection = True
-
-    def serve_chunkend(self) -> None:
-        self.reply(200, b"", Transfer_Encoding="chunked")
-        self.wfile.write(b"%x\r\n%b\r\n" % (50_000, DATA[:50_000]))
-        self.close_connection = True
-
-    def serve_untold(self) -> None:
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(DATA)
-        self.close_connection = True
-
-    def serve_encoded(self) -> None:
-        self.reply(200, ZIPPED, Content_Encoding="gzip")
-
-    def serve_twice(self) -> None:
-        self.reply(200, gzip.compress(ZIPPED), Content_Encoding="gzip")
-
-    def serve_brotli(self) -> None:
-        self.reply(200, DATA, Content_Encoding="br")
-
-    def serve_broken(self) -> None:
-        self.reply(500)
-
-    def serve_moved(self) -> None:
-        self.reply(302, Location="/whole?Signature=abc")
-
-    def serve_gone(self) -> None:
-        self.reply(302, Location="/missing?Signature=abc")
-
-    def serve_loop(self) -> None:
-        self.reply(302, Location="/loop")
-
-    def serve_tofile(self) -> None:
-        self.reply(302, Location="file:///etc/passwd")
-
-    def serve_onward(self) -> None:
-        self.reply(302, Location=self.target)
-
-    def serve_junk(self) -> None:
-        self.wfile.write(b"HTTP/1.1 418 \x1b[31m token=abc\r\nContent-Length: 0\r\n\r\n")
-
-    def serve_manydigits(self) -> None:
-        self.reply(416, Content_Range=f"bytes */{'9' * 5000}")
-
-    def serve_longlength(self) -> None:
-        self.reply(404, Content_Length="9" * 5000)
-        self.close_connection = True
-
-    def serve_nothing(self) -> None:
-        self.close_connection = True
-
-
-class Server(ThreadingHTTPServer):
-    """Clients that go away early are what is tested, and nothing to print."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass
+        return 206, data[int(first) : end], {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"}
 
 
 @pytest.fixture(scope="module")
-def running_server() -> Iterator[ThreadingHTTPServer]:
-    Handler.requests = []
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a server that fails."""
-    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
+def address() -> Iterator[str]:
+    with serving(QuietServer(("127.0.0.1", 0), Handler)) as address:
+        yield address.removeprefix("http://")
 
 
 @pytest.fixture
-def server(running_server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of the server, as host:port; nothing of the environment's proxies."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+def server(address: str) -> str:
+    """The address of the server, as host:port, which has had no requests."""
     Handler.requests.clear()
-    yield f"127.0.0.1:{running_server.server_port}"
-    # Connections that are kept open belong to the next test, not to this one.
-    http_client._pool(None, os.getpid()).clear()
+    return address
 
 
 def read(url: str, offset: int = 0, **options: Any) -> bytes:
@@ -386,19 +316,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def secure(certificate: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server with that certificate, which this process trusts."""
     monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.cert")
-    for name in ("https_proxy", "HTTPS_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
-    running = Server(("127.0.0.1", 0), Handler)
+    running = QuietServer(("127.0.0.1", 0), Handler)
     running.socket = context.wrap_socket(running.socket, server_side=True)
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
     http_client._pool.cache_clear()
-    yield f"https://127.0.0.1:{running.server_port}"
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with serving(running) as address:
+        yield address.replace("http:", "https:")
     http_client._pool.cache_clear()
 
 

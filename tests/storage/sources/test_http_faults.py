@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.kits.shards import tar_bytes
 from torchdata_wds.errors import ShardFormatError, ShardOpenError
 from torchdata_wds.handlers import ignore_and_continue, warn_and_continue
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage import retrying as patience
 from torchdata_wds.storage.sources import http_client
 from torchdata_wds.storage.sources.http_client import Answer
 
@@ -61,16 +59,6 @@ SHARD = tar_bytes(members("a", 60))
 OTHER = tar_bytes(members("a", 60, version=1))
 BOUNDARIES = [found.start() for found in re.finditer(rb"a\d{4}\.(bin|json)\0", SHARD)]
 PATH = "/train-000.tar"
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No pauses, no proxies, and no connection of another test."""
-    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    http_client._pool(None, os.getpid()).clear()
 
 
 def samples_of(urls: list[str], **options: Any) -> list[dict[str, Any]]:

@@ -15,19 +15,9 @@ from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage import retrying as patience
 from torchdata_wds.storage.byte_streams import ByteStream, interrupt
-from torchdata_wds.storage.sources import http_client
 
 DATA = os.urandom(200_000)
 OPTIONS = {"http": {"read_timeout": 60}}
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No proxies, and no connection of another test."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    http_client._pool(None, os.getpid()).clear()
 
 
 @contextmanager

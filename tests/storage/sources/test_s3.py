@@ -19,7 +19,6 @@ from tests.kits.s3_server import KEY, SECRET, S3Server, s3_server
 from tests.kits.shards import tar_bytes, text_keys, text_samples
 from torchdata_wds.errors import ShardListError, ShardOpenError
 from torchdata_wds.storage import list_targets, list_urls, open_shard, remove_target
-from torchdata_wds.storage import retrying as patience
 from torchdata_wds.workers.service import DataLoader2, WorkersReadingService
 
 pytestmark = pytest.mark.slow
@@ -45,8 +44,7 @@ def running() -> Iterator[S3Server]:
 
 @pytest.fixture
 def server(running: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """The server, with nothing recorded, and nobody waits between attempts."""
-    monkeypatch.setattr(patience, "seconds_to_wait", lambda failures, asked=0.0: 0.0)
+    """The server, with nothing recorded."""
     running.asked.clear()
     running.faults.clear()
     yield running

@@ -11,114 +11,54 @@ from torchdata_wds.storage import StorageOptions, can_reopen, list_urls, mask_ur
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import is_chaining, scheme_of
 
+SCHEMES = {
+    "-": ("-",),
+    "": ("x.tar", "./a:b.tar", "D:/x.tar", "D:x.tar", "a:b.tar", "a::b.tar", "http:x.tar", "/a/s3://x.tar", "", "--"),
+    "pipe": ("pipe:cat x", "PIPE:cat x"),
+    "file": ("file:x.tar", "file:///x.tar"),
+    "http": ("http://h/x",),
+    "https": ("HTTPS://h/x",),
+    "s3": ("s3://b/x::y",),
+    "simplecache": ("simplecache::s3://b/x",),
+    "zip": ("zip://x.tar::s3://b/x",),
+    "new+kind": ("new+kind://x",),
+}
 
-@pytest.mark.parametrize(
-    ("url", "scheme"),
-    [
-        ("-", "-"), ("x.tar", ""), ("./a:b.tar", ""), ("D:/x.tar", ""), ("D:x.tar", ""), ("a:b.tar", ""),
-        ("a::b.tar", ""),
-        ("http:x.tar", ""), ("/a/s3://x.tar", ""), ("", ""), ("--", ""), ("pipe:cat x", "pipe"), ("PIPE:cat x", "pipe"),
-        ("file:x.tar", "file"), ("file:///x.tar", "file"), ("http://h/x", "http"), ("HTTPS://h/x", "https"),
-        ("s3://b/x::y", "s3"), ("simplecache::s3://b/x", "simplecache"), ("zip://x.tar::s3://b/x", "zip"),
-        ("new+kind://x", "new+kind"),
-    ],
-)  # fmt: skip
-def test_scheme_of_tells_the_backend(url: str, scheme: str) -> None:
+
+def test_scheme_of_tells_the_backend() -> None:
     """A scheme has two letters at least, and // behind it unless it is pipe, file or a chain."""
-    assert scheme_of(url) == scheme
+    for scheme, urls in SCHEMES.items():
+        for url in urls:
+            assert scheme_of(url) == scheme, url
 
 
-@pytest.mark.parametrize(
-    ("part", "chaining"),
-    [
-        ("simplecache", True), ("filecache", True), ("blockcache", True), ("zip://a.tar", True), ("tar://a", True),
-        ("reference://a", True), ("dir", True), ("libarchive://a", True),
-        ("a.tar", False), ("s3://b/a.tar", False), ("a", False), ("", False), ("https://h/a.tar", False), ("-", False),
-    ],
-)  # fmt: skip
-def test_is_chaining_tells_what_reads_through_another_url(part: str, chaining: bool) -> None:
+def test_is_chaining_tells_what_reads_through_another_url() -> None:
     """Archives and caches chain; stores and paths do not."""
-    assert is_chaining(part) is chaining
+    chaining = ["simplecache", "filecache", "blockcache", "zip://a.tar", "tar://a", "reference://a", "dir"]
+    chaining.append("libarchive://a")
+    others = ["a.tar", "s3://b/a.tar", "a", "", "https://h/a.tar", "-"]
+    assert [part for part in chaining + others if is_chaining(part)] == chaining
 
 
-@pytest.mark.parametrize(
-    ("url", "reopens"),
-    [
-        ("-", False),
-        ("pipe:cat x", False),
-        ("x.tar", True),
-        ("file:/x", True),
-        ("https://h/x", True),
-        ("s3://b/x", True),
-    ],
-)
-def test_can_reopen_is_false_when_the_bytes_are_gone(url: str, reopens: bool) -> None:
+def test_can_reopen_is_false_when_the_bytes_are_gone() -> None:
     """Standard input and commands give their bytes once."""
-    assert can_reopen(url) is reopens
-    assert can_reopen(Path("x.tar"))
+    assert not can_reopen("-")
+    assert not can_reopen("pipe:cat x")
+    assert all(map(can_reopen, ("x.tar", "file:/x", "https://h/x", "s3://b/x", Path("x.tar"))))
 
 
 SECRET = "s3cr3t"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://user:s3cr3t@host/x.tar",
-        "https://s3cr3t@host/x.tar",
-        "ftp://user:s3cr3t@host/x.tar",
-        "simplecache::https://user:s3cr3t@host/x.tar",
-        *(
-            f"https://host/x.tar?part=1&{name}=s3cr3t&last=2"
-            for name in (
-                "X-Amz-Signature", "X-Amz-Credential", "X-Amz-Security-Token", "x-amz-signature", "sig", "Signature",
-                "token", "access_token", "key", "api_key", "apikey", "AWSAccessKeyId", "GoogleAccessId", "password",
-                "X-Goog-Signature", "X-Goog-Credential", "Key-Pair-Id", "Policy", "client_secret", "auth", "jwt",
-                "X%2DAmz%2DSignature", "hdnts_token", "session_id",
-            )
-        ),
-        "pipe:curl -s 'https://user:s3cr3t@host/x.tar?part=1'",
-        "pipe:curl -s 'https://host/x.tar?part=1&X-Amz-Signature=s3cr3t' | gunzip",
-        "pipe:curl -H 'Authorization: Bearer s3cr3t' https://host/x.tar",
-        "pipe:curl -H \"authorization: Basic s3cr3t==\" https://host/x.tar",
-        "pipe:curl -H 'X-Auth-Token: s3cr3t' -H 'Cookie: a=s3cr3t; b=s3cr3t' https://host/x.tar",
-        "pipe:curl -H 'PRIVATE-TOKEN: s3cr3t' https://host/x.tar",
-        "pipe:fetch Bearer s3cr3t x.tar",
-        "pipe:curl --user me:s3cr3t https://host/x.tar",
-        "pipe:curl --user=me:s3cr3t https://host/x.tar",
-        "pipe:curl -u me:s3cr3t https://host/x.tar",
-        "pipe:curl -u 'me:s3cr3t' https://host/x.tar",
-        "pipe:curl -ume:s3cr3t https://host/x.tar",
-        "pipe:AWS_SECRET_ACCESS_KEY=s3cr3t aws s3 cp s3://b/x.tar -",
-        "pipe:AWS_SECRET_ACCESS_KEY='s3cr3t and more' aws s3 cp s3://b/x.tar -",
-        "pipe:wget --http-password=s3cr3t https://host/x.tar",
-        "pipe:tool --token s3cr3t --verbose x.tar",
-        "pipe:tool --api-key \"s3cr3t\" x.tar",
-    ],
-)  # fmt: skip
-def test_mask_url_hides_when_something_is_secret(url: str) -> None:
-    """Passwords, signatures, tokens and headers are masked; the rest stays readable."""
-    masked = mask_url(url)
-    assert SECRET not in masked
-    assert "***" in masked
-    assert "x.tar" in masked
-    if "?part=1" in url:
-        assert "?part=1" in masked
-    assert ("last=2" in masked) is ("last=2" in url)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_mask_url_changes_nothing_when_nothing_is_secret() -> None:
+    """Ordinary names, paths and parameters are shown as they are."""
+    for url in (
         "x.tar", "/data/key=3/token=4/x.tar", "a?sig=1.tar", "https://host/x.tar?part=1&monkey=2&design=3",
         "s3://bucket/key/x.tar", "abfs://container@account.dfs.core.windows.net/x.tar", "s3://bucket/x.tar?versionId=3",
         "pipe:cat key.tar | head -n 3", "pipe:sort -u a.txt", "pipe:tar c --sort=name x", "-", "file:///a/token=3",
         "https://host:8080/a:b/x.tar", "pipe:awk -F: '{print $1}' x",
-    ],
-)  # fmt: skip
-def test_mask_url_changes_nothing_when_nothing_is_secret(url: str) -> None:
-    """Ordinary names, paths and parameters are shown as they are."""
-    assert mask_url(url) == url
+    ):  # fmt: skip
+        assert mask_url(url) == url
     assert mask_url(Path("a")) == "a"
 
 
@@ -126,12 +66,6 @@ def test_mask_text_hides_queries_that_a_library_has_quoted() -> None:
     """``%3F``, ``%26`` and ``%3D`` hide no secret, and what is none stays."""
     text = f"no such object x.tar%3Fpart%3D1%26X-Amz-Signature%3D{SECRET}%2F%26last%3D2 in the bucket"
     assert mask_text(text) == "no such object x.tar%3Fpart%3D1%26X-Amz-Signature%3D***%26last%3D2 in the bucket"
-
-
-def test_mask_text_stays_fast_when_the_text_is_long() -> None:
-    """A long run of any one character is masked in linear time."""
-    for character in "a/:?&'= -":
-        assert len(mask_text(character * 100_000)) == 100_000
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -75,19 +75,16 @@ def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
     stream later, as labels zipped to it, stay in the main process too.
     """
     sources = traverse_dps(datapipe)[id(datapipe)][1]
-    branches: dict[int, DataPipe] = {}
-    if _is_replicable(datapipe, sources):
-        return [datapipe]
-    _collect(datapipe, sources, branches)
-    return list(branches.values())
+    is_one = _is_replicable(datapipe, sources)
+    return [datapipe] if is_one else list({id(found): found for found in _branches(datapipe, sources)}.values())
 
 
-def _collect(datapipe: DataPipe, sources: DataPipeGraph, branches: dict[int, DataPipe]) -> None:
+def _branches(datapipe: DataPipe, sources: DataPipeGraph) -> Iterator[DataPipe]:
     for source, further in sources.values():
         if not _is_replicable(source, further):
-            _collect(source, further, branches)
+            yield from _branches(source, further)
         elif not _is_replicable(datapipe, {}):
-            branches.setdefault(id(source), source)
+            yield source
 
 
 def _is_replicable(datapipe: DataPipe, sources: DataPipeGraph) -> bool:

@@ -13,15 +13,7 @@ from itertools import islice
 from typing import Any
 
 from torchdata_wds.cli import outputs
-from torchdata_wds.cli.command import (
-    Command,
-    UsageError,
-    add_parallel,
-    add_seed,
-    option,
-    positive_number,
-    whole_number,
-)
+from torchdata_wds.cli.command import Command, UsageError, add_parallel, add_seed, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, list_inputs
 from torchdata_wds.pipes.samples.shuffle import shuffled
 

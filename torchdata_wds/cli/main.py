@@ -11,24 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from torchdata_wds import __version__
-from torchdata_wds.cli import (
-    cache,
-    cat,
-    create,
-    demo,
-    first,
-    help,
-    index,
-    ls,
-    map,
-    proc,
-    show,
-    sort,
-    split,
-    tables,
-    validate,
-)
+from torchdata_wds.cli import cache, cat, create, demo, first, help, index, ls, map, proc, show, sort, split, validate
 from torchdata_wds.cli.command import Command, UsageError
+from torchdata_wds.cli.tables import JSON_COMMAND, TSV_COMMAND
 from torchdata_wds.cli.terminal import PROGRAM, discard_output, logged, message_of, open_nowhere, say
 from torchdata_wds.errors import WdsError
 from torchdata_wds.program_interrupts import INTERRUPTED, arm, disarm
@@ -40,8 +25,8 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 COMMANDS: dict[str, Command] = {
     "ls": ls.COMMAND,
     "show": show.COMMAND,
-    "tsv": tables.TSV_COMMAND,
-    "json": tables.JSON_COMMAND,
+    "tsv": TSV_COMMAND,
+    "json": JSON_COMMAND,
     "first": first.COMMAND,
     "cat": cat.COMMAND,
     "create": create.COMMAND,

@@ -143,13 +143,7 @@ class TarWriter(SampleWriter):
         ['one']
     """
 
-    def __init__(
-        self,
-        file: Destination,
-        *,
-        overwrite: bool = True,
-        **options: Unpack[TarOptions],
-    ) -> None:
+    def __init__(self, file: Destination, *, overwrite: bool = True, **options: Unpack[TarOptions]) -> None:
         super().__init__(options, "overwrite", overwrite=overwrite)
         self._shard = ShardFile(file, digest=False, **self._file_options)
 

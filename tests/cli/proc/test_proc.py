@@ -162,10 +162,7 @@ def test_proc_reports_losses_of_all_shards_once(shards: list[str], tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("output", "said"),
-    [
-        ("out-{key}.tar", "unknown place {key}: there are {name}"),
-        ("{name}.tar", "would replace the input"),
-    ],
+    [("out-{key}.tar", "unknown place {key}: there are {name}"), ("{name}.tar", "would replace the input")],
 )
 def test_proc_refuses_outputs_that_it_cannot_name(
     output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

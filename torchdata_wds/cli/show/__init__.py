@@ -18,15 +18,7 @@ from typing import NamedTuple
 from PIL.Image import Image
 
 from torchdata_wds.cli import outputs
-from torchdata_wds.cli.command import (
-    Command,
-    UsageError,
-    add_count,
-    add_force,
-    option,
-    positive_number,
-    whole_number,
-)
+from torchdata_wds.cli.command import Command, UsageError, add_count, add_force, option, positive_number, whole_number
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.show.contact_sheets import Tile, draw_sheet, sheet_size
 from torchdata_wds.cli.show.summaries import FieldSummary, Summarizer

@@ -55,10 +55,7 @@ _REASONS: tuple[tuple[Any, str], ...] = (
     (np.ndarray, "a subclass of numpy.ndarray would lose its type; make it a plain array with numpy.array()"),
     (tuple, "a tuple with names would lose them; make it a plain one with tuple()"),
     (dict, "a subclass of dict would lose its type; make it a plain one with dict()"),
-    (
-        (list, set, frozenset, int, float),
-        "a subclass of a built-in type would lose its type; make it a plain value",
-    ),
+    ((list, set, frozenset, int, float), "a subclass of a built-in type would lose its type; make it a plain value"),
     (object, "a sample cache stores built-in values, NumPy arrays, tensors and PIL images only"),
 )
 

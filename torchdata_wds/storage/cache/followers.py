@@ -15,7 +15,7 @@ from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage import open_shard
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
 from torchdata_wds.storage.cache.download import Download, stopped
-from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed, open_part
+from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed
 from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Waiting
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.urls import mask_url
@@ -115,10 +115,8 @@ class FollowedShard(Source):
                 file = self._download.open_file()
                 self._download.start()
                 return file
-            part = CopyLock.part_of(path)
-            growing = None if part is None else open_part(part)
-            if growing is not None:
-                return growing
+            if (part := CopyLock.open_part(path)) is not None:
+                return part
             waiting.go_on()
 
     def _open_source(self, reason: OSError) -> None:

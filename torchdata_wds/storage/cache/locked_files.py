@@ -67,23 +67,30 @@ class CopyLock:
                     return cls(path, file)
 
     @staticmethod
-    def part_of(path: str) -> str | None:
-        """Returns the path of the file that the holder of a copy's lock fills; None if there is none yet."""
+    def open_part(path: str) -> LockedFile | None:
+        """Opens the file that the holder of a copy's lock fills; None if there is none (yet)."""
         try:
             with open(path + LOCK, "rb") as file:  # noqa: PTH123
                 name = os.fsdecode(file.read(4096))
+            if not name.endswith(PART):
+                return None
+            name = os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
+            part = LockedFile(os.open(name, os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             return None
-        return os.path.join(os.path.dirname(path), name) if name.endswith(PART) else None  # noqa: PTH118, PTH120
+        if part.lock(shared=True):  # nobody fills it
+            part.close()
+            return None
+        return part
 
     @staticmethod
-    def progress_of(path: str) -> tuple[str, int] | None:
-        """Returns the file that the holder of a copy's lock fills, and its size."""
-        part = CopyLock.part_of(path)
-        try:
-            return None if part is None else (part, os.stat(part).st_size)  # noqa: PTH116 - a str
-        except FileNotFoundError:
+    def progress_of(path: str) -> tuple[int, int] | None:
+        """Returns which file the holder of a copy's lock fills, and how far."""
+        if (part := CopyLock.open_part(path)) is None:
             return None
+        with part:
+            status = os.fstat(part.fileno())
+        return status.st_ino, status.st_size
 
     def create_part(self) -> tuple[str, LockedFile]:
         """Creates the file for a copy, and removes those that former makers left and abandoned ones of others.
@@ -131,26 +138,12 @@ def remove_empty(name: str, file: LockedFile) -> None:
             os.unlink(name)  # noqa: PTH108
 
 
-def open_part(path: str) -> LockedFile | None:
-    """Opens a file that is being filled; None if it is missing, or no process fills it."""
-    try:
-        file = LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except FileNotFoundError:
-        return None
-    if file.lock(shared=True):
-        file.close()
-        return None
-    return file
-
-
 def _is_abandoned(part: str) -> bool:
     """Returns whether a part is old and no process fills it."""
     if os.stat(part).st_mtime > time.time() - OLD_SECONDS:  # noqa: PTH116
         return False
-    file = open_part(part)
-    if file is not None:
-        file.close()
-    return file is None
+    with LockedFile(os.open(part, os.O_RDONLY | os.O_CLOEXEC)) as file:
+        return file.lock(shared=True)
 
 
 def open_copy(path: str) -> LockedFile:

@@ -79,23 +79,21 @@ class Download:
         cache.report("miss %s", mask_url(url))
         return cls(cache, url, lock, is_quiet=is_quiet)
 
-    def open_file(self) -> LockedFile:
-        """Opens the file for a reader."""
-        return LockedFile(os.dup(self._file.fileno()))
-
     @property
     def is_here(self) -> bool:
         """Whether it runs in this process, which may be a forked child."""
         return self._owner == os.getpid()
 
-    def start(self) -> None:
-        """Runs it in a thread."""
+    def start(self) -> LockedFile:
+        """Runs it in a thread, and opens the file for its reader."""
+        file = LockedFile(os.dup(self._file.fileno()))
         self._thread = threading.Thread(target=self.run, name="wds-cache", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:  # no more threads: at once, then
             self._thread = None
             self.run()
+        return file
 
     def run(self) -> None:
         """Runs it to its end."""

@@ -112,9 +112,7 @@ class FollowedShard(Source):
                 return copy
             self._download = Download.begin(cache, self._url, path)
             if self._download is not None:
-                file = self._download.open_file()
-                self._download.start()
-                return file
+                return self._download.start()
             if (part := CopyLock.open_part(path)) is not None:
                 return part
             waiting.go_on()

@@ -96,11 +96,8 @@ class SkipCounts(Counter[str]):
 def keep_going(handler: Handler, exception: Exception, skipped: Counter[str]) -> bool:
     """Calls a handler with an exception and counts what it skips: True skips the item, False ends the stream.
 
-    Raises:
-        Exception: the one given, where a missing package or a lack of memory is its cause: no item could work, or
-            another would on another machine, and skipping would be silent loss of data.
-        TypeError: if the handler answers anything but True or False: a handler that forgets its ``return`` would
-            otherwise end the stream silently.
+    A missing package or a lack of memory is raised: no item could work, and skipping would be silent loss of data. Any
+    other answer is a TypeError: a handler that forgets its ``return`` would otherwise end the stream silently.
     """
     if isinstance(exception, _NEVER_SKIPPED) or isinstance(exception.__cause__, _NEVER_SKIPPED):
         raise exception

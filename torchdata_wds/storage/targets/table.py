@@ -47,19 +47,13 @@ def open_target(
 ) -> Target:
     """Opens a place for a shard that appears there only when it is whole: by ``commit``, and not after ``abort``.
 
-    Args:
-        url: A local path (taken verbatim) or ``file:``, written as ``<name>.partial`` and renamed; ``-`` (standard
-            output); ``pipe:command``, which gets the shard as its input and must exit with 0; or ``ais:`` or any URL
-            that fsspec knows, for which the shard is collected in the folder for temporary files (``TMPDIR``) and
-            uploaded whole. The rules in ``WDS_REWRITE`` and ``GOPEN_REWRITE`` apply.
-        overwrite: Whether a whole shard replaces one that exists. Otherwise that is an error, here or at ``commit`` if
-            another writer was faster.
-        storage_options: Options by protocol: ``{"s3": {"endpoint_url": ...}}``.
+    A local path (taken verbatim) or ``file:`` is written as ``<name>.partial`` and renamed; ``-`` is standard output;
+    the command of ``pipe:`` gets the shard as its input and must exit with 0; for ``ais:`` and any URL that fsspec
+    knows, it is collected in the folder for temporary files (``TMPDIR``) and uploaded whole. The rules in
+    ``WDS_REWRITE`` and ``GOPEN_REWRITE`` apply.
 
-    Raises:
-        ShardOpenError: if it cannot be written, as far as that can be seen before the first byte.
-        UnsafeDataError: for a command under ``WDS_SECURE=1``.
-        TypeError: if the URL is not a str or path, or the options are not a mapping of mappings.
+    Unless `overwrite`, a shard that exists is a ShardOpenError, here or at ``commit`` if another writer was faster; so
+    is whatever else can be seen before the first byte.
     """
     place = resolve(url, storage_options)
     opener = TARGETS.get(place.scheme, open_remote_target)

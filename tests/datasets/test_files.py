@@ -189,23 +189,18 @@ def fields_of(pipe: Any) -> dict[str, dict[str, bytes]]:
     return {sample["__key__"]: {name: sample[name] for name in sample if name[0] != "_"} for sample in pipe}
 
 
-@pytest.mark.parametrize(
-    ("extensions", "missing", "found"),
-    [
+def test_load_dataset_keeps_and_renames_fields_when_an_entry_lists_them(mixed_fields: str) -> None:
+    """Alternatives, new names and globs, as the commands of wds take them; samples left out are counted."""
+    for extensions, missing, found in [
         (".JPG;png  cls", "skip", {"x": {"jpg": b"j", "cls": b"1"}, "y": {"png": b"p", "cls": b"2"}}),
         (["jpg", "cls"], "none", {"x": {"jpg": b"j", "cls": b"1"}, "y": {"cls": b"2"}, "z": {}}),
         ("image=jpg;png Label=cls", "skip", {"x": {"image": b"j", "Label": b"1"}, "y": {"image": b"p", "Label": b"2"}}),
         ("*g", "skip", {"x": {"jpg": b"j", "png": b"p"}, "y": {"png": b"p"}}),
         ("cls jpg=png png=jpg", "skip", {"x": {"cls": b"1", "jpg": b"p", "png": b"j"}}),
-    ],
-)
-def test_load_dataset_keeps_and_renames_fields_when_an_entry_lists_them(
-    mixed_fields: str, extensions: Any, missing: str, found: Any
-) -> None:
-    """Alternatives, new names and globs, as the commands of wds take them; samples left out are counted."""
-    pipe = load_dataset({"dataset": [{"shards": mixed_fields, "extensions": extensions, "missing": missing}]})
-    assert fields_of(pipe) == found
-    assert pipe.skipped == ({"MissingFieldError": 3 - len(found)} if len(found) < 3 else {})
+    ]:
+        pipe = load_dataset({"dataset": [{"shards": mixed_fields, "extensions": extensions, "missing": missing}]})
+        assert fields_of(pipe) == found
+        assert pipe.skipped == ({"MissingFieldError": 3 - len(found)} if len(found) < 3 else {})
 
 
 @pytest.mark.parametrize("missing", ["skip", "none"])

@@ -312,9 +312,9 @@ def test_index_needs_a_place_beside_the_shard(file: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ refused, and skipped
-@pytest.mark.parametrize(
-    ("sample", "error", "message"),
-    [
+def test_refused_sample_leaves_the_shard_as_it_was(tmp_path: Path) -> None:
+    """The message names it; the samples before and behind it are written."""
+    for sample, error, message in [
         ({"__key__": "", "cls": 1}, SampleError, "empty"),
         ({"__key__": "a.b", "cls": 1}, SampleError, "has a dot"),
         ({"__key__": "../a", "cls": 1}, SampleError, r"\.\."),
@@ -331,19 +331,14 @@ def test_index_needs_a_place_beside_the_shard(file: Any) -> None:
         ({"__key__": "a", 3: b""}, SampleError, "field 3 of sample 'a'"),
         ({"__key__": "a", "x/y": b""}, SampleError, "slash"),
         ("sample", Exception, ""),
-    ],
-)
-def test_refused_sample_leaves_the_shard_as_it_was(
-    sample: Any, error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    """The message names it; the samples before and behind it are written."""
-    path = tmp_path / "x.tar"
-    with TarWriter(path, index=True) as writer:
-        writer.write(SAMPLES[0])
-        with pytest.raises(error, match=f"(?s){message}"):
-            writer.write(sample)
-        writer.write(SAMPLES[1])
-    assert stripped(read(path)) == SAMPLES[:2]
+    ]:
+        path = tmp_path / "x.tar"
+        with TarWriter(path, index=True) as writer:
+            writer.write(SAMPLES[0])
+            with pytest.raises(error, match=f"(?s){message}"):
+                writer.write(sample)
+            writer.write(SAMPLES[1])
+        assert stripped(read(path)) == SAMPLES[:2]
 
 
 def test_encoder_false_takes_bytes_only(tmp_path: Path) -> None:
@@ -539,9 +534,9 @@ def test_file_of_the_wrong_mode_is_an_error_that_says_so(mode: str, tmp_path: Pa
         write(file)
 
 
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
+def test_writers_say_what_was_meant_when_an_option_is_webdatasets_or_misspelled(tmp_path: Path) -> None:
+    """ShardWriter and the form alike; TarWriter has no limits, and says that ShardWriter has."""
+    for option, told in [
         ("maxsize", "did you mean 'max_bytes'"),
         ("maxcount", "did you mean 'max_count'"),
         ("max_size", "did you mean 'max_bytes'"),
@@ -551,21 +546,16 @@ def test_file_of_the_wrong_mode_is_an_error_that_says_so(mode: str, tmp_path: Pa
         ("compression", "compress="),
         ("start", "did you mean 'start_shard'"),
         ("encode", "did you mean 'encoder'"),
-    ],
-)
-def test_writers_say_what_was_meant_when_an_option_is_webdatasets_or_misspelled(
-    tmp_path: Path, option: str, told: str
-) -> None:
-    """ShardWriter and the form alike; TarWriter has no limits, and says that ShardWriter has."""
-    calls: list[Callable[..., Any]] = [
-        partial(ShardWriter, str(tmp_path / "x-%d.tar")),
-        partial(IterableWrapper([]).save_wds_shards, str(tmp_path / "x-%d.tar")),
-    ]
-    if "start" not in option:
-        calls.append(partial(TarWriter, tmp_path / "x.tar"))
-    for call in calls:
-        limits = call.func is TarWriter and "max" in option  # type: ignore[attr-defined]
-        with pytest.raises(TypeError, match="ShardWriter has limits" if limits else told) as caught:
-            call(**{option: 1})
-        assert f"unknown option {option!r}: " in str(caught.value)
-    assert not list(tmp_path.iterdir())
+    ]:
+        calls: list[Callable[..., Any]] = [
+            partial(ShardWriter, str(tmp_path / "x-%d.tar")),
+            partial(IterableWrapper([]).save_wds_shards, str(tmp_path / "x-%d.tar")),
+        ]
+        if "start" not in option:
+            calls.append(partial(TarWriter, tmp_path / "x.tar"))
+        for call in calls:
+            limits = call.func is TarWriter and "max" in option  # type: ignore[attr-defined]
+            with pytest.raises(TypeError, match="ShardWriter has limits" if limits else told) as caught:
+                call(**{option: 1})
+            assert f"unknown option {option!r}: " in str(caught.value)
+        assert not list(tmp_path.iterdir())

@@ -147,8 +147,9 @@ def _numbers(values: list[Any]) -> Any:
         return torch.tensor(values)
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
         return torch.tensor(values, dtype=torch.int64)
-    fits = kinds == {float} or (kinds == {int, float} and all(type(v) is float or abs(v) <= 2**53 for v in values))
-    return torch.tensor(values, dtype=torch.float64) if fits else values
+    if kinds == {int, float} and any(type(value) is int and abs(value) > 2**53 for value in values):
+        return values
+    return torch.tensor(values, dtype=torch.float64) if float in kinds and kinds <= {int, float} else values
 
 
 @register("wds_unbatch")

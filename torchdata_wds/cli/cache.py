@@ -24,16 +24,7 @@ from torchdata_wds.cli.command import Command, byte_size, flag, option
 from torchdata_wds.cli.terminal import Progress, counted, paused, printable, say, stdout_is_apart
 from torchdata_wds.errors import CacheError, WdsError, cli_message
 from torchdata_wds.pipes.shards.cache_shards import check_copy
-from torchdata_wds.storage.cache.locked_files import (
-    OLD_SECONDS,
-    ROOM,
-    UNIQUE,
-    CopyLock,
-    Removal,
-    is_of_other_size,
-    mark_of,
-    remove_unlocked,
-)
+from torchdata_wds.storage.cache import locked_files
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.cache.sample_file import HEADER_SIZE, is_ours, open_samples
 from torchdata_wds.storage.locks import LockedFile
@@ -173,7 +164,7 @@ def list_cache(folder: str | os.PathLike[str], *, recursive: bool = False) -> li
                 file = None
             if file is not None:
                 files.append(file)
-            elif entry.name != ROOM:
+            elif entry.name != locked_files.ROOM:
                 others += 1
     except OSError as error:
         raise CacheError(f"the cache folder {root} cannot be read: {error.strerror or error}") from error
@@ -199,15 +190,15 @@ def _file_of(entry: os.DirEntry[str]) -> CacheFile | None:
     """Returns the cache file of a folder's entry; None if it is not one."""
     status = entry.stat(follow_symlinks=False)
     path, name, size = entry.path, entry.name, status.st_size
-    if not stat.S_ISREG(status.st_mode) or name == ROOM:
+    if not stat.S_ISREG(status.st_mode) or name == locked_files.ROOM:
         return None
     if name.endswith(LOCK):  # that of a copy is empty, or contains the name of the copy's part
         base, content = name.removesuffix(LOCK), os.fsdecode(_read(path, 4096))
-        is_of_copy = UNIQUE.split(content) == [base, ""] if content else is_own_name(base)
+        is_of_copy = locked_files.UNIQUE.split(content) == [base, ""] if content else is_own_name(base)
         return CacheFile(path, "lock", _state(status, path), size, status.st_mtime) if is_of_copy else None
-    if UNIQUE.search(name):
+    if locked_files.UNIQUE.search(name):
         return CacheFile(path, "shard", _state(status, path), size, status.st_mtime)
-    if not name.endswith(PART) and (is_own_name(name) or mark_of(path)):
+    if not name.endswith(PART) and (is_own_name(name) or locked_files.mark_of(path)):
         return CacheFile(path, "shard", "whole", size, status.st_atime)
     if is_ours(_read(path, HEADER_SIZE)):
         state: State = _state(status, path) if name.endswith(PART) else "whole"
@@ -223,7 +214,7 @@ def _state(status: os.stat_result, path: str) -> State:
     with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
         is_free = file.lock(shared=True)
         # without locks, only its age shows that nobody fills it any more
-        return "left over" if is_free and (file.has_locks or age >= OLD_SECONDS) else "being made"
+        return "left over" if is_free and (file.has_locks or age >= locked_files.OLD_SECONDS) else "being made"
 
 
 def _read(path: str, size: int) -> bytes:
@@ -249,7 +240,7 @@ def check_file(file: CacheFile) -> str | None:
                         pass
         else:
             with LockedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as copy:
-                if is_of_other_size(copy.fileno()):
+                if locked_files.is_of_other_size(copy.fileno()):
                     raise CacheError(f"the copy {path} no longer has the length with which it was made: it is cut")
             check_copy(path, path)
         # the time of access, by which eviction finds the least recently used, is as if nothing was read
@@ -282,19 +273,19 @@ def choose_old(
     return chosen
 
 
-def remove_file(file: CacheFile) -> Removal:
+def remove_file(file: CacheFile) -> locked_files.Removal:
     """Removes a file unless another process makes or reads it; it is gone if it no longer exists or was replaced."""
     path = file.path
     try:
         if file.kind == "samples" or file.state == "whole":
-            return remove_unlocked(path)
+            return locked_files.remove_unlocked(path)
         if file.kind == "lock" and not os.path.lexists(path):
             return "gone"
         # holding the copy's lock, so that no other process starts to make it; the lock's own file goes with the lock
-        if (lock := CopyLock.acquire(UNIQUE.sub("", path.removesuffix(LOCK)))) is None:
+        if (lock := locked_files.CopyLock.acquire(locked_files.UNIQUE.sub("", path.removesuffix(LOCK)))) is None:
             return "in use"
         try:
-            return "removed" if file.kind == "lock" else remove_unlocked(path)
+            return "removed" if file.kind == "lock" else locked_files.remove_unlocked(path)
         finally:
             lock.release()
     except FileNotFoundError:

@@ -1,15 +1,24 @@
 """The commands ``tsv`` and ``json``."""
 
 import base64
+import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import cbor2
+import msgpack
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kits.shards import sample_members, tar_bytes, write_tar, write_text_shards
 from tests.kits.tool_kit import run_wds
-from torchdata_wds.cli.tables import unescape_cell
+from torchdata_wds.cli.tables import Binary, JsonLines, StoredField, escape_cell, unescape_cell, write_cell
+from torchdata_wds.errors import DecodingError
 
 EVIL = "tab\t, line\n, \\ and \r größe".encode()
 MEMBERS = [*sample_members("a", cls=b"3", txt=EVIL, png=b"\x89PNG"), *sample_members("b", cls=b"4", txt=b"plain")]
@@ -166,3 +175,181 @@ def test_json_reads_several_shards_when_given(tmp_path: Path) -> None:
     urls = write_text_shards(tmp_path, (2, 1))
     assert [line["__key__"] for line in lines(*urls)] == ["s0-00000", "s0-00001", "s1-00000"]
     assert len(lines(stdin=tar_bytes(MEMBERS))) == 2
+
+
+CELLS = {
+    "": "",
+    "plain": "plain",
+    "a\tb": r"a\tb",
+    "a\nb\r\n": r"a\nb\r\n",
+    "a\\tb": r"a\\tb",
+    "\\": r"\\",
+    "größe \u2028 \0": "größe \u2028 \0",
+    "caf\udce9": r"caf\xe9",
+}
+
+
+@pytest.mark.parametrize(("text", "cell"), CELLS.items())
+def test_cell_is_as_documented_when_text_has_signs_of_its_own(text: str, cell: str) -> None:
+    """Tabs, line ends and backslashes are escaped, nothing else."""
+    assert escape_cell(text) == cell
+    assert unescape_cell(cell) == text
+
+
+@settings(max_examples=30)
+@given(st.text())
+def test_text_reads_back_when_written_to_a_cell(text: str) -> None:
+    """Any text is one cell of one line."""
+    cell = escape_cell(text)
+    assert not set("\t\n\r") & set(cell)
+    assert unescape_cell(cell) == text
+
+
+@settings(max_examples=30)
+@given(
+    st.binary() | st.sampled_from([b"base64:/w==", b"\\xff", b"\\", b"base64:\xff"]),
+    st.sampled_from(["escape", "base64"]),
+)
+def test_bytes_read_back_when_written_to_a_cell(data: bytes, binary: Binary) -> None:
+    """Either way of writing binary data loses none of it, and keeps text that looks like it."""
+    cell = write_cell(data, binary)
+    assert not set("\t\n\r") & set(cell)
+    cell.encode()
+    if binary == "base64" and cell.startswith("base64:"):
+        assert base64.b64decode(cell.removeprefix("base64:"), validate=True) == data
+    else:
+        assert unescape_cell(cell).encode(errors="surrogateescape") == data
+
+
+def test_write_cell_names_the_byte_when_data_is_binary() -> None:
+    """By default bytes that are not UTF-8 are an error that says where they are."""
+    with pytest.raises(ValueError, match=r"byte 3 of 5 is b'\\xe9', which is not UTF-8"):
+        write_cell(b"caf\xe9!")
+
+
+def test_escape_cell_refuses_when_text_has_a_lone_surrogate() -> None:
+    """UTF-8 has no bytes for it."""
+    with pytest.raises(ValueError, match=r"character 1 of .* lone surrogate"):
+        escape_cell("a\ud800")
+
+
+@pytest.mark.parametrize("cell", ["\\", r"a\q", r"\x4", r"\x41", r"\X80"])
+def test_unescape_cell_refuses_when_a_backslash_escapes_nothing(cell: str) -> None:
+    """A file that was written by something else does not read as something else."""
+    with pytest.raises(ValueError, match="backslash at character"):
+        unescape_cell(cell)
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+def saved(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def strict(line: bytes) -> Any:
+    """Reads a line as programs do that know no NaN."""
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    assert b"\n" not in line
+    return json.loads(line, parse_constant=refuse)
+
+
+def holding_itself() -> list[Any]:
+    """What torch saves and loads."""
+    value: list[Any] = [1]
+    value.append(value)
+    return value
+
+
+def doubled(value: Any, times: int) -> Any:
+    """A small file that would be long in JSON."""
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+VALUES = [
+    ("txt", "größe\n\u2028".encode(), "größe\n\u2028"),
+    ("cls", b" 7\n", 7),
+    ("json", b'{"a": [1, 2.5, null, true, "\xc3\xa4"]}', {"a": [1, 2.5, None, True, "ä"]}),
+    ("x.json", b"[]", []),
+    ("npy", npy(np.array([[1, 2], [3, 4]])), [[1, 2], [3, 4]]),
+    ("npz", npz(a=np.array([1.5]), b=np.array(2)), {"a": [1.5], "b": 2}),
+    ("pth", saved({"w": torch.tensor([1, 2]), "n": [torch.tensor(0.5)]}), {"w": [1, 2], "n": [0.5]}),
+    ("msgpack", msgpack.packb({"a": 1}), {"a": 1}),
+    ("cbor", cbor2.dumps({"a": [True]}), {"a": [True]}),
+    ("wnid", b"n01440764", "n01440764"),
+    ("caption.gz", gzip.compress(b"text", mtime=0), "text"),
+    ("json", b"12345678901234567890123", 12345678901234567890123),
+    ("txt", b"", ""),
+    ("bin", b"", ""),
+]
+
+BINARY = [
+    ("pth", saved(holding_itself())),
+    ("pth", saved(torch.empty(3, device="meta"))),
+    ("pth", saved(torch.zeros(1).expand(1 << 40))),
+    ("pth.gz", __import__("gzip").compress(saved(doubled("x" * (1 << 20), 30)))),
+    ("cbor", cbor2.dumps(holding_itself(), value_sharing=True)),
+    ("jpg", b"P6 this is text"),
+    ("bin", b"\xff\x00"),
+    ("pyd", b"I1\n."),
+    ("json", b"[NaN]"),
+    ("json", b'{"a": -Infinity}'),
+    ("npy", npy(np.array([np.nan, 1]))),
+    ("npy", npy(np.array([1j]))),
+    ("msgpack", msgpack.packb({1: 2})),
+    ("msgpack", msgpack.packb([b"raw"])),
+    ("mp4", bytes(3)),
+]
+
+
+@pytest.mark.parametrize(("field", "data", "value"), VALUES)
+def test_line_has_the_decoded_value_when_json_can_hold_it(field: str, data: bytes, value: Any) -> None:
+    """By the field's name, as everywhere."""
+    assert strict(JsonLines()({"__key__": "k", field: data})) == {"__key__": "k", field: value}
+
+
+@pytest.mark.parametrize(("field", "data"), BINARY)
+def test_line_has_base64_when_json_cannot_hold_the_value(field: str, data: bytes) -> None:
+    """The stored bytes, whatever they are: nothing is lost, nothing is changed, and the JSON is strict."""
+    assert base64.b64decode(strict(JsonLines()({"__key__": "k", field: data}))[field]["base64"]) == data
+
+
+@pytest.mark.parametrize(("field", "data"), BINARY)
+def test_line_leaves_out_when_binary_is_skipped(field: str, data: bytes) -> None:
+    """What was left out is counted."""
+    lines = JsonLines(binary="skip")
+    assert strict(lines({field: data, "cls": b"1"})) == {"cls": 1}
+    assert lines.skipped == 1
+
+
+def test_line_decodes_by_the_old_name_when_a_field_was_renamed() -> None:
+    """And null stands for a field that is not there."""
+    assert strict(JsonLines()({"label": StoredField("cls", b"3"), "nix": None})) == {"label": 3, "nix": None}
+
+
+def test_text_that_says_nan_stays_when_it_is_a_string() -> None:
+    """Only numbers are looked at."""
+    assert strict(JsonLines()({"txt": b"NaN", "json": b'["Infinity"]'})) == {"txt": "NaN", "json": ["Infinity"]}
+
+
+@pytest.mark.parametrize(("field", "data"), [("cls", b"x"), ("json", b"{"), ("txt", b"\xff")])
+def test_line_raises_when_a_field_does_not_decode(field: str, data: bytes) -> None:
+    """The sample and the field are named."""
+    with pytest.raises(DecodingError, match=f"{field}.*'k'"):
+        JsonLines()({"__key__": "k", field: data})

@@ -14,6 +14,7 @@ import pytest
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.processes import in_child, open_files, wait_until
 from tests.kits.shards import tar_bytes
+from tests.kits.storage_kit import names
 from torchdata_wds import handlers
 from torchdata_wds.cli.cache import list_cache, remove_file
 from torchdata_wds.pipes.shards.cache_shards import check_copy
@@ -53,10 +54,6 @@ def read(cache: ShardCache, url: str) -> bytes:
     with cache.open(url, f"{cache.folder}/{copy_name(url)}") as stream:
         data: bytes = stream.read()
     return data
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("while_reading", [True, False])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.kits.processes import in_child, is_alive, open_files, wait_until
+from tests.kits.storage_kit import names
 from torchdata_wds.errors import CacheError
 from torchdata_wds.storage.cache import sample_file
 from torchdata_wds.storage.cache.sample_file import PART, SampleReader, SampleWriter, begin_samples, open_samples
@@ -47,10 +48,6 @@ def read(path: Path, limit: int | None = None) -> list[bytes]:
         return list(reader.rows(limit))
 
 
-def names_in(folder: Path) -> list[str]:
-    return [found.name for found in folder.iterdir()]
-
-
 class Failing:
     """A system call that fails."""
 
@@ -79,7 +76,7 @@ def test_rows_read_back_in_their_order(path: Path, batch: int, monkeypatch: pyte
     assert read(path, 1000) == ROWS
     with opened(path) as reader:
         assert reader.facts == (50, False, True, 1)
-    assert names_in(path.parent) == ["cache.db"]
+    assert names(path.parent) == ["cache.db"]
 
 
 def test_large_rows_read_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +99,10 @@ def test_nothing_has_the_name_while_it_is_written(path: Path) -> None:
     for row in ROWS:
         writer.append(row)
     assert open_samples(path) is None
-    assert names_in(path.parent) == ["cache.db" + PART]
+    assert names(path.parent) == ["cache.db" + PART]
     writer.abort()
     writer.abort()
-    assert names_in(path.parent) == []
+    assert names(path.parent) == []
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(path: Path) -> None:
@@ -191,7 +188,7 @@ def test_a_name_that_is_taken_meanwhile_is_left(path: Path) -> None:
     path.write_bytes(b"mine")
     assert not writer.finish(ended=True, pickles=False)
     assert path.read_bytes() == b"mine"
-    assert names_in(path.parent) == ["cache.db"]
+    assert names(path.parent) == ["cache.db"]
 
 
 def _database(path: Path) -> None:
@@ -362,7 +359,7 @@ def test_any_name_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Names are taken verbatim, relative ones too."""
     write(tmp_path / name)
     assert read(tmp_path / name) == ROWS
-    assert names_in(tmp_path) == [name]
+    assert names(tmp_path) == [name]
     monkeypatch.chdir(tmp_path)
     assert read(Path(name)) == ROWS
 
@@ -386,7 +383,7 @@ def test_a_full_disk_is_an_error(path: Path) -> None:
             for _ in range(30):
                 writer.append(os.urandom(1 << 20))
         writer.abort()
-        assert names_in(path.parent) == []
+        assert names(path.parent) == []
 
     assert in_child(fill) == 0
 
@@ -462,7 +459,7 @@ def test_many_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert codes == [0] * 8
-    assert set(names_in(tmp_path)) <= {"cache.db"}
+    assert set(names(tmp_path)) <= {"cache.db"}
 
 
 def _write_or_read(path: Path, number: int) -> None:

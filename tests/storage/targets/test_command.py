@@ -14,25 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.kits.processes import children, is_alive, open_files, wait_until
+from tests.kits.storage_kit import read, write
 from torchdata_wds.errors import ShardOpenError, UnsafeDataError
-from torchdata_wds.storage import kill_commands, open_shard, open_target
+from torchdata_wds.storage import kill_commands, open_target
 from torchdata_wds.storage.sources import command
 from torchdata_wds.storage.targets import command as command_target
 from torchdata_wds.storage.targets.table import Target
 
 DATA = os.urandom(3_000_000)
-
-
-def write(url: str, *pieces: bytes) -> None:
-    target = open_target(url)
-    for piece in pieces:
-        target.write(piece)
-    target.commit()
-
-
-def read(url: str | Path) -> bytes:
-    with open_shard(url) as stream:
-        return stream.read(1 << 24)
 
 
 def store(path: Path) -> str:

@@ -14,8 +14,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from tests.kits.storage_kit import read, write
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage import list_targets, open_shard, open_target, remove_target
+from torchdata_wds.storage import list_targets, open_target, remove_target
 from torchdata_wds.storage import retrying as patience
 
 DATA = os.urandom(100_000)
@@ -69,18 +70,6 @@ def flaky() -> Iterator[type[Flaky]]:
     for kind in (Flaky, MemoryFileSystem):
         kind.store.clear()
         kind.pseudo_dirs[:] = [""]
-
-
-def read(url: str) -> bytes:
-    with open_shard(url) as stream:
-        return stream.read(1 << 20)
-
-
-def write(url: str, *pieces: bytes, **options: Any) -> None:
-    target = open_target(url, **options)
-    for piece in pieces:
-        target.write(piece)
-    target.commit()
 
 
 def test_remote_target_appears_whole_when_committed(temporary: Path) -> None:

@@ -6,31 +6,15 @@ import os
 import resource
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.kits.processes import in_child, open_files
+from tests.kits.storage_kit import names, read, write
 from torchdata_wds.errors import ShardOpenError
-from torchdata_wds.storage import open_shard, open_target
+from torchdata_wds.storage import open_target
 
 DATA = os.urandom(5120)
-
-
-def read(url: str | os.PathLike[str]) -> bytes:
-    with open_shard(url) as stream:
-        return stream.read(1 << 20)
-
-
-def write(url: str | os.PathLike[str], *pieces: bytes, **options: Any) -> None:
-    target = open_target(url, **options)
-    for piece in pieces:
-        target.write(piece)
-    target.commit()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------------- finished

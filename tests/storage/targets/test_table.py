@@ -12,15 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.kits.processes import in_worker
+from tests.kits.storage_kit import names
 from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage import list_targets, open_target, remove_target
 from torchdata_wds.storage.targets import base as writing
 
 DATA = os.urandom(5120)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 # ----------------------------------------------------------------------------------------------- what cannot be written

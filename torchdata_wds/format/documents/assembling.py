@@ -24,17 +24,6 @@ class FoundDocument(NamedTuple):
     document: Document  # what its JSON says
     fields: dict[str, Any]  # of its sample, without the JSON, and as ``<image>.<field>`` of samples that belong to it
 
-    def wanted_keys(self, layout: Layout) -> dict[str, str]:
-        """Returns the keys of samples that may hold an image which is not here, and the prefix of their fields."""
-        if layout not in _WAITING:
-            return {}
-        key = self.sample.get("__key__")
-        there = layout == "auto"
-        names = [entry.name for entry in self.document.images if entry.name and not (there and entry.base64)]
-        found = find_images(names, self.fields)
-        parts = (name.partition(".")[0] for name in names if name not in found)
-        return {f"{key}-{part}": part for part in parts if part}
-
     def add(self, part: str, sample: Mapping[str, Any]) -> None:
         """Adds the fields of a sample that belongs to it."""
         for field, value in sample.items():
@@ -57,11 +46,13 @@ def find_documents(
     """
     finders: dict[str, _Finder] = {}  # the last one is that of the sample before
     for sample in samples:
-        try:
-            key, url = _key_of(sample), str(sample.get("__url__"))
-        except SampleError as error:
-            yield error
+        key = sample.get("__key__") if isinstance(sample, dict) else None
+        if not isinstance(key, str):
+            found = f"a dict with the keys {list(sample)[:8]}" if isinstance(sample, dict) else type(sample).__name__
+            what = f"wds_interleaved takes samples with a __key__, as .group_by_key() yields them, not {found}"
+            yield SampleError(f"{what}; it stands before .wds_to_tuple()")
             continue
+        url = str(sample.get("__url__"))
         finder = finders.pop(url, None) or _Finder(layout, shown, sample.get("__url__"))
         finders[url] = finder
         if len(finders) > shards:
@@ -75,7 +66,8 @@ class _Finder:
     """What is open between two samples of a shard: one document, and images that wait or that others may share."""
 
     def __init__(self, layout: Layout, shown: Callable[[str], str], url: Any) -> None:
-        self.layout, self.shown, self.url = layout, shown, url
+        self.layout = layout
+        self.shard = shown(url) if isinstance(url, str) else None
         self.waits = layout in _WAITING
         self.first: tuple[str, bool] | None = None
         self.open: FoundDocument | None = None
@@ -142,11 +134,16 @@ class _Finder:
             yield from self._close()
 
     def _begin(self, found: FoundDocument) -> Iterator[FoundDocument]:
-        self.wanted = found.wanted_keys(self.layout)
+        """Opens a document; `wanted` has the keys of samples that may hold missing images, and their fields' prefix."""
+        images = found.document.images if self.waits else []
+        names = [entry.name for entry in images if entry.name and not (self.layout == "auto" and entry.base64)]
+        there = find_images(names, found.fields)
+        parts = (name.partition(".")[0] for name in names if name not in there)
+        self.wanted = {f"{found.sample.get('__key__')}-{part}": part for part in parts if part}
         for key in list(self.wanted):
-            there = self.waiting.pop(key, None) or self.spare.pop(key, None)
-            if there is not None:
-                found.add(self.wanted.pop(key), there)
+            sample = self.waiting.pop(key, None) or self.spare.pop(key, None)
+            if sample is not None:
+                found.add(self.wanted.pop(key), sample)
         self.open = found
         if not self.wanted:
             yield from self._close()
@@ -169,11 +166,10 @@ class _Finder:
                 raise ValueError(f"expected the JSON of a document, found only the fields {others}")
             document = layouts.parse_document(value, "auto" if self.waits else self.layout)
         except Exception as cause:
-            shard = self._shard(sample.get("__url__"))
             text = f"{type(cause).__name__}: {cause}" if type(cause) is not ValueError else str(cause)
-            where = f"sample {key!r}" + (f" in shard {shard}" if shard else "")
+            where = f"sample {key!r}" + (f" in shard {self.shard}" if self.shard else "")
             message = f"field 'json' of {where} is no interleaved document: {text}."
-            raise SampleError(message, shard=shard, advice=SKIP_SAMPLES, key=key, field="json") from cause
+            raise SampleError(message, shard=self.shard, advice=SKIP_SAMPLES, key=key, field="json") from cause
         metadata = {name: item for name, item in sample.items() if is_metadata(name)}
         fields = {name: item for name, item in sample.items() if name != field and not is_metadata(name)}
         return FoundDocument(metadata, document, fields)
@@ -181,26 +177,12 @@ class _Finder:
     def _give_up(self, keys: list[str]) -> SampleError:
         for key in keys:
             del self.waiting[key]
-        shard = self._shard(self.url)
         names = ", ".join(keys[:_SHOWN_KEYS]) + (", ..." if len(keys) > _SHOWN_KEYS else "")
         return SampleError(
-            f"{len(keys)} samples{f' of shard {shard}' if shard else ''} belong to no document: {names}. Expected near "
-            "them, in the same shard, a document that names them in its image_info. Place .wds_interleaved() before "
-            "any shuffle, and filter out what belongs to no document; handler=warn_and_continue skips it.",
-            shard=shard,
+            f"{len(keys)} samples{f' of shard {self.shard}' if self.shard else ''} belong to no document: {names}. "
+            "Expected near them, in the same shard, a document that names them in its image_info. Place "
+            ".wds_interleaved() before any shuffle, and filter out what belongs to no document; "
+            "handler=warn_and_continue skips it.",
+            shard=self.shard,
             key=keys[0],
         )
-
-    def _shard(self, url: Any) -> str | None:
-        return self.shown(url) if isinstance(url, str) else None
-
-
-def _key_of(sample: Any) -> str:
-    key = sample.get("__key__") if isinstance(sample, dict) else None
-    if not isinstance(key, str):
-        found = f"a dict with the keys {list(sample)[:8]}" if isinstance(sample, dict) else type(sample).__name__
-        raise SampleError(
-            f"wds_interleaved takes samples with a __key__, as .group_by_key() yields them, not {found}; it stands "
-            "before .wds_to_tuple()"
-        )
-    return key

@@ -276,33 +276,25 @@ class LookAhead:
         found = read_plain_header(parts[0])
         if found is not None:
             name, size = found
-            length = size + padding(size)
+            fill = padding(size)
             is_wanted = True
             if self._choose is not None:
                 name, is_wanted = self._choose(name)
-            is_passed = not is_wanted and self._seek is not None and self._seek(length)
-            if is_passed or (size <= min(_LARGEST_READ, self._largest) and self._read_content(parts, size)):
+            is_passed = not is_wanted and self._seek is not None and self._seek(size + fill)
+            if not is_passed and size <= min(_LARGEST_READ, self._largest):
+                try:
+                    parts.append(self._stream.read(size))
+                    if fill and len(parts[1]) == size:
+                        parts.append(self._stream.read(fill))
+                except Exception as error:  # noqa: BLE001 - raised where the bytes before it end
+                    self._failure = error.with_traceback(None)
+            if is_passed or sum(map(len, parts)) == BLOCK + size + fill:
                 self._held += size
                 self._taken += 1
-                member = ShardMember(self._url, name, parts[-1], self._visit) if is_wanted else PassedMember(name, size)
-                return member, BLOCK + length
+                member = ShardMember(self._url, name, parts[1], self._visit) if is_wanted else PassedMember(name, size)
+                return member, BLOCK + size + fill
         self._window, self._position = Window(b"".join(parts)), 0
         return None
-
-    def _read_content(self, parts: list[bytes], size: int) -> bool:
-        """Reads a member's content behind its header, and drops its padding; keeps all where something is missing."""
-        fill = padding(size)
-        try:
-            parts.append(self._stream.read(size))
-            if fill and len(parts[1]) == size:
-                parts.append(self._stream.read(fill))
-        except Exception as error:  # noqa: BLE001 - raised where the bytes before it end
-            self._failure = error.with_traceback(None)
-            return False
-        if sum(map(len, parts)) < BLOCK + size + fill:
-            return False
-        del parts[2:]
-        return True
 
     def _look(self) -> None:
         """Reads the next window."""

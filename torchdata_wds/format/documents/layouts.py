@@ -153,14 +153,21 @@ def _parse_parallel(value: Mapping[str, Any]) -> Document:
     names, passages = _list(value, "images"), _list(value, "texts")
     if len(names) != len(passages):
         raise ValueError(f"expected images and texts to be of one length, found {len(names)} and {len(passages)}")
-    infos = _parse_infos(value.get("metadata"), len(names))
+    infos = value.get("metadata")  # about each place: a list, or the JSON of one
+    infos = [None] * len(names) if infos is None else json.loads(infos) if isinstance(infos, str) else infos
+    if not isinstance(infos, list) or len(infos) != len(names):
+        found = f"{len(infos)}" if isinstance(infos, list) else _kind(infos)
+        raise ValueError(f"expected metadata to be a list of {len(names)}, one for each place, found {found}")
+    for number, info in enumerate(infos):
+        if info is not None and not isinstance(info, Mapping):
+            raise ValueError(f"expected metadata[{number}] to be an object or null, found {_kind(info)}")
     texts: list[str] = []
     images: list[ImageEntry] = []
     for number, (name, text) in enumerate(zip(names, passages, strict=True)):
         if isinstance(text, str) and name is None:
             texts.append(text)
         elif isinstance(name, str) and name and text is None:
-            images.append(ImageEntry(name, len(texts), None, None, infos[number], len(images)))
+            images.append(ImageEntry(name, len(texts), None, None, dict(infos[number] or {}), len(images)))
         else:
             raise ValueError(
                 f"expected a name in images[{number}] or a str in texts[{number}] and null in the other, found "
@@ -168,18 +175,6 @@ def _parse_parallel(value: Mapping[str, Any]) -> Document:
             )
     metadata = {name: rest for name, rest in value.items() if name not in ("images", "texts", "metadata")}
     return Document(texts, images, None, metadata)
-
-
-def _parse_infos(metadata: Any, count: int) -> list[dict[str, Any]]:
-    """Reads what OBELICS says about each place: a list, or the JSON of one."""
-    infos = json.loads(metadata) if isinstance(metadata, str) else [None] * count if metadata is None else metadata
-    if not isinstance(infos, list) or len(infos) != count:
-        found = f"{len(infos)}" if isinstance(infos, list) else _kind(infos)
-        raise ValueError(f"expected metadata to be a list of {count}, one for each place, found {found}")
-    for number, info in enumerate(infos):
-        if info is not None and not isinstance(info, Mapping):
-            raise ValueError(f"expected metadata[{number}] to be an object or null, found {_kind(info)}")
-    return [dict(info or {}) for info in infos]
 
 
 def _list(value: Mapping[str, Any], name: str) -> list[Any]:

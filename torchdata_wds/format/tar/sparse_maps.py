@@ -62,7 +62,17 @@ def unpack(stored: bytes, begin: int, segments: Segments, size: int) -> bytes:
         >>> unpack(b"abc", 0, [(1, 1), (4, 2)], 7)
         b'\x00a\x00\x00bc\x00'
     """
-    _check(segments, len(stored) - begin, size)
+    at = total = 0
+    for offset, length in segments:  # a map must say exactly one thing; pieces without bytes may stand anywhere
+        if offset + length > size:
+            raise HeaderError(f"its map has {length:,} bytes at {offset:,}, past its end at {size:,}")
+        if length and offset < at:
+            raise HeaderError(f"its map has a piece at {offset:,} after one that ends at {at:,}")
+        if length:
+            at = offset + length
+            total += length
+    if total != len(stored) - begin:
+        raise HeaderError(f"its map tells of {total:,} stored bytes, and there are {len(stored) - begin:,}")
     content = io.BytesIO()
     with memoryview(stored) as view:
         for offset, length in segments:
@@ -74,21 +84,6 @@ def unpack(stored: bytes, begin: int, segments: Segments, size: int) -> bytes:
         content.seek(size - 1)
         content.write(b"\0")
     return content.getvalue()
-
-
-def _check(segments: Segments, stored: int, size: int) -> None:
-    """Refuses maps that do not say exactly one thing; pieces without bytes may stand anywhere."""
-    at = total = 0
-    for offset, length in segments:
-        if offset + length > size:
-            raise HeaderError(f"its map has {length:,} bytes at {offset:,}, past its end at {size:,}")
-        if length and offset < at:
-            raise HeaderError(f"its map has a piece at {offset:,} after one that ends at {at:,}")
-        if length:
-            at = offset + length
-            total += length
-    if total != stored:
-        raise HeaderError(f"its map tells of {total:,} stored bytes, and there are {stored:,}")
 
 
 def _old_numbers(blocks: list[bytes]) -> Iterator[int]:

@@ -36,7 +36,7 @@ NONE = StorageOptions()
 
 def units_of(archive: bytes, select: Any = None) -> Iterator[Unit]:
     """What a reader gives of an archive, in windows where it can."""
-    options = ReadOptions(select, None, 1, "x.tar", None, True, False)
+    options = ReadOptions(select, visit=1, shard="x.tar")
     stream = io.BufferedReader(io.BytesIO(archive))  # type: ignore[arg-type]  # as open_shard gives it
     return read_marked_members(stream, "x.tar", options, Counter())
 

@@ -101,7 +101,7 @@ def test_warnings_become_seldom_when_many_shards_have_links(caplog: pytest.LogCa
 def test_group_members_warns_when_no_member_of_a_shard_has_a_key(caplog: pytest.LogCaptureFixture) -> None:
     """A shard of members that belong to no sample is said to give none, its neighbour is not."""
     odd = member(b".hidden.jpg", b"x") + member(b"README", b"x") + END
-    options = ReadOptions(None, None, 0, "x.tar", None, True, False)
+    options = ReadOptions(shard="x.tar")
     with caplog.at_level(logging.WARNING):
         for archive in (odd, member(b"README", b"x") + FILE + END):
             list(group_members(read_marked_members(io.BytesIO(archive), "x.tar", options, Counter())))

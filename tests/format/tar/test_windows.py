@@ -153,7 +153,7 @@ def test_windows_give_what_reading_one_by_one_gives_in_a_long_campaign(data: st.
 
 def runs(archive: bytes, sizes: tuple[int, int] = READERS["large windows"]) -> list[list[str]]:
     """The names that come together; a member that comes alone as a list of its own name."""
-    options = ReadOptions(None, None, 1, "x.tar", None, require_end_marker=True, concatenated=False)
+    options = ReadOptions(visit=1, shard="x.tar")
     with reading_with(sizes):
         units = list(read_marked_members(io.BytesIO(archive), "x.tar", options, Counter()))
     return [item.names if isinstance(item, MemberRun) else [item.name] for item in units if not isinstance(item, Mark)]

@@ -117,17 +117,9 @@ def _scan(entries: TarEntries, url: str) -> Iterator[Unit]:
     yield Mark.END
 
 
-def read_sizes(
-    url: str,
-    *,
-    visit: int = 0,
-    require_end_marker: bool = True,
-    concatenated: bool = False,
-    skipped: Counter[str] | None = None,
-) -> Generator[Unit, None, None]:
+def read_sizes(url: str, *, skipped: Counter[str] | None = None, **options: Any) -> Generator[Unit, None, None]:
     """Reads the members of a shard for `group_members`, those that can be sought past with their size for content."""
     with open_shard(url) as stream:
         reopen = (lambda offset: open_shard(url, offset=offset)) if can_reopen(url) else None
-        shown = mask_url(url)
-        options = ReadOptions(None, None, visit, shown, reopen, require_end_marker, concatenated, sizes_only=True)
-        yield from read_marked_members(stream, url, options, Counter() if skipped is None else skipped)
+        chosen = ReadOptions(shard=mask_url(url), reopen=reopen, sizes_only=True, **options)
+        yield from read_marked_members(stream, url, chosen, Counter() if skipped is None else skipped)

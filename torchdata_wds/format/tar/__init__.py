@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torchdata_wds.format.samples.names import split_name
 from torchdata_wds.format.tar.entries import DEFAULT_MAX_MEMBER_BYTES, TarEntries, TarEntry
@@ -25,26 +25,28 @@ _SYMBOLIC_LINK = HEADER_WORDS[ord("2")]
 _CURE = "Write the shard with tar --dereference (-h), which stores what links point to."
 
 
+class ReadOptions(NamedTuple):
+    """How a shard is read; those without a comment are options of ``load_wds_shards``."""
+
+    select: Select | None = None
+    rename: Callable[[str], str] | None = None
+    visit: int = 0  # as in `ShardMember`
+    shard: str = ""  # the URL as messages may show it
+    reopen: Reopen | None = None  # opens the archive again at a byte offset, for hard links; by default through the URL
+    require_end_marker: bool = True
+    concatenated: bool = False
+    offset: int = 0  # where in the archive the stream begins
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
+    sizes_only: bool = False  # whether members that can be sought past have their size for content
+
+
 def read_members(
-    stream: ByteSource,
-    url: str,
-    *,
-    select: Select | None = None,
-    rename: Callable[[str], str] | None = None,
-    visit: int = 0,
-    shard: str | None = None,
-    reopen: Reopen | None = None,
-    require_end_marker: bool = True,
-    concatenated: bool = False,
-    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
-    skipped: Counter[str] | None = None,
+    stream: ByteSource, url: str, *, skipped: Counter[str] | None = None, **options: Any
 ) -> Iterator[ShardMember]:
     """Reads the regular members of a tar archive (ustar, GNU, PAX or V7) forward, one at a time in memory.
 
-    Options are those of ``load_wds_shards``; `shard` is the URL as messages may show it, `reopen` opens the archive
-    again at a byte offset, for hard links (by default through `url`), and `skipped` counts what is skipped, by reason.
-    Only the normal end of the iterator proves a whole shard: at any damage it raises a `ShardFormatError`, after the
-    members before it.
+    Options are those of `ReadOptions`; `skipped` counts what is skipped, by reason. Only the normal end of the iterator
+    proves a whole shard: at any damage it raises a `ShardFormatError`, after the members before it.
 
     Example:
         >>> import io, tarfile
@@ -54,28 +56,10 @@ def read_members(
         >>> [member.name for member in read_members(io.BytesIO(out.getvalue()), "x.tar")]
         ['a.txt']
     """
-    shard = mask_url(url) if shard is None else shard
-    options = ReadOptions(
-        select, rename, visit, shard, reopen, require_end_marker, concatenated, max_member_bytes=max_member_bytes
-    )
-    for item in singles(read_marked_members(stream, url, options, Counter() if skipped is None else skipped)):
+    chosen = ReadOptions(**{"shard": mask_url(url), **options})
+    for item in singles(read_marked_members(stream, url, chosen, Counter() if skipped is None else skipped)):
         if isinstance(item, ShardMember):
             yield item
-
-
-class ReadOptions(NamedTuple):
-    """How a shard is read: the options of `read_members`."""
-
-    select: Select | None
-    rename: Callable[[str], str] | None
-    visit: int
-    shard: str
-    reopen: Reopen | None
-    require_end_marker: bool
-    concatenated: bool
-    offset: int = 0  # where in the archive the stream begins
-    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
-    sizes_only: bool = False  # whether members that can be sought past have their size for content
 
 
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:

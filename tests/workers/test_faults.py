@@ -17,14 +17,8 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, is_alive, open_files, wait_until
-from tests.kits.workers_kit import ROOT, SIZES, items_of, loader_of, time_limit, uneven_pipe, with_pid
+from tests.kits.workers_kit import ROOT, SIZES, items_of, loader_of, uneven_pipe, with_pid
 from torchdata_wds.storage import open_shard
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 def in_worker_one(item: int) -> bool:

@@ -13,17 +13,11 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children, in_child, wait_until
-from tests.kits.workers_kit import loader_of, time_limit
+from tests.kits.workers_kit import loader_of
 from torchdata_wds.workers.interrupts import ignore_interrupts, interrupts_held
 from torchdata_wds.workers.processes import pool as pools
 from torchdata_wds.workers.processes.link import WorkerLink
 from torchdata_wds.workers.processes.messages import Receiver
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 def press_ctrl_c(*_: Any) -> None:

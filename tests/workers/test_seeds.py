@@ -89,74 +89,23 @@ GRAPHS: dict[str, Callable[[Urls], IterDataPipe[Any]]] = {
 #: Two epochs with seed 7, by who runs the graph with how many workers; in its own process a DataLoader seeds nothing
 #: that `drawing` and `augmented` draw from. Whoever changes a digest changes every user's orders.
 DIGESTS: dict[tuple[str, int], dict[str, str]] = {
-    ("service", 0): {
-        "shuffled": "ca991b48333cde83",
-        "natively": "b9cd7c3edff50793",
-        "resampled": "eb5f5d88b54a1e1d",
-        "mixed": "71d8b6c760dd53d3",
-        "split": "572dd26b32301208",
-        "counted": "98369f5921cd3131",
-        "drawing": "6e6c36db7201a0d8",
-        "augmented": "05af12d54a468129",
-    },
-    ("service", 1): {
-        "shuffled": "ca991b48333cde83",
-        "natively": "b9cd7c3edff50793",
-        "resampled": "eb5f5d88b54a1e1d",
-        "mixed": "71d8b6c760dd53d3",
-        "split": "572dd26b32301208",
-        "counted": "98369f5921cd3131",
-        "drawing": "6e6c36db7201a0d8",
-        "augmented": "05af12d54a468129",
-    },
-    ("service", 2): {
-        "shuffled": "02e3a7e7d799a50a",
-        "natively": "2c48204555948a6c",
-        "resampled": "c04a6a856a3ef493",
-        "mixed": "18e99443ab14ac7d",
-        "split": "9ce6b8ca677aa117",
-        "counted": "6f28c9b1cd6f21d5",
-        "drawing": "73ffe25754da9197",
-        "augmented": "424be50acc26f5ba",
-    },
-    ("dataloader", 0): {
-        "shuffled": "44f53b75d9ff54f4",
-        "natively": "ce834feb2ccc9d97",
-        "resampled": "4e151183d684055f",
-        "mixed": "29ce71ae72c402cb",
-        "split": "210f806afd1f2d51",
-        "counted": "59f1d47210a56bd8",
-    },
-    ("dataloader", 2): {
-        "shuffled": "aef9e784266738a5",
-        "natively": "a3b618d4bd537e36",
-        "resampled": "8a1d6f67ff1ee494",
-        "mixed": "3e299f3c3bbcd62f",
-        "split": "31e503763ed8d96f",
-        "counted": "36671cd9eb51adf3",
-        "drawing": "8aaa07d69650e392",
-        "augmented": "95f8283ef80ce5d8",
-    },
-    ("stateful", 0): {
-        "shuffled": "4c1e68704a03dc4c",
-        "natively": "11f7b57b2b189be5",
-        "resampled": "b5ded196ad828ce6",
-        "mixed": "876c369a3a6c1121",
-        "split": "60c0c86fec8b8558",
-        "counted": "af1a9a4ae7488842",
-        "drawing": "98f0b805e125cd42",
-        "augmented": "0cc1bc39f0e755e2",
-    },
-    ("stateful", 2): {
-        "shuffled": "803ddf5b62b53c59",
-        "natively": "fb3ac94660dac8a6",
-        "resampled": "53fcdacf2caee3e0",
-        "mixed": "b20bd7d0807d6c46",
-        "split": "86149d50e7c8b62f",
-        "counted": "0c7416137d175ede",
-        "drawing": "fd887174cf16b14a",
-        "augmented": "629c69cd767ec358",
-    },
+    run: dict(zip(GRAPHS, row.split(), strict=False))
+    for run, row in {
+        ("service", 0): "ca991b48333cde83 b9cd7c3edff50793 eb5f5d88b54a1e1d 71d8b6c760dd53d3 "
+        "572dd26b32301208 98369f5921cd3131 6e6c36db7201a0d8 05af12d54a468129",
+        ("service", 1): "ca991b48333cde83 b9cd7c3edff50793 eb5f5d88b54a1e1d 71d8b6c760dd53d3 "
+        "572dd26b32301208 98369f5921cd3131 6e6c36db7201a0d8 05af12d54a468129",
+        ("service", 2): "02e3a7e7d799a50a 2c48204555948a6c c04a6a856a3ef493 18e99443ab14ac7d "
+        "9ce6b8ca677aa117 6f28c9b1cd6f21d5 73ffe25754da9197 424be50acc26f5ba",
+        ("dataloader", 0): "44f53b75d9ff54f4 ce834feb2ccc9d97 4e151183d684055f 29ce71ae72c402cb "
+        "210f806afd1f2d51 59f1d47210a56bd8",
+        ("dataloader", 2): "aef9e784266738a5 a3b618d4bd537e36 8a1d6f67ff1ee494 3e299f3c3bbcd62f "
+        "31e503763ed8d96f 36671cd9eb51adf3 8aaa07d69650e392 95f8283ef80ce5d8",
+        ("stateful", 0): "4c1e68704a03dc4c 11f7b57b2b189be5 b5ded196ad828ce6 876c369a3a6c1121 "
+        "60c0c86fec8b8558 af1a9a4ae7488842 98f0b805e125cd42 0cc1bc39f0e755e2",
+        ("stateful", 2): "803ddf5b62b53c59 fb3ac94660dac8a6 53fcdacf2caee3e0 b20bd7d0807d6c46 "
+        "86149d50e7c8b62f 0c7416137d175ede fd887174cf16b14a 629c69cd767ec358",
+    }.items()
 }
 
 

@@ -3,7 +3,6 @@
 import os
 import pickle
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,10 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
-from tests.kits.workers_kit import SIZES, SeedTeller, expand, items_of, run_script, time_limit, uneven_pipe, with_pid
+from tests.kits.workers_kit import SIZES, SeedTeller, expand, items_of, run_script, uneven_pipe, with_pid
 from torchdata_wds.workers.service import WorkersReadingService
 
 from torchdata.dataloader2 import DataLoader2  # isort: skip  # its banner is silenced by the import above
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(180):
-        yield
 
 
 def epochs(pipe: IterDataPipe, count: int = 3, dl_seeds: Any = None, **options: Any) -> list[list[Any]]:

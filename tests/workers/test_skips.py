@@ -3,7 +3,6 @@
 import gc
 import logging
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,12 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.shards import text_samples, write_tar
-from tests.kits.workers_kit import loader_of, time_limit
+from tests.kits.workers_kit import loader_of
 from torchdata_wds import StatefulPipeline, WorkersReadingService, ignore_and_continue
 from torchdata_wds.handlers import SkipCounts, count_loss
 from torchdata_wds.workers.service import DataLoader2
 
 LOGGER = "torchdata_wds.workers.skips"
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 @pytest.fixture

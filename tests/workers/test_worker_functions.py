@@ -12,14 +12,8 @@ from torch.utils.data.graph_settings import get_all_graph_pipes
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import SeedTeller, loader_of, time_limit
+from tests.kits.workers_kit import SeedTeller, loader_of
 from torchdata_wds import WorkersReadingService
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 class Teller(IterDataPipe):

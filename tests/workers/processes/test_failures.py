@@ -1,7 +1,6 @@
 """An exception's way from a worker to the main process: its type, its attributes and where it came from."""
 
 import threading
-from collections.abc import Iterator
 from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
@@ -9,15 +8,9 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import children
-from tests.kits.workers_kit import loader_of, time_limit
+from tests.kits.workers_kit import loader_of
 from torchdata_wds.errors import DecodingError, ShardFormatError, ShardOpenError
 from torchdata_wds.workers.processes.worker import Failure
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 def one_of_each(kind: str) -> str:

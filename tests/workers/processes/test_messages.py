@@ -3,22 +3,14 @@
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.kits.workers_kit import time_limit
 from torchdata_wds.workers.processes.messages import MOST_ITEMS, Message, Receiver, Sender
 from torchdata_wds.workers.processes.shared_memory import Limits, SegmentPool
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 class Line:

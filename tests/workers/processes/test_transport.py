@@ -16,15 +16,9 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from tests.kits.processes import open_files
-from tests.kits.workers_kit import SIZES, items_of, loader_of, time_limit, uneven_pipe
+from tests.kits.workers_kit import SIZES, items_of, loader_of, uneven_pipe
 from torchdata_wds import wds_collate
 from torchdata_wds.workers.processes.messages import Receiver
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(120):
-        yield
 
 
 def image(number: int) -> tuple[torch.Tensor, np.ndarray[Any, Any], int, bytes]:

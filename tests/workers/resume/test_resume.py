@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from tests.kits.resume_kit import (
     stopped,
 )
 from tests.kits.shards import write_text_shards
-from tests.kits.workers_kit import time_limit
 from torchdata_wds import handlers, index_shard, storage
 from torchdata_wds.handlers import ignore_and_continue
 from torchdata_wds.pipes.samples.decode import SampleDecoderIterDataPipe
@@ -52,12 +51,6 @@ def named(*graphs: Graph, slow: tuple[Graph, ...] = ()) -> list[Any]:
     """Parameters that go by the names of the graphs."""
     marks = {graph: [pytest.mark.slow] if graph in slow else [] for graph in (*graphs, *slow)}
     return [pytest.param(graph, marks=found, id=graph.__name__) for graph, found in marks.items()]
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 @pytest.fixture(scope="module")

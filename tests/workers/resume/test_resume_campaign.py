@@ -2,7 +2,6 @@
 
 import pickle
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from tests.kits.resume_kit import (
     split,
     states_at,
 )
-from tests.kits.workers_kit import run_script, time_limit
+from tests.kits.workers_kit import run_script
 from torchdata_wds import index_shard
 
 pytestmark = pytest.mark.slow
@@ -40,12 +39,6 @@ pytestmark = pytest.mark.slow
 EPOCHS = {0: (0, "end", "random"), 2: ("last", "between", "random"), 5: ("random", "random", "end")}
 
 GRAPHS = [batched, in_epochs, in_odd_epochs, resampled, filtered, split, joined]
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(180):
-        yield
 
 
 @pytest.fixture(scope="module")

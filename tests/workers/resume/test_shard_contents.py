@@ -15,18 +15,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tests.kits.cache_server import CacheServer, cache_server
 from tests.kits.resume_kit import keys_of, left_of, loader_of, resumed, row, run, stopped
 from tests.kits.shards import tar_bytes, text_samples, write_tar, write_text_shards
-from tests.kits.workers_kit import time_limit
 from torchdata_wds import ShardFormatError, ShardListError, StatefulPipeline, handlers, ignore_and_continue, index_shard
 from torchdata_wds.workers.resume import signatures
 from torchdata_wds.workers.resume.signatures import ShardContent, contents_of, describe_changes
 
 SIZES = (12, 12, 12)
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(60):
-        yield
 
 
 def samples(urls: Sequence[str], **options: Any) -> Any:

@@ -31,7 +31,7 @@ from tests.kits.resume_kit import (
     split,
 )
 from tests.kits.shards import text_keys, write_text_shards
-from tests.kits.workers_kit import run_script, time_limit
+from tests.kits.workers_kit import run_script
 from torchdata_wds import StatefulPipeline
 
 # StatefulDataLoader calls a function of torch that warns; and the workers of a test may be more than the cores.
@@ -41,12 +41,6 @@ pytestmark = [
 ]
 
 SEED = 3
-
-
-@pytest.fixture(autouse=True)
-def _never_hang() -> Iterator[None]:
-    with time_limit(90):
-        yield
 
 
 @pytest.fixture(scope="module")

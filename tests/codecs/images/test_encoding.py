@@ -340,11 +340,11 @@ def test_quality_and_compression_count_when_given() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     low, high = (encode("jpg", pixels, jpeg_quality=quality) for quality in (1, 100))
     assert len(low) < len(encode("jpg", pixels)) < len(high)
-    assert encode("jpg", pixels) == encode("jpeg", pixels, jpeg_quality=95)
+    assert encode("jpg", pixels) == encode("jpeg", pixels, jpeg_quality=np.int64(95))
     for pixels in (np.zeros((64, 64), np.uint8), np.zeros((64, 64), np.uint16)):
         files = [encode("png", pixels, png_compression=level) for level in (0, 6, 9)]
         assert len(files[0]) > len(files[1]) >= len(files[2])
-        assert encode("png", pixels) == files[1]
+        assert encode("png", pixels) == files[1] == encode("png", pixels, png_compression=np.int32(6))
         assert all(not decode("l8", "png", file).any() for file in files)
 
 

@@ -202,8 +202,8 @@ class _FileFormat:
 
     def _save(self, image: Image, exif: bytes, options: EncodeOptions) -> bytes:
         by_format: dict[str, dict[str, Any]] = {
-            "JPEG": {"quality": options.jpeg_quality, "icc_profile": image.info.get("icc_profile")},
-            "PNG": {"compress_level": options.png_compression},
+            "JPEG": {"quality": int(options.jpeg_quality), "icc_profile": image.info.get("icc_profile")},
+            "PNG": {"compress_level": int(options.png_compression)},
             # without exact=True, colours under full transparency are lost
             "WEBP": {"lossless": True, "exact": True},
             "TIFF": {"compression": "tiff_adobe_deflate"},

@@ -89,10 +89,7 @@ class Encoder(Planner):
         return None if is_metadata(field) else self._plan(field)
 
     def _plan(self, field: str) -> _Plan:
-        """Chooses how the values of a field are encoded: first by the user's function for the longest extension.
-
-        What it returns, and the values of fields without one, are encoded by the table of types and compressed.
-        """
+        """Chooses how a field is encoded: by the user's function for the longest extension, the table, compression."""
         inner, suffix = split_suffix(field)
         codec = find_codec(field)
         if suffix:
@@ -145,7 +142,6 @@ def _allow_bytes(encode: _Plan) -> _Plan:
 
 
 def _refuse_value(value: Any, _: None) -> bytes:
-    """Says what to do about a value in a field that can only hold bytes."""
     if isinstance(value, str):
         raise TypeError("such a field takes bytes only: give value.encode(), or name the field with .txt at its end")
     raise TypeError(
@@ -164,7 +160,6 @@ def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_users(encoder: EncoderLike) -> dict[str, Callable[[Any], Any]]:
-    """Returns the user's functions by their extensions."""
     if not isinstance(encoder, Mapping):
         if isinstance(encoder, bool | str) or callable(encoder):
             return {}

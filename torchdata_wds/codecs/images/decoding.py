@@ -177,10 +177,7 @@ def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
 
 
 def _read_header(data: bytes) -> tuple[int, int, int, bool] | None:
-    """Reads width, height, channels (1 for grey, 3 for colour), and whether there is metadata; None if not ordinary.
-
-    It walks over the segments before the first scan.
-    """
+    """Reads width, height, channels (1 or 3), and whether there is metadata, before the first scan; None if unusual."""
     position, width, height, channels, has_metadata = 2, 0, 0, 0, False
     while True:
         marker, length = data[position + 1], data[position + 2] << 8 | data[position + 3]

@@ -169,10 +169,8 @@ def _decode(container: Any, stream: Any) -> Iterator[_Timed]:
 def _without_shown(due: set[int], first: int | None, shown: int) -> set[int]:
     """Takes out the frames that were due up to one that is shown: frames come in the order in which they are shown.
 
-    Before the first one there may be some that need one further back, where a file was cut out of a longer one.
-
-    Raises:
-        ValueError: if one is not shown that was due: FFmpeg leaves out what it cannot decode at all.
+    One that was due and is not shown is an error: FFmpeg leaves out what it cannot decode at all. But before the first
+    one there may be some that need one further back, where a file was cut out of a longer one.
     """
     lost = [time for time in due if time < shown and (first is None or time > first)]
     if lost:

@@ -136,7 +136,6 @@ class _Writer:
             self.has_pickles = True
 
     def sized(self, tag: bytes, data: bytes | memoryview) -> None:
-        """Adds a tag, the number of bytes, and the bytes."""
         self.add(tag + U64.pack(len(data)))
         self.add(data)
 

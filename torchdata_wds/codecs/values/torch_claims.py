@@ -141,7 +141,6 @@ class _Reader(pickle._Unpickler):
         return partial(self.call, f"{module}.{name}")
 
     def persistent_load(self, identity: Any) -> _Standin:
-        """Adds the claim of a storage that the pickle refers to."""
         if not isinstance(identity, tuple) or len(identity) < 5:
             return _Standin()
         _, kind, key, _, count = identity[:5]

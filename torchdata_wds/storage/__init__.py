@@ -4,8 +4,6 @@ One backend per file, and a table from scheme to backend for each direction (`OP
 Nothing here knows what is inside a shard, and nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -5,20 +5,15 @@ failed. `wrap_source` adds decompression and a buffer. All code here runs per bu
 the tar reader run in C, in `io.BufferedReader`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torchdata_wds.errors import ShardFormatError, ShardOpenError, WdsError
 from torchdata_wds.storage.decompression import CompressedInput, find_decoder
 from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 from torchdata_wds.storage.urls import mask_url
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 BUFFER_SIZE = 1 << 20
 
@@ -58,7 +53,7 @@ class Source(io.RawIOBase):
         """Reads bytes into a buffer and returns their number; 0 only at the verified end."""
         raise NotImplementedError
 
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         """Reads as `fill`."""
         return self.fill(memoryview(buffer))
 

@@ -4,8 +4,6 @@ The same data gives the same bytes, in pieces of any size and at any time: they 
 version of a library may give other bytes, which decompress to the same.
 """
 
-from __future__ import annotations
-
 import bz2
 import lzma
 import zlib

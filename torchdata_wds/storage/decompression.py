@@ -5,8 +5,6 @@ that memory stays bounded whatever the shard holds, and everything before damage
 decompressors drop the output of the step that meets it.
 """
 
-from __future__ import annotations
-
 import bz2
 import io
 import lzma

@@ -1,7 +1,5 @@
 """Patterns -> shard URLs."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

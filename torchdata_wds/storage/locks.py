@@ -5,8 +5,6 @@ option ``flock``, some network and FUSE mounts), nor every Python (some lack ``f
 no other process were there: files get unique names and are renamed when whole, so that nothing wrong is ever read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -43,7 +41,7 @@ def unlock(file: int) -> None:
 
 
 # A forked child closes its copies of these, which would keep the locks for as long as it lives.
-_open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+_open: "weakref.WeakSet[LockedFile]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -4,8 +4,6 @@ A shard keeps the name it was given in samples, indexes, caches and checkpoints,
 other rules. `resolve` applies the rules once, where a URL is listed or opened, and never to their own result.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -43,7 +41,7 @@ class RewriteRules:
 
     __slots__ = ("_held",)
 
-    def __init__(self, rules: str | Mapping[str, str] | RewriteRules | None = None) -> None:
+    def __init__(self, rules: "str | Mapping[str, str] | RewriteRules | None" = None) -> None:
         if isinstance(rules, RewriteRules):
             self._held: Withheld[Rules] = rules._held
             return

@@ -1,7 +1,5 @@
 """A shard that a thread opens and reads ahead of its reader."""
 
-from __future__ import annotations
-
 import io
 import threading
 import time

@@ -1,7 +1,5 @@
 """Going on after failures: how long to wait, when to give up, and opening again at the byte where reading broke off."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random

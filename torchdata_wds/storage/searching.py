@@ -5,8 +5,6 @@ fd: each file is found once, and links in a circle do no harm. A folder that the
 may be a link; so may files.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import os

@@ -1,7 +1,5 @@
 """What kind of URL a text is, which URLs its braces stand for, and how messages show it: without what is secret."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -4,8 +4,6 @@ The gateway at ``AIS_ENDPOINT`` redirects to the machine that has the object. On
 redirect is a permission in itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import partial
@@ -115,7 +113,7 @@ class _AisStore:
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
         """A bucket has no folders."""
 
-    def _ask(self, method: str, address: str, file: BinaryIO | None = None) -> urllib3.BaseHTTPResponse:
+    def _ask(self, method: str, address: str, file: BinaryIO | None = None) -> "urllib3.BaseHTTPResponse":
         # The gateway takes no data: its answer to a request without any says where to send it.
         answer = self._send(method, address, self._headers)
         place = urljoin(address, answer.headers.get("Location", ""))
@@ -129,7 +127,7 @@ class _AisStore:
             headers = {**headers, "Content-Length": str(os.fstat(file.fileno()).st_size)}
         return _check(self._send(method, place, headers, file))
 
-    def _send(self, method: str, url: str, headers: dict[str, str], body: Any = None) -> urllib3.BaseHTTPResponse:
+    def _send(self, method: str, url: str, headers: dict[str, str], body: Any = None) -> "urllib3.BaseHTTPResponse":
         import urllib3
 
         # A connection for each request: there are few, and a forked child must not have a copy of one.
@@ -137,7 +135,7 @@ class _AisStore:
             return pool.request(method, url, headers=headers, body=body, redirect=False, retries=False)
 
 
-def _check(answer: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
+def _check(answer: "urllib3.BaseHTTPResponse") -> "urllib3.BaseHTTPResponse":
     if answer.status < 300:
         return answer
     told = mask_text(answer.data.decode(errors="replace")[:200].strip())

@@ -10,8 +10,6 @@ Each command is a process group of its own, so that all of it can be killed when
 starting, killing and reporting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -53,8 +51,8 @@ for group in $groups; do kill -s KILL -- "-$group"; done
 """
 
 # The commands that this process started and that may still run, by process id, and its guards.
-_running: dict[int, ShellCommand] = {}
-_guards: weakref.WeakSet[CommandGuard] = weakref.WeakSet()
+_running: "dict[int, ShellCommand]" = {}
+_guards: "weakref.WeakSet[CommandGuard]" = weakref.WeakSet()
 
 
 def _forget_all() -> None:

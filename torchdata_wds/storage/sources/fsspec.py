@@ -3,8 +3,6 @@
 Each process makes its own client of a store, one for all its shards.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

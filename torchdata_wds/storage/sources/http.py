@@ -3,8 +3,6 @@
 Whether another connection sends the same object is told by entity tags, dates and lengths: RFC 9110, 8.8 and 13.1.5.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping
@@ -70,7 +68,7 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
         raise
 
 
-def _version_if_plain(place: Place, options: HttpOptions) -> Version | None:
+def _version_if_plain(place: Place, options: HttpOptions) -> "Version | None":
     """What is known of the shard, if the server gives parts of it and it is not compressed.
 
     Offsets count decompressed bytes: only then are they those of a range.
@@ -94,7 +92,7 @@ class Version:
     encoding: str = ""  # the Content-Encoding
 
     @classmethod
-    def of(cls, status: int, headers: Mapping[str, str]) -> Version:
+    def of(cls, status: int, headers: Mapping[str, str]) -> "Version":
         """Reads it from an answer with the whole object (200) or a part (206)."""
         whole = status == 200
         etag, modified = (headers.get(name, "").strip() for name in ("ETag", "Last-Modified"))
@@ -118,11 +116,11 @@ class Version:
             return None if self.etag.startswith("W/") else self.etag
         return self.modified if self.settled else None
 
-    def is_confirmed_by(self, later: Version) -> bool:
+    def is_confirmed_by(self, later: "Version") -> bool:
         """Returns whether a later answer says anything that only answers with the same object say."""
         return bool(self.etag and later.etag) or bool(self.modified and later.modified)
 
-    def difference(self, later: Version) -> str | None:
+    def difference(self, later: "Version") -> str | None:
         """Says what shows that a later answer is of another object; None if nothing does."""
         told = ("Last-Modified", self.modified, later.modified)
         if self.etag and later.etag:
@@ -157,7 +155,7 @@ class Delivered:
         if self.has_checksum:
             self._checksum = crc32(data, self._checksum)
 
-    def differs_from(self, other: Delivered) -> bool:
+    def differs_from(self, other: "Delivered") -> bool:
         """Returns whether the other, which ends at the same place, cannot be of the same object."""
         shorter, longer = sorted((self.end, other.end), key=len)
         is_known = self.has_checksum and other.has_checksum

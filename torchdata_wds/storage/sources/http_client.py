@@ -1,7 +1,5 @@
 """One request to a web server, by urllib3: connections, proxies, redirects, and which headers go to which host."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import io

@@ -1,7 +1,5 @@
 """Shards in local files, and from standard input (the URL ``-``)."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

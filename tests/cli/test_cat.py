@@ -1,14 +1,13 @@
 """``wds cat``: every sample once, in the order that was asked for."""
 
 import gzip
-import io
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from tests.kits.processes import open_files
-from tests.kits.shards import sample_members, tar_bytes, text_keys, text_samples, write_tar, write_text_shards
+from tests.kits.shards import tar_bytes, text_keys, text_samples, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, read_samples, run_wds
 
 SIZES = (5, 0, 7, 3)
@@ -32,15 +31,6 @@ def test_cat_joins_shards_in_the_order_given(shards: list[str], tmp_path: Path) 
     assert run_wds("cat", *reversed(shards), "-o", out) == (0, b"", "")
     assert read_samples(out) == [sample for shard in reversed(shards) for sample in read_samples(shard)]
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_cat_reads_standard_input_and_writes_standard_output(shards: list[str]) -> None:
-    """Without any argument; a braces pattern gives the same."""
-    data = Path(shards[2]).read_bytes()
-    expected = read_samples(shards[2])
-    assert read_samples(run_wds("cat", stdin=data).out) == expected
-    assert read_samples(run_wds("cat", "-", "-o", "-", stdin=gzip.compress(data)).out) == expected
-    assert keys(run_wds("cat", shards[0].replace("000000.tar", "{000000..000003}.tar"))) == text_keys(SIZES)
 
 
 def test_cat_writes_the_same_bytes_again(shards: list[str], tmp_path: Path) -> None:
@@ -129,80 +119,6 @@ def test_slice_counts_samples_as_they_lie_in_the_shards_also_where_they_are_shuf
     found = keys(run_wds("cat", *shards, "--shuffle", "100", "--seed", "1", "--slice", "4:11"))
     assert sorted(found) == sorted(text_keys(SIZES)[4:11])
     assert found != sorted(found)
-
-
-def test_cat_chooses_and_renames_fields(shards: list[str]) -> None:
-    """All other fields are left out."""
-    done = run_wds("cat", shards[0], "-f", "text=none;txt *s*n")
-    assert [sorted(sample) for sample in read_samples(done.out)] == [["__key__", "json", "text"]] * 5
-
-
-@pytest.mark.parametrize(("missing", "status", "expected"), [("error", 1, None), ("skip", 0, 1), ("empty", 0, 2)])
-def test_cat_does_what_is_asked_about_missing_fields(
-    missing: str, status: int, expected: int | None, tmp_path: Path
-) -> None:
-    """The whole output is refused, or what was left out or empty is told."""
-    shard = write_tar(tmp_path / "x.tar", [*sample_members("a", txt=b"1"), *sample_members("b", txt=b"", jpg=b"2")])
-    out = tmp_path / "out.tar"
-    done = run_wds("cat", shard, "-f", "jpg", "--missing", missing, "-o", out)
-    assert done.status == status
-    assert out.exists() is (expected is not None)
-    if expected is not None:
-        assert len(read_samples(out)) == expected
-        assert "1" in done.err
-        assert f"--missing {missing}" in done.err
-    else:
-        assert "sample 'a'" in done.err
-
-
-def test_cat_loses_only_samples_without_a_field_where_errors_are_skipped(tmp_path: Path) -> None:
-    """They are told one by one, and the status says that something was lost."""
-    shard = write_tar(tmp_path / "x.tar", [*sample_members("a", txt=b"1"), *sample_members("b", jpg=b"2")])
-    done = run_wds("cat", shard, "-f", "jpg", "--errors", "skip")
-    assert done.status == 1
-    assert [sample["__key__"] for sample in read_samples(done.out)] == ["b"]
-    assert "skipped: sample 'a'" in done.err
-
-
-def test_cat_refuses_a_key_that_comes_twice_and_names_the_cure(shards: list[str], tmp_path: Path) -> None:
-    """Nothing whole is written; --rekey writes both."""
-    out = tmp_path / "out.tar"
-    done = run_wds("cat", shards[0], shards[0], "-o", out)
-    assert done.status == 1
-    assert "'s0-00000' comes twice" in done.err
-    assert "--rekey" in done.err
-    assert not out.exists()
-    assert run_wds("cat", shards[0], shards[0], "-o", out, "--rekey", "#").status == 0
-    assert [sample["__key__"] for sample in read_samples(out)] == [f"{number:09d}" for number in range(10)]
-
-
-def test_cat_of_damaged_shards_is_refused_or_keeps_all_whole_samples(shards: list[str], tmp_path: Path) -> None:
-    """As --errors says; the status is 1 either way."""
-    data = Path(shards[2]).read_bytes()
-    (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
-    out = tmp_path / "out.tar"
-    arguments = ["cat", shards[0], tmp_path / "cut.tar", shards[3], "-o", out]
-    refused = run_wds(*arguments)
-    assert refused.status == 1
-    assert "cut.tar is cut off" in refused.err
-    assert not out.exists()
-    skipped = run_wds(*arguments, "--errors", "skip", "--force")
-    assert skipped.status == 1
-    assert [sample["__key__"] for sample in read_samples(out)] == text_keys((5, 0, 3, 3))
-    assert "lost" in skipped.err
-
-
-def test_cat_does_not_overwrite_unless_forced(shards: list[str], tmp_path: Path) -> None:
-    """What is there stays."""
-    out = tmp_path / "out.tar.gz"
-    out.write_bytes(b"mine")
-    done = run_wds("cat", *shards, "-o", out)
-    assert done.status == 1
-    assert "--force" in done.err
-    assert out.read_bytes() == b"mine"
-    assert run_wds("cat", *shards, "-o", out, "--force").status == 0
-    with gzip.open(io.BytesIO(out.read_bytes())) as file:
-        assert len(read_samples(file.read())) == sum(SIZES)
 
 
 @pytest.mark.parametrize(

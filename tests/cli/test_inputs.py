@@ -13,42 +13,12 @@ import pytest
 from tests.kits.servers import serve_folder
 from tests.kits.shards import sample_members, tar_bytes, text_keys, write_tar, write_text_shards
 from tests.kits.tool_kit import Result, read_samples, run_wds
-from torchdata_wds.cli import main
-from torchdata_wds.cli.command import Command, Part, UsageError, part_number
-from torchdata_wds.cli.inputs import SampleReader, add_input_arguments, part_of
-from torchdata_wds.cli.outputs import (
-    SampleOutput,
-    add_field_arguments,
-    add_output_arguments,
-    copy_samples,
-    field_choices,
-)
+from torchdata_wds.cli.command import Part, UsageError, part_number
+from torchdata_wds.cli.inputs import part_of
+from torchdata_wds.cli.outputs import SampleOutput
 
 SIZES = (3, 0, 4)
 KEYS = text_keys(SIZES)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All that commands share."""
-    add_input_arguments(parser)
-    add_field_arguments(parser)
-    add_output_arguments(parser)
-
-
-def copy(arguments: argparse.Namespace) -> int:
-    """A command that copies."""
-    choices = field_choices(arguments)
-    reader = SampleReader(arguments, read_ahead=1, interleave=1)
-    with SampleOutput(arguments) as output:
-        samples = map(choices.choose, reader)
-        copy_samples((sample for sample in samples if sample is not None), output, reader)
-    choices.tell()
-    return reader.finish()
-
-
-@pytest.fixture(autouse=True)
-def _command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(main.COMMANDS, "copy", Command("Copy.", add_arguments, copy))
 
 
 @pytest.fixture
@@ -77,7 +47,7 @@ def test_inputs_are_named_in_every_way(shards: list[str], tmp_path: Path) -> Non
         [f"@{names}"],
         [f"pipe:cat {shards[0]}", *shards[1:]],
     ):
-        assert keys_of(run_wds("copy", *arguments)) == KEYS
+        assert keys_of(run_wds("cat", *arguments)) == KEYS
 
 
 def test_inputs_may_have_a_name_of_one_letter(
@@ -86,15 +56,15 @@ def test_inputs_may_have_a_name_of_one_letter(
     """A folder is often called so."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").rename("A")
-    assert keys_of(run_wds("copy", "A")) == KEYS
+    assert keys_of(run_wds("cat", "A")) == KEYS
 
 
 def test_inputs_are_standard_input_when_there_are_none(shards: list[str]) -> None:
     """By no name, by its name, and as a list."""
     data = Path(shards[0]).read_bytes()
-    assert keys_of(run_wds("copy", stdin=data)) == KEYS[:3]
-    assert keys_of(run_wds("copy", "-", stdin=gzip.compress(data))) == KEYS[:3]
-    assert keys_of(run_wds("copy", "@-", stdin="\n".join(shards).encode())) == KEYS
+    assert keys_of(run_wds("cat", stdin=data)) == KEYS[:3]
+    assert keys_of(run_wds("cat", "-", "-o", "-", stdin=gzip.compress(data))) == KEYS[:3]
+    assert keys_of(run_wds("cat", "@-", stdin="\n".join(shards).encode())) == KEYS
 
 
 @pytest.mark.parametrize("line", ["pipe:touch {}", "a-{{0..1}}::pipe:touch {}", "-", "reference://::http://x/y"])
@@ -104,7 +74,7 @@ def test_lists_run_nothing_when_that_is_not_allowed(line: str, shards: list[str]
     names = tmp_path / "list.txt"
     names.write_text(f"{shards[0]}\n{line.format(mark)}\n")
     for arguments, stdin in ((f"@{names}", b""), ("@-", names.read_bytes())):
-        done = run_wds("copy", arguments, stdin=stdin)
+        done = run_wds("cat", arguments, stdin=stdin)
         assert (done.status, done.out) == (1, b"")
         assert "line 2" in done.err
         assert "--allow-pipe" in done.err
@@ -117,9 +87,9 @@ def test_lists_may_name_commands_when_that_is_allowed(
     """But never where the program is to be secure."""
     names = tmp_path / "list.txt"
     names.write_text(f"pipe:cat {shards[0]}\r\n")
-    assert keys_of(run_wds("copy", "--allow-pipe", f"@{names}")) == KEYS[:3]
+    assert keys_of(run_wds("cat", "--allow-pipe", f"@{names}")) == KEYS[:3]
     monkeypatch.setenv("WDS_SECURE", "1")
-    assert "WDS_SECURE" in run_wds("copy", "--allow-pipe", f"@{names}").err
+    assert "WDS_SECURE" in run_wds("cat", "--allow-pipe", f"@{names}").err
 
 
 def test_lists_of_a_server_name_what_lies_beside_them(shards: list[str], tmp_path: Path) -> None:
@@ -127,14 +97,14 @@ def test_lists_of_a_server_name_what_lies_beside_them(shards: list[str], tmp_pat
     (tmp_path / "in" / "list.txt").write_text("\ufeffshard-00000{0,2}.tar\n")
     (tmp_path / "in" / "bad.txt").write_text("pipe:cat x\n")
     with serve_folder(tmp_path / "in") as address:
-        assert keys_of(run_wds("copy", f"@{address}/list.txt")) == KEYS
-        assert "runs a command" in run_wds("copy", f"@{address}/bad.txt").err
+        assert keys_of(run_wds("cat", f"@{address}/list.txt")) == KEYS
+        assert "runs a command" in run_wds("cat", f"@{address}/bad.txt").err
 
 
 @pytest.mark.parametrize("names", [["-", "-"], ["@-", "-"]], ids=" ".join)
 def test_inputs_are_refused_when_standard_input_comes_twice(names: list[str]) -> None:
     """It can be read only once."""
-    done = run_wds("copy", *names, "--allow-pipe", stdin=b"-\n")
+    done = run_wds("cat", *names, "--allow-pipe", stdin=b"-\n")
     assert done.status == 1
     assert "only once" in done.err
 
@@ -146,7 +116,7 @@ def test_inputs_are_refused_when_standard_input_comes_twice(names: list[str]) ->
 def test_inputs_are_refused_when_there_is_nothing(name: str, message: str, tmp_path: Path) -> None:
     """One line on stderr, nothing on stdout, nothing written."""
     target = tmp_path / "out.tar"
-    done = run_wds("copy", tmp_path / name if name[0] != "@" else f"@{tmp_path}/{name[1:]}", "-o", target)
+    done = run_wds("cat", tmp_path / name if name[0] != "@" else f"@{tmp_path}/{name[1:]}", "-o", target)
     assert (done.status, done.out, done.err.count("\n")) == (1, b"", 1)
     assert message in done.err
     assert not list(tmp_path.iterdir())
@@ -156,7 +126,7 @@ def test_inputs_are_refused_when_a_list_is_no_text(tmp_path: Path) -> None:
     """A shard behind the sign for a list."""
     path = tmp_path / "x.tar"
     path.write_bytes(b"\xff\xfe" * 100)
-    done = run_wds("copy", f"@{path}")
+    done = run_wds("cat", f"@{path}")
     assert done.status == 1
     assert "is not UTF-8 text" in done.err
 
@@ -174,14 +144,14 @@ def test_inputs_are_refused_when_a_list_is_no_text(tmp_path: Path) -> None:
 )
 def test_slices_count_samples(arguments: list[str], keys: list[str], shards: list[str]) -> None:
     """Of the whole stream, of each shard, and both."""
-    assert keys_of(run_wds("copy", *shards, *arguments)) == keys
+    assert keys_of(run_wds("cat", *shards, *arguments)) == keys
 
 
 def test_damage_stops_when_nothing_else_is_asked(tmp_path: Path) -> None:
     """Nothing whole appears, and the message tells the place."""
     path = tmp_path / "cut.tar"
     path.write_bytes(tar_bytes(sample_members("a", txt=b"1") + sample_members("b", txt=b"2"), end=b""))
-    done = run_wds("copy", path, "-o", tmp_path / "out.tar")
+    done = run_wds("cat", path, "-o", tmp_path / "out.tar")
     assert done.status == 1
     assert "byte 2,048" in done.err
     assert "--no-end-marker" in done.err or "--errors skip" in done.err
@@ -192,7 +162,7 @@ def test_names_of_strangers_do_not_act_on_a_terminal(tmp_path: Path) -> None:
     """Neither in the last words nor in a warning."""
     path = write_tar(tmp_path / "x.tar", [("\x1b[2Ja.txt", b""), ("b.txt", b""), ("\x1b[2Ja.cls", b"")])
     for arguments in ([], ["--errors", "skip"], ["--on-reappearing", "warn"]):
-        done = run_wds("copy", path, *arguments)
+        done = run_wds("cat", path, *arguments)
         assert "\\x1b[2Ja" in done.err
         assert "\x1b" not in done.err
 
@@ -202,7 +172,7 @@ def test_damage_is_skipped_told_and_counted_when_asked(shards: list[str], tmp_pa
     cut = tmp_path / "cut.tar"
     cut.write_bytes(tar_bytes(sample_members("a", txt=b"1") + sample_members("b", txt=b"2"), end=b""))
     odd = write_tar(tmp_path / "odd.tar", [("c.txt", b""), ("c.txt", b""), ("d.txt", b"")])
-    done = run_wds("copy", cut, odd, shards[0], "--errors", "skip", "-o", tmp_path / "out.tar")
+    done = run_wds("cat", cut, odd, shards[0], "--errors", "skip", "-o", tmp_path / "out.tar")
     assert done.status == 1
     assert [sample["__key__"] for sample in read_samples(tmp_path / "out.tar")] == ["a", "d", *KEYS[:3]]
     assert done.err.count("wds: skipped: ") == 2
@@ -213,7 +183,7 @@ def test_damage_is_skipped_told_and_counted_when_asked(shards: list[str], tmp_pa
 def test_members_of_no_sample_are_told_by_reason(tmp_path: Path) -> None:
     """They are no samples: the status is 0."""
     path = write_tar(tmp_path / "x.tar", [("README", b""), ("._a.txt", b""), ("a.txt", b""), (".b", b""), ("c", b"")])
-    done = run_wds("copy", path)
+    done = run_wds("cat", path)
     assert keys_of(done) == ["a"]
     assert done.err.splitlines() == [
         "wds: left out 1 member that belongs to no sample: hidden file",
@@ -225,20 +195,20 @@ def test_members_of_no_sample_are_told_by_reason(tmp_path: Path) -> None:
 def test_options_of_grouping_reach_the_reader(tmp_path: Path) -> None:
     """Names, case, fields and keys that come twice, and the end of a shard."""
     path = write_tar(tmp_path / "x.tar", [("a.x.TXT", b"1"), ("a.y.txt", b"2")])
-    assert read_samples(run_wds("copy", path).out)[0].keys() == {"__key__", "x.txt", "y.txt"}
-    assert read_samples(run_wds("copy", path, "--keep-case").out)[0].keys() == {"__key__", "x.TXT", "y.txt"}
-    assert keys_of(run_wds("copy", path, "--keys", r"(a)\.(.\..*)")) == ["a"]
-    assert "--rekey '#'" in run_wds("copy", path, "--keys", "last_dot").err
-    assert keys_of(run_wds("copy", path, "--keys", "last_dot", "--rekey", "#")) == ["000000000", "000000001"]
+    assert read_samples(run_wds("cat", path).out)[0].keys() == {"__key__", "x.txt", "y.txt"}
+    assert read_samples(run_wds("cat", path, "--keep-case").out)[0].keys() == {"__key__", "x.TXT", "y.txt"}
+    assert keys_of(run_wds("cat", path, "--keys", r"(a)\.(.\..*)")) == ["a"]
+    assert "--rekey '#'" in run_wds("cat", path, "--keys", "last_dot").err
+    assert keys_of(run_wds("cat", path, "--keys", "last_dot", "--rekey", "#")) == ["000000000", "000000001"]
     path = write_tar(tmp_path / "y.tar", [("a.txt", b"1"), ("a.txt", b"2"), ("b.txt", b""), ("a.txt", b"3")], end=b"")
     options = ["--on-duplicate", "last", "--on-reappearing", "allow", "--no-end-marker", "--rekey", "#"]
-    assert [sample["txt"] for sample in read_samples(run_wds("copy", path, *options).out)] == [b"2", b"", b"3"]
+    assert [sample["txt"] for sample in read_samples(run_wds("cat", path, *options).out)] == [b"2", b"", b"3"]
 
 
 @pytest.mark.parametrize("rule", ["first", "(", "(a)", "(a)(b)(c)"])
 def test_keys_are_refused_when_they_are_no_rule(rule: str) -> None:
     """Argparse tells what is valid."""
-    done = run_wds("copy", "--keys", rule)
+    done = run_wds("cat", "--keys", rule)
     assert done.status == 2
     assert "regular expression" in done.err
 
@@ -246,20 +216,20 @@ def test_keys_are_refused_when_they_are_no_rule(rule: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- fields
 def test_fields_are_chosen_and_renamed(shards: list[str]) -> None:
     """With the counts of what was left out on stderr."""
-    done = run_wds("copy", shards[0], "-f", "label=cls jpg;txt")
+    done = run_wds("cat", shards[0], "-f", "label=cls jpg;txt")
     assert [set(sample) for sample in read_samples(done.out)] == [{"__key__", "label", "txt"}] * 3
-    done = run_wds("copy", shards[0], "-f", "jpg", "--missing", "skip")
+    done = run_wds("cat", shards[0], "-f", "jpg", "--missing", "skip")
     assert (keys_of(done), done.err) == ([], "wds: left out 3 samples without the fields (--missing skip)\n")
-    done = run_wds("copy", shards[0], "-f", "cls jpg", "--missing", "empty")
+    done = run_wds("cat", shards[0], "-f", "cls jpg", "--missing", "empty")
     assert read_samples(done.out)[0]["jpg"] == b""
     assert done.err == "wds: left 3 missing fields empty (--missing empty)\n"
 
 
 def test_fields_are_an_error_when_they_are_missing_or_malformed(shards: list[str]) -> None:
     """The message says which sample, or how a list is written."""
-    assert "has no field 'jpg'" in run_wds("copy", shards[0], "-f", "jpg").err
+    assert "has no field 'jpg'" in run_wds("cat", shards[0], "-f", "jpg").err
     for arguments in (["-f", "a;"], ["-f", ""], ["--missing", "skip"]):
-        assert run_wds("copy", shards[0], *arguments).status == 2
+        assert run_wds("cat", shards[0], *arguments).status == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- output
@@ -267,22 +237,22 @@ def test_output_is_never_replaced_unless_forced(shards: list[str], tmp_path: Pat
     """Also where it is one of the inputs."""
     target = Path(shards[0])
     before = target.read_bytes()
-    done = run_wds("copy", *shards, "-o", target)
+    done = run_wds("cat", *shards, "-o", target)
     assert done.status == 1
     assert "already exists; pass --force" in done.err
     assert target.read_bytes() == before
-    assert run_wds("copy", *shards, "-o", target, "--force").status == 0
+    assert run_wds("cat", *shards, "-o", target, "--force").status == 0
     assert [sample["__key__"] for sample in read_samples(target)] == KEYS
     assert not list((tmp_path / "in").glob("*.partial"))
 
 
 def test_output_is_compressed_by_its_suffix_or_as_asked(shards: list[str], tmp_path: Path) -> None:
     """Standard output too."""
-    assert run_wds("copy", shards[0], "-o", tmp_path / "x.tar.gz", "--index").status == 0
+    assert run_wds("cat", shards[0], "-o", tmp_path / "x.tar.gz", "--index").status == 0
     assert (tmp_path / "x.tar.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert (tmp_path / "x.tar.gz.index").exists()
-    assert run_wds("copy", shards[0], "--compress", "xz").out[:4] == b"\xfd7zX"
-    assert run_wds("copy", shards[0], "-o", tmp_path / "y.tar.gz", "--compress", "none").status == 0
+    assert run_wds("cat", shards[0], "--compress", "xz").out[:4] == b"\xfd7zX"
+    assert run_wds("cat", shards[0], "-o", tmp_path / "y.tar.gz", "--compress", "none").status == 0
     assert len(read_samples(tmp_path / "y.tar.gz")) == 3
 
 
@@ -298,20 +268,20 @@ def test_output_is_refused_when_it_is_a_terminal(tmp_path: Path, monkeypatch: py
 
 def test_output_is_refused_when_there_is_no_place_for_an_index(shards: list[str]) -> None:
     """Nothing lies beside standard output."""
-    done = run_wds("copy", shards[0], "--index")
+    done = run_wds("cat", shards[0], "--index")
     assert (done.status, done.out) == (2, b"")
 
 
 def test_keys_that_come_twice_are_refused_with_their_cure(shards: list[str], tmp_path: Path) -> None:
     """New keys keep both samples."""
     twice = [shards[0], shards[0]]
-    done = run_wds("copy", *twice, "-o", tmp_path / "x.tar")
+    done = run_wds("cat", *twice, "-o", tmp_path / "x.tar")
     assert done.status == 1
     assert "--rekey" in done.err
     assert not (tmp_path / "x.tar").exists()
-    done = run_wds("copy", *twice, "--errors", "skip")
+    done = run_wds("cat", *twice, "--errors", "skip")
     assert (done.status, done.err.count("skipped")) == (1, 4)
-    assert [sample["txt"] for sample in read_samples(run_wds("copy", *twice, "--rekey", "#").out)] == [
+    assert [sample["txt"] for sample in read_samples(run_wds("cat", *twice, "--rekey", "#").out)] == [
         f"text of {key}".encode() for key in KEYS[:3] * 2
     ]
 
@@ -321,13 +291,13 @@ def test_keys_that_come_twice_are_refused_with_their_cure(shards: list[str], tmp
 )
 def test_rekey_makes_keys_of_a_pattern(pattern: str, key: str, shards: list[str]) -> None:
     """From the number, the key and the shard's name."""
-    assert keys_of(run_wds("copy", shards[0], "--rekey", pattern))[0] == key
+    assert keys_of(run_wds("cat", shards[0], "--rekey", pattern))[0] == key
 
 
 @pytest.mark.parametrize("pattern", ["", "x", "{shard}", "{other}", "{}", "{key.real}", "{number:q}", "{"])
 def test_rekey_is_refused_when_keys_would_be_one_or_none(pattern: str, shards: list[str]) -> None:
     """Nothing is read."""
-    done = run_wds("copy", shards[0], "--rekey", pattern)
+    done = run_wds("cat", shards[0], "--rekey", pattern)
     assert (done.status, done.out) == (2, b"")
 
 

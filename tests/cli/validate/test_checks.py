@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kits.shards import jpeg_bytes
-from torchdata_wds.cli.validate.checks import FieldChecker
+from torchdata_wds.cli.validate.findings import FieldChecker
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 
 GOOD = {

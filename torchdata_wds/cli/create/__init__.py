@@ -124,12 +124,7 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
 
 
 def kind_of(source: str) -> SourceKind:
-    """Returns what a source is: a folder, a plan by its suffix, or else a recipe.
-
-    Example:
-        >>> kind_of("s3://bucket/plan.csv.gz"), kind_of("-"), kind_of(".")
-        ('plan', 'recipe', 'folder')
-    """
+    """Returns what a source is: a folder, a plan by its suffix, or else a recipe."""
     if is_local(source) and Path(local_path(source)).is_dir():
         return "folder"
     return "plan" if _suffix(source) in _DELIMITERS else "recipe"

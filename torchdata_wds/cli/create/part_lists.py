@@ -95,11 +95,6 @@ class Recipe(_TextList):
     A line is ``name source``, cut at its first blanks: all that follows belongs to the source. Lines end with ``\n`` or
     ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by key, which gathers those of a sample.
     Only with `allow_pipe` may it run commands and render templates.
-
-    Example:
-        >>> recipe = Recipe(b"a.txt text:hello world\na.jpg cat.jpg\n", "lists/x.txt", "lists")
-        >>> [tuple(part) for part in recipe.parts(Problems(recipe.name))]
-        [('a', 'txt', 'text', 'hello world', 1), ('a', 'jpg', 'file', 'lists/cat.jpg', 2)]
     """
 
     def __init__(

@@ -111,15 +111,7 @@ COMMAND = Command(__doc__, _add_arguments, _run)
 
 
 def load_function(name: str, *, per_sample: bool = False) -> ShardFunction:
-    """Imports a function named ``module:function``, of a shard or a sample, as one of a shard.
-
-    Raises:
-        ImportError: if there is none, or its module fails.
-
-    Example:
-        >>> load_function("shutil:copyfile").__name__
-        'copyfile'
-    """
+    """Imports ``module:function``, of a shard or a sample, as a function of a shard; an ImportError says why not."""
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)

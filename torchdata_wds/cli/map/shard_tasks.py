@@ -174,12 +174,7 @@ def _publish(made: Path, task: ShardTask) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The last lines of an exception's traceback, masked and made harmless for a terminal.
-
-    Example:
-        >>> error_text(ValueError("token=abc is wrong"))
-        'ValueError: token=*** is wrong'
-    """
+    """The last lines of an exception's traceback, masked and made harmless for a terminal."""
     text = "".join(traceback.format_exception(error)).partition(_TRAILER)[0].rstrip()
     lines = [line for line in text.splitlines() if line.strip("^~ ")]
     # Cut before masking, which takes long for long lines, and after: a cut must not remove what marks a secret.

@@ -212,13 +212,7 @@ def numbered_pattern(name: str, compress: str | None = None) -> str:
 
 
 def number_of(names: ShardNames, url: str) -> int | None:
-    """Returns the number of the shard that would replace a file, however both are written; None if none would.
-
-    Example:
-        >>> names = ShardNames("out/x-{shard:03d}.tar")
-        >>> number_of(names, "./out/../out/x-017.tar"), number_of(names, "out/x-17.tar")
-        (17, None)
-    """
+    """Returns the number of the shard that would replace a file, however both are written; None if none would."""
     before, _, after = _place(names.name(int(_DIGITS))).partition(_DIGITS)
     for place in {_place(url), _place(str(Path(local_path(url)).resolve()) if is_local(url) else url)}:
         digits = place[len(before) : len(place) - len(after)]

@@ -33,8 +33,7 @@ from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.map.shard_tasks import is_target_pattern, name_targets
 from torchdata_wds.cli.outputs import SampleOutput
 from torchdata_wds.cli.terminal import Progress, counted, discard_output, paused, printable, say, stdout_is_apart
-from torchdata_wds.cli.validate.checks import FieldChecker
-from torchdata_wds.cli.validate.findings import FieldSets, Finding, Level, RepairPlan, ShardReport
+from torchdata_wds.cli.validate.findings import FieldChecker, FieldSets, Finding, Level, RepairPlan, ShardReport
 from torchdata_wds.cli.validate.shard_validation import CheckedSample, ShardValidation, ValidationRules, report_shard
 from torchdata_wds.errors import SampleError, ShardFormatError, ShardListError, cli_message
 from torchdata_wds.storage import can_reopen, mask_url, open_target

@@ -11,8 +11,7 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from torchdata_wds.cli.terminal import counted
-from torchdata_wds.cli.validate.checks import IndexCheck
-from torchdata_wds.cli.validate.findings import Finding, Level, ShardReport
+from torchdata_wds.cli.validate.findings import Finding, IndexCheck, Level, ShardReport
 from torchdata_wds.cli.validate.oddities import Oddity, odd_headers, odd_kind, odd_name, odd_pieces
 from torchdata_wds.errors import (
     DuplicateFieldError,
@@ -84,13 +83,6 @@ class ShardValidation:
 
     Errors are what loaders with the same options refuse or lose, and an index beside the shard that does not fit;
     warnings are what they pass over. One sample is in memory. `report` has everything but the findings.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
-        >>> _ = path.write_bytes(bytes(512) + b"more")
-        >>> [(finding.level, finding.kind, finding.offset) for finding in ShardValidation(str(path))]
-        [('error', 'trailing-bytes', 512)]
     """
 
     def __init__(self, url: str, rules: ValidationRules = _DEFAULT) -> None:

@@ -11,7 +11,7 @@ from torchdata_wds.errors import Advice, DuplicateFieldError, ReappearingKeyErro
 from torchdata_wds.format.samples.names import RESERVED_FIELDS, GroupingRules, grouping_rules, skip_reason, split_names
 from torchdata_wds.format.tar.members import FailedMember, Mark, MemberRun, PassedMember, ShardMember, Unit, singles
 from torchdata_wds.handlers import count_loss, warn_rarely, warn_seldom
-from torchdata_wds.option_types import KeyRule, OnDuplicate, OnReappearing, SplitName
+from torchdata_wds.option_types import OnReappearing, SplitName
 
 #: What samples are counted by that have none of the fields to keep.
 WITHOUT_FIELDS = "sample without the chosen fields"
@@ -225,18 +225,14 @@ def release_whole_samples(items: Iterable[Unit], split: SplitName, on_error: OnE
 def group_members(
     members: Iterable[Unit],
     *,
-    keys: KeyRule = "first_dot",
-    lowercase: bool = True,
-    fields: Iterable[str] | str | None = None,
-    on_duplicate: OnDuplicate = "error",
-    on_reappearing: OnReappearing = "error",
     on_error: OnError = _raise,
     skipped: Counter[str] | None = None,
     shown: Shown = str,
+    **rules: Any,
 ) -> Generator[dict[str, Any], None, None]:
     """Groups consecutive members with one key into samples: ``__key__``, ``__url__`` and the bytes of each field.
 
-    Options are those of ``group_by_key``. The end of a shard, or of one reading of it, always ends a sample; at
+    Rules are those of `grouping_rules`. The end of a shard, or of one reading of it, always ends a sample; at
     `Mark.BROKEN` the open sample is dropped. `on_error` is called for each sample that is wrong: True skips it, False
     ends the iterator. `skipped` counts members that belong to no sample, by reason, and `shown` turns a URL into what
     messages may show. To find keys that come back, a 64-bit hash of each key of the current shard is kept in a set.
@@ -246,8 +242,7 @@ def group_members(
         >>> list(group_members(members))
         [{'__key__': 'a', '__url__': 'x.tar', 'txt': b'A', 'cls': b'1'}]
     """
-    rules = grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
-    return _group(members, rules, on_error, Counter() if skipped is None else skipped, shown)
+    return _group(members, grouping_rules(**rules), on_error, Counter() if skipped is None else skipped, shown)
 
 
 def _group(

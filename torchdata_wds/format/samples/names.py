@@ -151,13 +151,13 @@ class GroupingRules(NamedTuple):
 
 
 def grouping_rules(
-    keys: KeyRule,
-    lowercase: bool,
-    fields: Iterable[str] | str | None,
-    on_duplicate: OnDuplicate,
-    on_reappearing: OnReappearing,
+    keys: KeyRule = "first_dot",
+    lowercase: bool = True,
+    fields: Iterable[str] | str | None = None,
+    on_duplicate: OnDuplicate = "error",
+    on_reappearing: OnReappearing = "error",
 ) -> GroupingRules:
-    """Checks the options of grouping."""
+    """Checks the options of grouping, which are those of ``group_by_key``."""
     check_choice("on_duplicate", on_duplicate, ("error", "first", "last"))
     check_choice("on_reappearing", on_reappearing, ("error", "warn", "allow"))
     kept = None

@@ -74,7 +74,7 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     choose = None if rename is None and wanted is None else partial(_choice, rename, wanted)
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
     seeks_past = _none if sizes_only else None if wanted is None else choose
-    source = LookAhead(stream, url, visit, max_member_bytes=largest, choose=seeks_past)
+    source = LookAhead(stream, url, visit, largest, seeks_past)
     entries = TarEntries(
         source,
         shard,

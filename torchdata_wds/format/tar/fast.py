@@ -32,6 +32,7 @@ _PLAIN_FILE = ord("0")
 _TELLS_MORE = re.compile(rb"size|GNU\.|\0")  # a quick look: most records are dates
 _OCTAL_PLACES = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 Array = np.ndarray[Any, Any]
+Choose = Callable[[str], tuple[str, bool]]
 
 
 @dataclass
@@ -184,18 +185,12 @@ class LookAhead:
     """The bytes of an archive for `TarEntries`, and between two entries the members that need none of it.
 
     Windows are read only where the stream has ``read1``, which gives what one read of its source gave. Members of more
-    than `max_member_bytes` are left to `TarEntries`. `choose` gives a member's new name, and whether it is wanted. It
+    than `largest` bytes are left to `TarEntries`. `choose` gives a member's new name, and whether it is wanted. It
     is called for single members where the stream can seek past them (`chooses`); the caller calls it for runs.
     """
 
     def __init__(
-        self,
-        stream: ByteSource,
-        url: str,
-        visit: int,
-        *,
-        max_member_bytes: int = sys.maxsize,
-        choose: Callable[[str], tuple[str, bool]] | None = None,
+        self, stream: ByteSource, url: str, visit: int, largest: int = sys.maxsize, choose: Choose | None = None
     ) -> None:
         self._seek = gap_seeker(stream)
         self._choose = None if self._seek is None else choose
@@ -204,7 +199,7 @@ class LookAhead:
         self._read1: Callable[[int], bytes] | None = getattr(stream, "read1", None) if LARGEST_WINDOW else None
         self._url = url
         self._visit = visit
-        self._largest = max_member_bytes
+        self._largest = largest
         self._window = Window(b"")
         self._position = 0  # in the window
         self._held = 0  # bytes of the last window, or of members read one by one

@@ -141,18 +141,11 @@ class LocalIterDataPipe(WdsPipe[Any]):
     #: `.join_workers()` must not take this for a stage that follows it.
     runs_others = True
 
-    def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        seed_graph: SeedGraph,
-        *,
-        keeps_apart: bool = True,
-        reset: Callable[[DataPipe, Seeds, int], DataPipe] | None = None,
-    ) -> None:
+    def __init__(self, source_datapipe: IterDataPipe[Any], seed_graph: SeedGraph, **options: Any) -> None:
         self.source_datapipe = source_datapipe
         self.streams = Streams(1)
         self.was_interrupted = False
-        self._stream = Stream(source_datapipe, seed_graph, keeps_apart=keeps_apart, reset=reset)
+        self._stream = Stream(source_datapipe, seed_graph, **options)
         self._seeds: Seeds = (0, 0)
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
@@ -196,11 +189,7 @@ class RunningGraph:
     """
 
     def __init__(
-        self,
-        datapipe: IterDataPipe[Any],
-        functions: WorkerFunctions,
-        seed_graph: SeedGraph,
-        replace: Callable[..., Any],
+        self, datapipe: Any, functions: WorkerFunctions, seed_graph: SeedGraph, replace: Callable[..., Any]
     ) -> None:
         self.end: IterDataPipe[Any] = datapipe  # the last pipe in the main process
         self.branches: list[Any] = find_branches(datapipe)
@@ -214,9 +203,9 @@ class RunningGraph:
     def move_to_workers(self, num_workers: int, **options: Any) -> None:
         """Runs each branch in worker processes of its own; `options` are those of `WorkerPool`."""
         self.workers = num_workers
+        options |= {"num_workers": num_workers, "functions": self._functions}
         for branch in self.branches:
             check_division(branch, workers=num_workers)
-            options |= {"num_workers": num_workers, "functions": self._functions}
             self._run(WorkerPool(branch, ranks_of(branch) or Place(), self._seed_graph, **options), branch)
         self.watch = SkipWatch(self.end)
 
@@ -229,11 +218,11 @@ class RunningGraph:
         last: Any = self.end
         while is_torchdata(last, "FullSync"):
             last = last.datapipe
-        self._run(LocalIterDataPipe(last, self._seed_here, reset=self._reset_here), last)
+        self._run(LocalIterDataPipe(last, self._seed_here, keeps_apart=True, reset=self._reset_here), last)
 
-    def part(self, number: int = 0) -> Any:
-        """Returns the last pipe of what each stream of a run runs."""
-        return self.branches[number] if self.workers else self.runs[number].source_datapipe
+    def part(self) -> Any:
+        """Returns the last pipe of what each stream of the first run runs."""
+        return self.branches[0] if self.workers else self.runs[0].source_datapipe
 
     def _run(self, run: Any, part: Any) -> None:
         self._put(run, part)

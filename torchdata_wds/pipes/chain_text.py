@@ -154,5 +154,6 @@ def known_name(pipe: DataPipe) -> str:
 
 
 def full_name(pipe: DataPipe) -> str:
-    """Returns the name of a pipe's class with its module; it is the same in a spawned worker."""
-    return f"{type(pipe).__module__.replace('__mp_main__', '__main__')}.{type(pipe).__qualname__}"
+    """Returns the name of a pipe's class, with its module if it is not of this package, whose files may move."""
+    module, name = type(pipe).__module__.replace("__mp_main__", "__main__"), type(pipe).__qualname__  # if spawned
+    return f"torchdata_wds.{name}" if module.startswith("torchdata_wds.") else f"{module}.{name}"

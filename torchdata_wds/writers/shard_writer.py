@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any, BinaryIO, Unpack
 
@@ -109,26 +109,6 @@ class ShardWriter(SampleWriter):
         self._shard: ShardFile | None = None
         self._file: BinaryIO | None = None
 
-    def write(self, sample: Mapping[str, Any]) -> int:
-        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
-
-        They are 0 where it is not written, because `max_shards` shards are full. The sample has ``__key__`` and values
-        by field; names like ``__url__`` are not written.
-
-        Raises:
-            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
-            ShardOpenError: if a shard cannot be written, or exists.
-            ValueError: if the writer is closed.
-        """
-        self._check_open()
-        packed = self.pack(sample)  # outside the lock: threads encode at the same time
-        with self._lock:
-            if self._is_last and not (self._shard is not None and self._has_room(self._shard, packed)):
-                self._finish()
-                return 0
-            self.shard_for(packed).append(packed)
-        return packed.size
-
     @property
     def is_full(self) -> bool:
         """Whether all of `max_shards` are known to be full, so that no sample need be made for them."""
@@ -139,12 +119,11 @@ class ShardWriter(SampleWriter):
         """Whether no shard may follow the one that is open, or was closed last."""
         return self.max_shards is not None and len(self.shards) + (self._shard is not None) >= self.max_shards
 
-    def shard_for(self, packed: PackedSample) -> ShardFile:
-        """Returns the shard that a packed sample goes into: the open one, or if that is full a new one."""
-        self._check_open()
+    def shard_for(self, packed: PackedSample) -> ShardFile | None:
+        """Returns the shard that a packed sample goes into: the open one, or a new one; None if all are full."""
         if self._shard is not None and not self._has_room(self._shard, packed):
             self._finish()
-        if self._shard is None:
+        if self._shard is None and not self._is_last:
             self._shard = self._open(packed)
         return self._shard
 

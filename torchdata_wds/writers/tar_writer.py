@@ -62,7 +62,7 @@ def check_options(options: Mapping[str, Any], *others: str) -> None:
 
 
 class SampleWriter(Unique):
-    """What both writers share: their options, how a sample becomes its bytes in an archive, and how ``with`` ends."""
+    """What both writers share: their options, how a sample is written, and how ``with`` ends."""
 
     def __init__(self, options: TarOptions, others: str, *, overwrite: bool) -> None:
         check_options(options, *others.split())
@@ -84,6 +84,31 @@ class SampleWriter(Unique):
             raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
         return self._pack(sample if self._encode is None else self._encode(sample))
 
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
+
+        It has ``__key__`` and values by field; names like ``__url__`` are not written. A `ShardWriter` returns 0 where
+        it is not written, because `max_shards` shards are full.
+
+        Raises:
+            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
+            ShardOpenError: if the destination fails, or a shard exists.
+            ValueError: if the writer is closed.
+        """
+        packed = self.pack(sample)  # outside the lock: threads encode at the same time
+        with self._lock:
+            if self._closed:
+                raise ValueError("the writer is closed; open another one")
+            shard = self.shard_for(packed)
+            if shard is None:
+                return 0
+            shard.append(packed)
+        return packed.size
+
+    def shard_for(self, packed: PackedSample) -> ShardFile | None:
+        """Returns the shard that a packed sample goes into; None if all are full."""
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         return self
 
@@ -100,10 +125,6 @@ class SampleWriter(Unique):
     def abort(self) -> None:
         """Abandons what is open."""
         raise NotImplementedError
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("the writer is closed; open another one")
 
 
 class TarWriter(SampleWriter):
@@ -147,21 +168,9 @@ class TarWriter(SampleWriter):
         super().__init__(options, "overwrite", overwrite=overwrite)
         self._shard = ShardFile(file, digest=False, **self._file_options)
 
-    def write(self, sample: Mapping[str, Any]) -> int:
-        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
-
-        It has ``__key__`` and values by field; names like ``__url__`` are not written.
-
-        Raises:
-            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
-            ShardOpenError: if the file fails.
-            ValueError: if the writer is closed.
-        """
-        self._check_open()
-        packed = self.pack(sample)
-        with self._lock:
-            self._shard.append(packed)
-        return packed.size
+    def shard_for(self, _: PackedSample) -> ShardFile:
+        """Returns the one shard."""
+        return self._shard
 
     def close(self) -> None:
         """Ends the archive, and gives a path its new content; idempotent.

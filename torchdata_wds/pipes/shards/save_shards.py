@@ -109,7 +109,8 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
         # finishes the shard before, if it is full, and calls post: what that raises is not the sample's fault
         shard = writer.shard_for(packed)
         try:
-            shard.append(packed)
+            if shard is not None:  # there is no limit of shards here
+                shard.append(packed)
         except ReappearingKeyError as error:
             return keep_going(self.handler, error, self.skipped)
         return True

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import UnidentifiedImageError
 from PIL.Image import Image
 
 from torchdata_wds.cli.terminal import guess_text, printable, shorten
@@ -16,7 +17,7 @@ from torchdata_wds.codecs.images.files import deep_reader, open_image, read_orie
 from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, to_pil, turn
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES
-from torchdata_wds.codecs.plans import describe_value
+from torchdata_wds.codecs.plans import describe_cause, describe_value
 from torchdata_wds.codecs.table import handle_extension, matches, parse_extensions
 from torchdata_wds.errors import DecodingError, UnsafeDataError
 from torchdata_wds.format.samples.names import is_metadata
@@ -110,9 +111,10 @@ class Summarizer:
             text, is_damaged = f"not decoded: {error}", True
         except DecodingError as error:
             # what the codec said, without the key and the field, which are shown beside it
-            kind, said = type(error.__cause__).__name__, " ".join(str(error.__cause__).split())
-            reason = "not an image of a known format" if kind == "UnidentifiedImageError" else f"{kind}: {said}"
-            text, is_damaged = f"does not decode: {reason.removesuffix(': ')}", True
+            cause: Any = error.__cause__
+            is_unknown = isinstance(cause, UnidentifiedImageError)
+            reason = "not an image of a known format" if is_unknown else describe_cause(cause)
+            text, is_damaged = f"does not decode: {reason}", True
         text = shorten(printable(text), self._width)
         return FieldSummary(field, len(data), text, is_damaged, matches(field, IMAGE_FIELDS), picture)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import posixpath
 import re
 import string
@@ -122,18 +123,14 @@ def part_number(text: str) -> Part:
     return part
 
 
-def whole_number(text: str) -> int:
+def whole_number(text: str, least: int = 0) -> int:
     """Reads an argument that is 0 or more."""
-    if not _is_number(text):
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, not {text!r:.60}")
+    if not _is_number(text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number, {least} or more, not {text!r:.60}")
     return int(text)
 
 
-def positive_number(text: str) -> int:
-    """Reads an argument that is 1 or more."""
-    if not whole_number(text):
-        raise argparse.ArgumentTypeError("expected a whole number, 1 or more, not 0")
-    return int(text)
+positive_number = functools.partial(whole_number, least=1)
 
 
 def _is_number(text: str) -> bool:

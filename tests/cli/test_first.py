@@ -28,9 +28,9 @@ def shard(tmp_path: Path) -> str:
     return write_tar(tmp_path / "x.tar", MEMBERS)
 
 
-@pytest.mark.parametrize(
-    ("options", "out", "named"),
-    [
+def test_first_writes_the_field_of_the_first_sample_when_it_matches(shard: str) -> None:
+    """The bytes as they are stored, and its name on stderr."""
+    for options, out, named in (
         ([], b"\x89PNG of b", "b.png"),
         (["-f", "jpg"], b"\xff\xd8 of c", "c.jpg"),
         (["-f", "txt", "--where", "cls=3"], b"two cats", "b.txt"),
@@ -40,15 +40,10 @@ def shard(tmp_path: Path) -> str:
         (["-f", "jpg;png", "--slice", "2:"], b"\xff\xd8 of c", "c.jpg"),
         (["-f", "label=cls"], b"1", "a.label"),
         (["-f", "txt", "-w", "__key__=c"], b"a cat", "c.txt"),
-    ],
-)
-def test_first_writes_the_field_of_the_first_sample_when_it_matches(
-    options: list[str], out: bytes, named: str, shard: str
-) -> None:
-    """The bytes as they are stored, and its name on stderr."""
-    done = run_wds("first", *options, shard)
-    assert (done.out, done.status) == (out, 0)
-    assert done.err == f"wds: {named} of {shard}\n"
+    ):
+        done = run_wds("first", *options, shard)
+        assert (done.out, done.status) == (out, 0)
+        assert done.err == f"wds: {named} of {shard}\n"
 
 
 def test_first_stops_reading_when_it_has_found(tmp_path: Path) -> None:
@@ -58,19 +53,16 @@ def test_first_stops_reading_when_it_has_found(tmp_path: Path) -> None:
     assert run_wds("first", "-f", "txt", path, tmp_path / "no-such.tar").status == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+def test_first_says_so_when_nothing_is_found(shard: str) -> None:
+    """Status 1, and what may be the matter."""
+    for options, says in (
         (["-w", "cls=7"], "nothing found in 3 samples"),
         (["-w", "clss=7"], "nothing found in 3 samples; 3 have no 'clss'"),
         (["-f", "jpg", "-w", "cls=1"], "1 meets the conditions and has no field 'jpg'"),
-    ],
-)
-def test_first_says_so_when_nothing_is_found(options: list[str], says: str, shard: str) -> None:
-    """Status 1, and what may be the matter."""
-    done = run_wds("first", *options, shard)
-    assert (done.out, done.status) == (b"", 1)
-    assert says in done.err
+    ):
+        done = run_wds("first", *options, shard)
+        assert (done.out, done.status) == (b"", 1)
+        assert says in done.err
 
 
 def test_first_writes_a_file_when_it_is_named(shard: str, tmp_path: Path) -> None:

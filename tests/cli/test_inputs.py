@@ -131,20 +131,17 @@ def test_inputs_are_refused_when_a_list_is_no_text(tmp_path: Path) -> None:
     assert "is not UTF-8 text" in done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keys"),
-    [
+def test_slices_count_samples(shards: list[str]) -> None:
+    """Of the whole stream, of each shard, and both."""
+    for arguments, keys in (
         (["--slice", "2:6:2"], KEYS[2:6:2]),
         (["--slice", "1"], KEYS[1:2]),
         (["--slice", "100:"], []),
         (["--shard-slice", "1:"], KEYS[1:3] + KEYS[4:]),
         (["--shard-slice", "0"], [KEYS[0], KEYS[3]]),
         (["--shard-slice", "::2", "--slice", "1:"], [KEYS[2], KEYS[3], KEYS[5]]),
-    ],
-)
-def test_slices_count_samples(arguments: list[str], keys: list[str], shards: list[str]) -> None:
-    """Of the whole stream, of each shard, and both."""
-    assert keys_of(run_wds("cat", *shards, *arguments)) == keys
+    ):
+        assert keys_of(run_wds("cat", *shards, *arguments)) == keys
 
 
 def test_damage_stops_when_nothing_else_is_asked(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,9 +37,9 @@ def test_main_exits_with_2_when_arguments_are_wrong(arguments: list[str]) -> Non
     assert "usage: wds" in done.err
 
 
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
+def test_main_says_how_options_of_other_programs_are_spelled_here() -> None:
+    """In the first line; the usage follows."""
+    for line, hint in (
         ("split -n 5 -o x --maxshards 2 x.tar", "for --maxshards write --max-shards"),
         ("split --num-samples=5 x.tar", "for --num-samples write -n"),
         ("split -o x -z x.tar", "for -z write --compress gz"),
@@ -54,33 +53,27 @@ def test_main_exits_with_2_when_arguments_are_wrong(arguments: list[str]) -> Non
         ("cat -l list.txt", "for -l write name the list as a shard, '@list.txt'"),
         ("first --select 'True' x.tar", "for --select write --where FIELD=VALUE"),
         ("tsv -f cls --nokey x.tar", "for --nokey write --no-key"),
-    ],
-)
-def test_main_says_how_options_of_other_programs_are_spelled_here(line: str, hint: str) -> None:
-    """In the first line; the usage follows."""
-    command = line.split()[0]
-    done = run_wds(*shlex.split(line))
-    assert done.status == 2
-    first, *usage = done.err.splitlines()
-    assert first.startswith(f"wds {command}: error: in 'wds {command}', {hint}; ")
-    assert usage[0].startswith(f"usage: wds {command} ")
+    ):
+        command = line.split()[0]
+        done = run_wds(*shlex.split(line))
+        assert done.status == 2
+        first, *usage = done.err.splitlines()
+        assert first.startswith(f"wds {command}: error: in 'wds {command}', {hint}; ")
+        assert usage[0].startswith(f"usage: wds {command} ")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_main_says_first_what_is_wrong() -> None:
+    """With the command that it is about."""
+    for line, said in (
         ("ls --totls x.tar", "wds ls: error: did you mean --totals?; unknown arguments: --totls"),
         ("ls x.tar --frobnicate 5", "wds ls: error: unknown arguments: --frobnicate"),
         ("cache list x --frobnicate", "wds cache: error: unknown arguments: --frobnicate"),
         ("cache clear", "wds cache clear: error: the following arguments are required: FOLDER"),
         ("nonsense", "wds: error: argument COMMAND: invalid choice: 'nonsense'"),
-    ],
-)
-def test_main_says_first_what_is_wrong(line: str, said: str) -> None:
-    """With the command that it is about."""
-    done = run_wds(*line.split())
-    assert done.status == 2
-    assert done.err.startswith(said)
+    ):
+        done = run_wds(*line.split())
+        assert done.status == 2
+        assert done.err.startswith(said)
 
 
 def test_hints_are_about_options_that_commands_have() -> None:
@@ -241,9 +234,9 @@ def test_help_lists_all_commands() -> None:
     assert all(f"{name} {command.summary}" in text for name, command in main.COMMANDS.items())
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "value"),
-    [
+def test_arguments_are_read_as_meant() -> None:
+    """Sizes in units of ten and of two; ranges as Python has them."""
+    for kind, text, value in (
         (whole_number, "0", 0),
         (positive_number, "12", 12),
         (byte_size, "1e9", 1e9),
@@ -256,16 +249,13 @@ def test_help_lists_all_commands() -> None:
         (range_of, ":4", slice(None, 4, None)),
         (range_of, "::2", slice(None, None, 2)),
         (range_of, "7:", slice(7, None, None)),
-    ],
-)
-def test_arguments_are_read_as_meant(kind: Callable[[str], Any], text: str, value: Any) -> None:
-    """Sizes in units of ten and of two; ranges as Python has them."""
-    assert kind(text) == value
+    ):
+        assert kind(text) == value
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
+def test_arguments_are_refused_when_they_are_none() -> None:
+    """The message says what was expected and what was found."""
+    for kind, text in (
         (whole_number, "-1"),
         (whole_number, "²"),
         (whole_number, "9" * 5000),
@@ -280,12 +270,9 @@ def test_arguments_are_read_as_meant(kind: Callable[[str], Any], text: str, valu
         (range_of, "1:2:0"),
         (range_of, "1:2:3:4"),
         (range_of, "a:b"),
-    ],
-)
-def test_arguments_are_refused_when_they_are_none(kind: Callable[[str], Any], text: str) -> None:
-    """The message says what was expected and what was found."""
-    with pytest.raises(argparse.ArgumentTypeError, match=r"expected .* not "):
-        kind(text)
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"expected .* not "):
+            kind(text)
 
 
 # ------------------------------------------------------------------------------------------------------- progress

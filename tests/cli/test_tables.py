@@ -40,9 +40,9 @@ def test_tsv_has_a_header_and_a_line_for_each_sample_when_run(shard: str) -> Non
     assert (key, unescape_cell(text).encode(), label) == ("a", EVIL, "3")
 
 
-@pytest.mark.parametrize(
-    ("options", "out"),
-    [
+def test_tsv_obeys_its_options_when_given(shard: str) -> None:
+    """Which columns, which lines, and what is missing."""
+    for options, out in (
         (["-f", "cls", "--no-key"], "cls\n3\n4\n"),
         (["-f", "cls", "--no-header"], "a\t3\nb\t4\n"),
         (["-f", "cls", "-c", "1"], "__key__\tcls\na\t3\n"),
@@ -52,12 +52,9 @@ def test_tsv_has_a_header_and_a_line_for_each_sample_when_run(shard: str) -> Non
         (["-f", "c*", "--no-header"], "a\t3\nb\t4\n"),
         (["-f", "png", "--missing", "skip", "--no-header", "--binary", "escape"], "a\t\\x89PNG\n"),
         (["-f", "png", "--missing", "empty", "--no-header", "--binary", "base64"], "a\tbase64:iVBORw==\nb\t\n"),
-    ],
-)
-def test_tsv_obeys_its_options_when_given(options: list[str], out: str, shard: str) -> None:
-    """Which columns, which lines, and what is missing."""
-    done = run_wds("tsv", *options, shard)
-    assert (done.text, done.status) == (out, 0)
+    ):
+        done = run_wds("tsv", *options, shard)
+        assert (done.text, done.status) == (out, 0)
 
 
 def test_tsv_reads_no_further_than_it_must_when_counting(tmp_path: Path) -> None:
@@ -132,20 +129,17 @@ def test_json_has_all_fields_when_run(shard: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "values"),
-    [
+def test_json_obeys_its_options_when_given(shard: str) -> None:
+    """Which fields, under which names; what is missing is null."""
+    for options, values in (
         (["-f", "cls"], [{"__key__": "a", "cls": 3}, {"__key__": "b", "cls": 4}]),
         (["-f", "cls", "--no-key"], [{"cls": 3}, {"cls": 4}]),
         (["-f", "label=cls", "-c", "1"], [{"__key__": "a", "label": 3}]),
         (["-f", "png nix;nothing", "--missing", "empty", "--slice", "1"], [{"__key__": "b", "png": None, "nix": None}]),
         (["-f", "c* png", "--missing", "skip", "--binary", "skip"], [{"__key__": "a", "cls": 3}]),
         (["--binary", "skip", "--slice", "0", "-f", "*"], [{"__key__": "a", "cls": 3, "txt": EVIL.decode()}]),
-    ],
-)
-def test_json_obeys_its_options_when_given(options: list[str], values: list[Any], shard: str) -> None:
-    """Which fields, under which names; what is missing is null."""
-    assert lines(*options, shard) == values
+    ):
+        assert lines(*options, shard) == values
 
 
 def test_json_tells_what_it_left_out_when_asked_to(shard: str) -> None:

@@ -11,8 +11,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from tests.kits.shards import tar_bytes
 from torchdata_wds import ShardWriter, TarWriter
 from torchdata_wds.errors import ShardListError, ShardOpenError
-from torchdata_wds.storage import list_urls, open_shard, searching
-from torchdata_wds.storage.searching import find_matches
+from torchdata_wds.storage import list_urls, listing, open_shard
+from torchdata_wds.storage.listing import find_matches
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1024))
     monkeypatch.chdir(tmp_path)
-    searching._warned.clear()
+    listing._warned.clear()
     return tmp_path
 
 
@@ -89,7 +89,7 @@ def test_list_urls_warns_when_a_folder_cannot_be_read(
             raise PermissionError
         return real(path)
 
-    monkeypatch.setattr(searching.os, "scandir", scandir)
+    monkeypatch.setattr(listing.os, "scandir", scandir)
     list(list_urls("**/x.tar"))
     assert "such as a/" in caplog.text
 

@@ -177,10 +177,7 @@ def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool 
 
 
 def wrap_stream(stream: Any, url: str) -> ByteStream:
-    """Makes a `ByteStream` (decompressed, buffered, with exact reads) of a binary stream with ``read(n)``.
-
-    A read may give less than n bytes. The stream is closed with the result; messages name the URL, masked.
-    """
+    """Makes a `ByteStream` of any binary stream with ``read(n)``, which may give less and is closed with the result."""
     shard = mask_url(url)
     if not callable(getattr(stream, "read", None)):
         raise TypeError(f"the stream for shard {shard} is a {type(stream).__name__} without read()")

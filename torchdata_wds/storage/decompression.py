@@ -295,8 +295,5 @@ def find_decoder(data: CompressedInput) -> Iterator[bytes] | None:
 
 
 def may_be_compressed(head: bytes) -> bool:
-    """Returns whether a shard that begins with these bytes (`HEAD_SIZE` of them, if it has so many) may be compressed.
-
-    A shorter one may be the beginning of one.
-    """
+    """Returns whether a shard with these first `HEAD_SIZE` bytes may be compressed; one with fewer may be a cut one."""
     return len(head) < HEAD_SIZE or head.startswith(tuple(_MAGICS))

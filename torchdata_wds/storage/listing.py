@@ -1,17 +1,30 @@
-"""Patterns -> shard URLs."""
+"""Patterns -> shard URLs: lists, braces, variables, and the globs and folders of local disks and of stores.
 
+In a local glob, ``**`` stands for folders at any depth and does not follow links to folders, as in bash, ripgrep and
+fd: each file is found once, and links in a circle do no harm. A folder that the pattern names, or that ``*`` matches,
+may be a link; so may files.
+"""
+
+import glob
+import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from torchdata_wds.environment import pattern_variable
-from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError
+from torchdata_wds.errors import ShardListError, ShardOpenError, UnsafeDataError, WdsError
 from torchdata_wds.storage.byte_streams import naming
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.places import Place, RewriteRules, StorageOptions, resolve
-from torchdata_wds.storage.searching import NEVER_SEARCHED, is_pattern, search
-from torchdata_wds.storage.secrets.masking import mask_text
+from torchdata_wds.storage.retrying import error_words
+from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
+from torchdata_wds.storage.sources.aistore import no_listing
+from torchdata_wds.storage.sources.fsspec import connect, protocol_of
 from torchdata_wds.storage.urls import (
+    AIS,
+    STDIN,
     cannot_list,
     check_letter,
     expand_braces,
@@ -23,9 +36,20 @@ from torchdata_wds.storage.urls import (
     scheme_of,
 )
 
+logger = logging.getLogger(__name__)
+
+# "?" is a query in a web address, "*" is the shell's in a command.
+_NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _DEEPEST = 10
 _IPV6_HOST = re.compile(r"://([^/@]*@)?\[[0-9A-Fa-f:.]*$")
+_SHOWN_SUFFIXES = ", ".join(SHARD_SUFFIXES)
+_MAGIC = re.compile(r"[*?[]")
+_QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
+_ANY_DEPTH = "**"
+
+# The patterns that were warned about: each is searched once an epoch, in each worker.
+_warned: set[str] = set()
 
 
 def list_urls(
@@ -80,12 +104,12 @@ def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[s
         yield from _named_as_given(place)
         return
     for part in _split(text):
-        clear_only = scheme_of(part) in NEVER_SEARCHED
+        clear_only = scheme_of(part) in _NEVER_SEARCHED
         for url in expand_clear_braces(part) if clear_only else expand_braces(part):
             try:
                 place = _resolve(url, options)
             except UnsafeDataError as error:
-                if not is_pattern(url):
+                if not _is_pattern(url):
                     raise
                 what = "a rewriting rule makes a command of it; write braces, which are expanded first"
                 raise cannot_list(url, what) from error
@@ -127,10 +151,10 @@ def _substituted(text: str) -> str:
 
 def _named_as_given(place: Place) -> Iterator[str]:
     if not place.is_moved:
-        yield from search(place)
+        yield from _search(place)
         return
     with naming(place.name, "where a rewriting rule looks for"):
-        found = list(search(place))
+        found = list(_search(place))
     for url in found:
         yield _given_name(place, url)
 
@@ -175,3 +199,148 @@ def _split(text: str) -> Iterator[str]:
         if not part:
             raise ShardListError(f"one of the patterns that '::' separates in {mask_text(text)!r} is empty")
         yield part
+
+
+def _search(place: Place) -> Iterator[str]:
+    """Yields the shards of a folder or glob, sorted, or the URL of anything else as it is."""
+    if place.is_local:
+        yield from _search_local(place.url)
+    elif place.scheme in _NEVER_SEARCHED or not any(map(_is_pattern, place.url.split("::"))):
+        yield place.url
+    elif place.scheme == AIS:
+        raise no_listing(place.url)
+    else:
+        yield from _search_store(place)
+
+
+def _is_pattern(part: str) -> bool:
+    """Returns whether a URL of a store (one part of a chained one) is a glob or a folder."""
+    protocol, slashes, path = part.partition("://")
+    return bool(slashes) and (bool(_MAGIC.search(_QUERY.sub("", path))) or (path.endswith("/") and protocol != "dir"))
+
+
+def _is_shard(name: str) -> bool:
+    return name.lower().endswith(SHARD_SUFFIXES) and not name.startswith(".")
+
+
+def _nothing(pattern: str, hint: str) -> ShardListError:
+    shown = mask_url(pattern)
+    return ShardListError(f"no shard matches {shown}" + (f": {hint}" if hint else ""), shard=shown)
+
+
+def _search_store(place: Place) -> Iterator[str]:
+    parts = place.url.split("::")
+    index = next(i for i, part in enumerate(parts) if _is_pattern(part))
+    part = parts[index]
+    is_folder = part.endswith("/")
+    entries: Iterable[dict[str, Any]]
+    try:
+        filesystem, path = connect(place.url, place.options)
+        filesystem.invalidate_cache()  # listings are kept for ever, and shards come and go between epochs
+        entries = filesystem.ls(path, detail=True) if is_folder else filesystem.glob(path, detail=True).values()
+        names = [entry["name"] for entry in entries if entry.get("type") != "directory"]
+    except WdsError as error:
+        raise ShardListError(str(error), shard=error.shard) from error
+    except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        reason = "not found" if isinstance(error, FileNotFoundError) else error_words(error)
+        raise cannot_list(place.url, reason) from masked_cause(error)
+    found = sorted(name for name in names if not is_folder or _is_shard(name.rpartition("/")[2]))
+    if not found:
+        raise _nothing(place.url, f"a folder gives what ends in {_SHOWN_SUFFIXES}" if is_folder else "")
+    for name in found:
+        yield "::".join([*parts[:index], _full_url(part, name), *parts[index + 1 :]])
+
+
+def _full_url(part: str, name: str) -> str:
+    """The URL of a file that was found, written as the pattern was: with its user, host or account."""
+    import fsspec
+
+    protocol = protocol_of(part)
+    magic = _MAGIC.search(part)
+    base = part[: magic.start() if magic else None].rpartition("/")[0] + "/"
+    if base.endswith("://"):
+        return base + name.lstrip("/")
+    inside = str(fsspec.get_filesystem_class(protocol)._strip_protocol(base)).rstrip("/")
+    return base.rstrip("/") + name[len(inside) :] if name.startswith(inside + "/") else f"{protocol}://{name}"
+
+
+def _search_local(url: str) -> Iterator[str]:
+    path = local_path(url)
+    if os.path.isdir(path):  # noqa: PTH112 - a name that is too long is not a folder
+        names = sorted(entry.name for entry in os.scandir(path) if not entry.is_dir())
+        found = [os.path.join(path, name) for name in names if _is_shard(name)]  # noqa: PTH118 - keeps "./"
+        hint = f"the folder holds {len(names):,} files, none of them ends in {_SHOWN_SUFFIXES}"
+    elif os.path.lexists(path) or not _MAGIC.search(path):
+        yield path if url.startswith("~") else url
+        return
+    else:
+        matches = find_matches(path)
+        found = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
+        hint = f"it matches {len(matches):,} folders and no file"
+        if not matches:
+            start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # a path without magic is not searched
+            folder = start or ("/" if path.startswith("/") else ".")
+            is_there = os.path.isdir(folder)  # noqa: PTH112
+            holds = f"holds {len(os.listdir(folder)):,} entries" if is_there else "does not exist"  # noqa: PTH208
+            where = "" if folder.startswith("/") else f" (the working directory is {os.getcwd()})"  # noqa: PTH109
+            hint = f"the folder {folder!r} {holds}{where}"
+    if not found:
+        raise _nothing(url, hint)
+    for name in found:
+        yield name if scheme_of(url) != "file" else f"file:{'//' if name.startswith('/') else ''}{quote(name)}"
+
+
+def find_matches(pattern: str) -> list[str]:
+    """Finds the files and folders that a local glob matches: sorted, each once; hidden ones only if it has the dot.
+
+    Links to folders and unreadable folders that ``**`` leaves out are warned about, once in a process.
+    """
+    left_out: list[str] = []
+    found = sorted(set(_matches(pattern, left_out)))
+    if left_out and pattern not in _warned:
+        _warned.add(pattern)
+        logger.warning(
+            "%s leaves out folders that are links or cannot be read, %d of them, such as %s: ** does not follow links. "
+            "Give a linked folder a pattern of its own if it has other files",
+            *(pattern, len(left_out), min(left_out)),
+        )
+    return found
+
+
+def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
+    parts = pattern.split("/")
+    if _ANY_DEPTH not in parts:
+        yield from glob.glob(pattern)  # noqa: PTH207 - Path.glob shows hidden files and drops "./"
+        return
+    place = parts.index(_ANY_DEPTH)
+    before = "/".join(parts[:place])
+    while parts[place + 1 : place + 2] == [_ANY_DEPTH]:
+        place += 1
+    after = "/".join(parts[place + 1 :])  # which may have another one
+    starts = [before + "/" if parts[0] != _ANY_DEPTH else ""]
+    if glob.has_magic(before):
+        starts = [f"{start}/" for start in sorted(glob.glob(before)) if os.path.isdir(start)]  # noqa: PTH112, PTH207
+    for start in starts:
+        for folder in _folders(start, left_out):
+            if parts[place + 1 :] == [""]:
+                yield folder
+            else:
+                yield from _matches(glob.escape(folder) + (after or "*"), left_out)
+
+
+def _folders(start: str, left_out: list[str]) -> Iterator[str]:
+    """A folder and all below it but links and hidden ones, each ending in a slash; "" is the current one."""
+    waiting = [start]
+    while waiting:
+        folder = waiting.pop()
+        yield folder
+        try:
+            with os.scandir(folder or ".") as entries:
+                folders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            left_out.append(folder)
+            continue
+        for entry in folders:
+            (left_out if entry.is_symlink() else waiting).append(f"{folder}{entry.name}/")

@@ -21,9 +21,6 @@ HOPELESS = (
     ImportError, NotImplementedError, TypeError,
 )  # fmt: skip
 
-_FIRST_SECONDS = 0.5
-_LONGEST_SECONDS = 30.0
-
 #: The longest time without progress that is spent on pauses, whatever the server asks for.
 _LONGEST_WITHOUT_PROGRESS = 600.0
 _WORTH_A_WARNING = 5.0
@@ -69,7 +66,7 @@ def seconds_to_wait(failures: int, asked: float = 0.0) -> float:
     Failure 2 waits up to 0.5 seconds, 3 up to 1, 4 up to 2, ... 8 and later up to 30; each at least half of that, at
     random, so that many workers do not come back at the same moment.
     """
-    own = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2.0 ** min(failures - 2, 32)) if failures > 1 else 0.0
+    own = min(30.0, 0.5 * 2.0 ** min(failures - 2, 32)) if failures > 1 else 0.0
     return max(own * _jitter.uniform(0.5, 1), asked * _jitter.uniform(1, 1.1))
 
 
@@ -171,10 +168,8 @@ class RetryingSource(Source):
         if self._patience.interrupted.is_set() and not failure.lasting:
             more = "; reading was interrupted"
         elif not failure.lasting:
-            more = (
-                f"; gave up at byte {self._position:,} after {attempts} attempt{'s' * (attempts > 1)} without progress "
-                f"(retries={self._patience.retries})"
-            )
+            count = f"{attempts} attempt{'s' * (attempts > 1)} without progress (retries={self._patience.retries})"
+            more = f"; gave up at byte {self._position:,} after {count}"
         if not self._has_begun:
             refusal = self._refusal(failure, more)
         else:

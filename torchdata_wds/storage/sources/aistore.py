@@ -30,7 +30,6 @@ _PROVIDERS = {
     **dict.fromkeys(("oci", "oc"), "oci"),
 }
 
-_SECONDS = 300
 _REDIRECTED = (301, 302, 307, 308)
 
 
@@ -121,8 +120,7 @@ class _AisStore:
             _check(answer)
             if file is None:
                 return answer
-        is_same_host = urlsplit(place.lower())[:2] == urlsplit(address.lower())[:2]
-        headers = self._headers if is_same_host else {}
+        headers = self._headers if urlsplit(place.lower())[:2] == urlsplit(address.lower())[:2] else {}
         if file is not None:
             headers = {**headers, "Content-Length": str(os.fstat(file.fileno()).st_size)}
         return _check(self._send(method, place, headers, file))
@@ -131,7 +129,7 @@ class _AisStore:
         import urllib3
 
         # A connection for each request: there are few, and a forked child must not have a copy of one.
-        with urllib3.PoolManager(timeout=urllib3.Timeout(connect=30, read=_SECONDS)) as pool:
+        with urllib3.PoolManager(timeout=urllib3.Timeout(connect=30, read=300)) as pool:
             return pool.request(method, url, headers=headers, body=body, redirect=False, retries=False)
 
 

@@ -31,7 +31,6 @@ RETRIES = 5
 
 #: The same before it is open: clients make several attempts themselves, and the address may be wrong.
 OPEN_RETRIES = 2
-_READ_AHEAD = 16 << 20
 
 # What tells one version of an object from another, as stores call it; the first that both sides have decides.
 _VERSIONS = (
@@ -145,7 +144,7 @@ class RemoteSource(RetryingSource):
         if self._has_begun:
             with contextlib.suppress(Exception):
                 self._filesystem.invalidate_cache()  # s3fs, for one, takes size and version from an older listing
-        file = _open_file(self._filesystem, self._path)
+        file = self._open()
         try:
             self._check(file)
             if self._position:
@@ -158,6 +157,15 @@ class RemoteSource(RetryingSource):
         if not self._has_begun:
             self._has_begun = True
             self._patience = Patience(RETRIES, self._shard)
+
+    def _open(self) -> Any:
+        """Opens for one long read: large blocks ahead, nothing kept of what was read."""
+        from fsspec.asyn import AsyncFileSystem
+
+        if isinstance(self._filesystem, AsyncFileSystem):
+            with contextlib.suppress(TypeError):
+                return self._filesystem.open(self._path, "rb", block_size=16 << 20, cache_type="readahead")
+        return self._filesystem.open(self._path, "rb")
 
     def _check(self, file: Any) -> None:
         """Compares a file with the one opened before; until something was read, another version is as good."""
@@ -195,16 +203,6 @@ class RemoteSource(RetryingSource):
     def _close(self) -> None:
         super()._close()
         self._filesystem = None
-
-
-def _open_file(filesystem: Any, path: str) -> Any:
-    """Opens for one long read: large blocks ahead, nothing kept of what was read."""
-    from fsspec.asyn import AsyncFileSystem
-
-    if isinstance(filesystem, AsyncFileSystem):
-        with contextlib.suppress(TypeError):
-            return filesystem.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
-    return filesystem.open(path, "rb")
 
 
 def _change(before: dict[str, Any], now: dict[str, Any]) -> str:

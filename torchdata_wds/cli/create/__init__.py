@@ -6,8 +6,6 @@ wds create plan.tsv --missing skip-sample -o plan.tar
 wds create recipe.txt --sort --rekey '#' -o - | wds ls
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args

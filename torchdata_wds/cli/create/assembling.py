@@ -4,8 +4,6 @@ A list of parts is gone through twice, first to check all of it and then to read
 two numbers for each part.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import os

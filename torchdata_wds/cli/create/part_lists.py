@@ -1,7 +1,5 @@
 """Lists of the parts of samples: folders of files, recipes (a line a member) and plans (a row a sample)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -4,8 +4,6 @@ wds map augment:augment 'train-{000000..000003}.tar' -o augmented/
 wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -4,8 +4,6 @@ A local output is made in a temporary folder beside its place and then renamed. 
 interrupted work resumes where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -6,8 +6,6 @@ wds proc -c 'cp sample.txt sample-0.txt; mv sample.txt sample-1.txt; rm sample.*
 wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds ls -
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

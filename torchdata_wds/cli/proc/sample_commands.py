@@ -1,7 +1,5 @@
 """Shell commands that work on samples, each sample in a folder of its own, several at a time."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import math
@@ -45,6 +43,110 @@ _NAMED = 5  # how many unused files are named
 
 # The latter is a pipeline whose earlier part was stopped because a later one had read enough, as in `pipe:` commands.
 _SUCCESS = (0, 128 + signal.SIGPIPE)
+
+
+class _Started:
+    """A running command, and the end of what it writes."""
+
+    def __init__(self, arguments: list[str], folder: str) -> None:
+        try:
+            process = subprocess.Popen(
+                arguments,
+                cwd=folder,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
+        assert process.stdout is not None
+        self.shell = ShellCommand(process, process.stdout, "")
+        self._kept = bytearray()
+        self._left_out = 0
+        # A process that has escaped and holds the pipe open cannot hold us up.
+        os.set_blocking(self.shell.pipe.fileno(), False)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Reads until the command has ended, and returns whether that was in time; it is not yet reaped.
+
+        The command's end is known from its pidfd, where the system has one, and not from the end of its output, which a
+        process that it left in the background may hold open.
+        """
+        last = time.monotonic() + seconds
+        waiting: list[Any] = [self.shell.pipe]
+        end = None
+        try:
+            with suppress(AttributeError, OSError):
+                end = os.pidfd_open(self.shell.group)
+                waiting.append(end)
+            while (left := last - time.monotonic()) > 0:
+                ready: list[Any] = wait_for(waiting, min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
+                if self.shell.pipe in ready and not self._read():
+                    waiting.remove(self.shell.pipe)
+                if end in ready or (end is None and self.shell.ends_within(0)):
+                    return True
+        finally:
+            if end is not None:
+                os.close(end)
+        return False
+
+    def _read(self) -> bool:
+        """Takes a piece of the output, and returns whether there was one."""
+        data = self.shell.pipe.read(_CHUNK)
+        self._kept += data or b""
+        if len(self._kept) > 2 * KEPT_OUTPUT:
+            self._cut()
+        return bool(data)
+
+    def _cut(self) -> None:
+        surplus = max(0, len(self._kept) - KEPT_OUTPUT)
+        self._left_out += surplus
+        del self._kept[:surplus]
+
+    def output(self) -> bytes:
+        """Returns the end of what the command has written, once it has ended."""
+        for _ in range(_MOST_IN_A_PIPE // _CHUNK):
+            if not self._read():
+                break
+        self._cut()
+        note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
+        return note + self._kept
+
+
+class _Running:
+    """The commands that run, and the guard that kills them if this process dies."""
+
+    def __init__(self) -> None:
+        self.guard = CommandGuard()
+        self._lock = threading.Lock()
+        self._commands: set[_Started] = set()
+        self._is_over = False
+
+    @contextmanager
+    def command(self, arguments: list[str], folder: str) -> Iterator[_Started]:
+        """Starts a command in a folder, and kills it at the end if it still runs."""
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("the commands were told to stop")
+            started = _Started(arguments, folder)
+            self.guard.add(started.shell.group)
+            self._commands.add(started)
+        try:
+            yield started
+        finally:
+            started.shell.close()
+            with self._lock:
+                self._commands.discard(started)
+            self.guard.remove(started.shell.group)
+
+    def stop(self) -> None:
+        """Kills all commands, and lets no other start."""
+        with self._lock:
+            self._is_over = True
+            for command in self._commands:
+                command.shell.kill()
 
 
 class CommandResult(NamedTuple):
@@ -167,107 +269,3 @@ def _temporary_folder(parent: str | None) -> Iterator[str]:
                 break
         else:
             logger.warning("cannot remove the folder %s: perhaps a command has left a process that writes", made.name)
-
-
-class _Running:
-    """The commands that run, and the guard that kills them if this process dies."""
-
-    def __init__(self) -> None:
-        self.guard = CommandGuard()
-        self._lock = threading.Lock()
-        self._commands: set[_Started] = set()
-        self._is_over = False
-
-    @contextmanager
-    def command(self, arguments: list[str], folder: str) -> Iterator[_Started]:
-        """Starts a command in a folder, and kills it at the end if it still runs."""
-        with self._lock:
-            if self._is_over:
-                raise RuntimeError("the commands were told to stop")
-            started = _Started(arguments, folder)
-            self.guard.add(started.shell.group)
-            self._commands.add(started)
-        try:
-            yield started
-        finally:
-            started.shell.close()
-            with self._lock:
-                self._commands.discard(started)
-            self.guard.remove(started.shell.group)
-
-    def stop(self) -> None:
-        """Kills all commands, and lets no other start."""
-        with self._lock:
-            self._is_over = True
-            for command in self._commands:
-                command.shell.kill()
-
-
-class _Started:
-    """A running command, and the end of what it writes."""
-
-    def __init__(self, arguments: list[str], folder: str) -> None:
-        try:
-            process = subprocess.Popen(
-                arguments,
-                cwd=folder,
-                bufsize=0,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            raise OSError(f"the command cannot be started: {getattr(error, 'strerror', None) or error}") from error
-        assert process.stdout is not None
-        self.shell = ShellCommand(process, process.stdout, "")
-        self._kept = bytearray()
-        self._left_out = 0
-        # A process that has escaped and holds the pipe open cannot hold us up.
-        os.set_blocking(self.shell.pipe.fileno(), False)
-
-    def ends_within(self, seconds: float) -> bool:
-        """Reads until the command has ended, and returns whether that was in time; it is not yet reaped.
-
-        The command's end is known from its pidfd, where the system has one, and not from the end of its output, which a
-        process that it left in the background may hold open.
-        """
-        last = time.monotonic() + seconds
-        waiting: list[Any] = [self.shell.pipe]
-        end = None
-        try:
-            with suppress(AttributeError, OSError):
-                end = os.pidfd_open(self.shell.group)
-                waiting.append(end)
-            while (left := last - time.monotonic()) > 0:
-                ready: list[Any] = wait_for(waiting, min(left, _POLL_SECONDS if end is None else _LONG_SECONDS))
-                if self.shell.pipe in ready and not self._read():
-                    waiting.remove(self.shell.pipe)
-                if end in ready or (end is None and self.shell.ends_within(0)):
-                    return True
-        finally:
-            if end is not None:
-                os.close(end)
-        return False
-
-    def _read(self) -> bool:
-        """Takes a piece of the output, and returns whether there was one."""
-        data = self.shell.pipe.read(_CHUNK)
-        self._kept += data or b""
-        if len(self._kept) > 2 * KEPT_OUTPUT:
-            self._cut()
-        return bool(data)
-
-    def _cut(self) -> None:
-        surplus = max(0, len(self._kept) - KEPT_OUTPUT)
-        self._left_out += surplus
-        del self._kept[:surplus]
-
-    def output(self) -> bytes:
-        """Returns the end of what the command has written, once it has ended."""
-        for _ in range(_MOST_IN_A_PIPE // _CHUNK):
-            if not self._read():
-                break
-        self._cut()
-        note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
-        return note + self._kept

@@ -5,8 +5,6 @@ are one more sample for each number or name after the dash, and so is a subfolde
 reported, so that nothing a program has made is lost silently.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

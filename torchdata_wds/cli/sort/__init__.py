@@ -6,8 +6,6 @@ wds sort 'train-*.tar' --type shuffle --seed 1 --memory 100MB -o shuffled.tar
 What does not fit goes to files without a name, as sorted runs, which are merged.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import heapq
@@ -203,6 +201,54 @@ def _size_of(value: Any, sample: Sample) -> int:
     return _PER_SAMPLE + _PER_FIELD * len(sample) + sum(map(getsizeof, parts)) + sum(map(len, sample.values()))
 
 
+class _TemporaryFile:
+    """Objects in a file without a name, which no other process can change: first all are put in, then taken out."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+        self._folder = folder
+        self.end = 0  # the place of the next object
+        with self._explained():
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=_BUFFER)  # noqa: SIM115 - closed by `close`
+
+    def entries(self, run: _Run) -> Iterator[Entry]:
+        """Reads the entries of a run."""
+        position, stop = run
+        while position < stop:
+            block, position = self.get(position)
+            yield from block
+
+    def put(self, value: object) -> int:
+        """Writes an object and returns its place."""
+        place = self.end
+        with self._explained():
+            pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
+            self.end = self._file.tell()
+        return place
+
+    def get(self, place: int) -> tuple[Any, int]:
+        """Reads an object and returns the place after it too."""
+        with self._explained():
+            self._file.seek(place)
+            return pickle.load(self._file), self._file.tell()
+
+    def close(self) -> None:
+        # what did not fit on a full disk is still in the buffer, and useless
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            place = os.fspath(self._folder) if self._folder is not None else tempfile.gettempdir()
+            raise OSError(
+                error.errno,
+                f"samples that are being sorted cannot be kept in a temporary file in {place}: "
+                f"{error.strerror or error}. Give it a folder with room for them, or more memory",
+            ) from error
+
+
 class _Runs:
     """Sorted runs of samples.
 
@@ -276,54 +322,6 @@ class _Runs:
         if block:
             file.put(block)
         return start, file.end
-
-
-class _TemporaryFile:
-    """Objects in a file without a name, which no other process can change: first all are put in, then taken out."""
-
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
-        self._folder = folder
-        self.end = 0  # the place of the next object
-        with self._explained():
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=_BUFFER)  # noqa: SIM115 - closed by `close`
-
-    def entries(self, run: _Run) -> Iterator[Entry]:
-        """Reads the entries of a run."""
-        position, stop = run
-        while position < stop:
-            block, position = self.get(position)
-            yield from block
-
-    def put(self, value: object) -> int:
-        """Writes an object and returns its place."""
-        place = self.end
-        with self._explained():
-            pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
-            self.end = self._file.tell()
-        return place
-
-    def get(self, place: int) -> tuple[Any, int]:
-        """Reads an object and returns the place after it too."""
-        with self._explained():
-            self._file.seek(place)
-            return pickle.load(self._file), self._file.tell()
-
-    def close(self) -> None:
-        # what did not fit on a full disk is still in the buffer, and useless
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            place = os.fspath(self._folder) if self._folder is not None else tempfile.gettempdir()
-            raise OSError(
-                error.errno,
-                f"samples that are being sorted cannot be kept in a temporary file in {place}: "
-                f"{error.strerror or error}. Give it a folder with room for them, or more memory",
-            ) from error
 
 
 COMMAND = Command(__doc__, _add_arguments, _run)

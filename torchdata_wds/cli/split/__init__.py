@@ -4,8 +4,6 @@ wds split 'train-{000000..000003}.tar' -n 15 -o small
 wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --post 'sha256sum {path}'
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

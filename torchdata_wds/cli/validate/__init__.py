@@ -5,8 +5,6 @@ wds validate damaged.tar --fix repaired.tar
 wds validate --strict repaired.tar
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,14 +1,12 @@
 """What validation finds in shards, counted in bounded memory, and its checks of an index and of fields."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from torchdata_wds.codecs.decoder import Decoder
 from torchdata_wds.codecs.media import AUDIO_FIELDS, VIDEO_FIELDS, torch_audio, torch_video
@@ -59,7 +57,7 @@ class FieldSets:
         before, *first = self._places.get((shard, found), (0, key, offset))
         self._places[shard, found] = (before + samples, *first)  # type: ignore[assignment]
 
-    def update(self, other: FieldSets) -> None:
+    def update(self, other: Self) -> None:
         """Adds the samples of later shards."""
         self._others += other._others
         for (shard, fields), (samples, key, offset) in other._places.items():

@@ -3,8 +3,6 @@
 ``torchdata_wds/docs/tar-differences.md`` lists what GNU tar and Python's tarfile make of each.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ It uses the parts of loading (`TarEntries`, `HardLinks`, `check_new`, `make_samp
 place of each is known. Damage of the archive ends a shard here as it does there; a wrong sample does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any, NamedTuple

@@ -58,16 +58,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--sort", "sort a recipe by key; otherwise it keeps its order")
     parser.add_argument_group("sources", _SOURCES)
     plan = parser.add_argument_group("plans")
-    option(plan, "--delimiter", "CHAR", "between cells; by default a comma for .csv, or else a tab", _delimiter)
+    option(plan, "--delimiter", "CHAR", "between cells; by default a comma for .csv, or else a tab")
     text = f"keys without column __key__ (default: {KEY_FORMAT})"
     option(plan, "--key-format", "FORMAT", text, default=KEY_FORMAT)
     flag(plan, "--no-escapes", "with tabs: a backslash is one, as in '\\theta'")
     flag(plan, "--base64", "a cell that begins with 'base64:' is bytes in Base64")
     add_output_arguments(parser)
-
-
-def _delimiter(text: str) -> str:
-    return "\t" if text in ("\\t", "tab") else text
 
 
 def _run(arguments: argparse.Namespace) -> int:

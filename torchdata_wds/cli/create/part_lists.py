@@ -177,6 +177,7 @@ class Plan(_TextList):
         base64: bool = False,
     ) -> None:
         super().__init__("plan", data, url, folder)
+        delimiter = _TAB if delimiter in ("\\t", "tab") else delimiter
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise UsageError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
         try:

@@ -5,7 +5,6 @@ wds map augment:augment 'train-*.tar' -o 'augmented/{name}.tar.gz' --workers 2
 """
 
 import argparse
-import contextlib
 import functools
 import importlib
 import os
@@ -13,7 +12,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         return work_on_shards(urls, arguments, work)
     finally:
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             sys.path.remove(folder)
 
 
@@ -171,7 +170,7 @@ def _run_on_dask(
     """
     distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
     data = _by_value(function, Path(folder))
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if address == "local":
             cluster = distributed.LocalCluster(
                 n_workers=num_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
@@ -208,7 +207,7 @@ def _run_sent(data: bytes, task: ShardTask) -> str:
 def _by_value(function: ShardFunction, folder: Path) -> bytes:
     """Pickles a function so that the modules of a folder are not needed where it is unpickled."""
     cloudpickle = import_optional("cloudpickle", extra="dask", fields="functions on a Dask cluster")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if "." in name or name in _NEVER_SENT:
                 continue

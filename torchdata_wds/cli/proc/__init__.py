@@ -7,12 +7,12 @@ wds proc -c 'test $(cat sample.cls) -lt 5 || rm sample.*' train-000000.tar | wds
 """
 
 import argparse
-import contextlib
 import math
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 from torchdata_wds.cli.command import Command, UsageError, add_parallel, choice, flag, option
@@ -58,7 +58,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         if 0 < (value := float(text)) < math.inf:
             return value
     raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, not {text!r}")
@@ -103,8 +103,8 @@ class _MadeSamples:
         try:
             with (
                 SampleOutput(arguments) as output,
-                contextlib.closing(iter(reader)) as samples,
-                contextlib.closing(self._command.run(samples)) as results,
+                closing(iter(reader)) as samples,
+                closing(self._command.run(samples)) as results,
             ):
                 copy_samples(self._taken(results, reader), output, reader)
         finally:
@@ -144,6 +144,6 @@ class _MadeSamples:
 def pass_on(output: bytes) -> None:
     """Writes a command's output to standard error; if nobody reads it there, the work goes on."""
     if output:
-        with contextlib.suppress(BrokenPipeError), paused():
+        with suppress(BrokenPipeError), paused():
             sys.stderr.write(output.decode(errors="backslashreplace"))
             sys.stderr.flush()

@@ -38,7 +38,7 @@ def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, s
 def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
     """Writes a sample's key, and its fields but ``__url__`` and the like, into files of an empty folder."""
     key = sample[_KEY]
-    files = {_KEY: _key_bytes(key)}
+    files = {_KEY: key.encode("utf-8", "surrogatepass")}
     for field, value in sample.items():
         if is_written(field, key):
             check_field(field, key, lowercase=False)
@@ -54,10 +54,6 @@ def write_folder(sample: Mapping[str, Any], folder: Path) -> None:
                 raise OSError(error.errno, what, str(folder / name)) from error
             what = f"cannot have its field {field!r} in a file: {error.strerror} ({len(os.fsencode(name)):,} bytes)"
             raise failure(sample, f"{what}. Rename the field, or leave it out", field) from error
-
-
-def _key_bytes(key: str) -> bytes:
-    return key.encode("utf-8", "surrogatepass")
 
 
 def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -159,7 +155,7 @@ def _read_file(entry: os.DirEntry[str], field: str, sample: Mapping[str, Any]) -
 
 def _read_key(data: bytes, sample: Mapping[str, Any]) -> str:
     old: str = sample[_KEY]
-    if data == _key_bytes(old):
+    if data == old.encode("utf-8", "surrogatepass"):
         return old
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")

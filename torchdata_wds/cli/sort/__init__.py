@@ -7,7 +7,6 @@ What does not fit goes to files without a name, as sorted runs, which are merged
 """
 
 import argparse
-import contextlib
 import heapq
 import math
 import os
@@ -15,7 +14,7 @@ import pickle
 import re
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from decimal import Decimal
 from hashlib import blake2b
 from operator import itemgetter
@@ -233,10 +232,10 @@ class _TemporaryFile:
 
     def close(self) -> None:
         # what did not fit on a full disk is still in the buffer, and useless
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._file.close()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield

@@ -5,7 +5,6 @@ wds cat 'train-*.tar' | wds split -s 20kB -o 'part-%04d.tar' --max-shards 2 --po
 """
 
 import argparse
-import contextlib
 import math
 import os
 import posixpath
@@ -15,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         if arguments.rekey is not None and "{key" not in arguments.rekey.pattern:
             say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")
-    with contextlib.suppress(ValueError, WdsError):  # there is no folder to look into
+    with suppress(ValueError, WdsError):  # there is no folder to look into
         last = finished.names.next_number() - 1
         if last >= finished.next_number:
             name = storage.mask_url(finished.names.name(last))
@@ -272,7 +271,7 @@ class HookCommand:
             with closing(CommandGuard(process.pid)):
                 status = process.wait()
         except BaseException:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise

@@ -235,10 +235,8 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Ite
     A sample whose members are not next to each other is joined where the last of them stands: its runs of members must
     all be good, and agree where they have the same field; one that does not agree with those before it is left out.
     Until then the runs are in memory: a large shard in which most keys come back is better sorted first. A note follows
-    each run of members that was joined, or is left out although it is whole.
-
-    Raises:
-        ShardFormatError: at the end, if the shard has changed, or could not be read as far as before.
+    each run of members that was joined, or is left out although it is whole. A ShardFormatError comes at the end if the
+    shard has changed, or could not be read as far as before.
     """
     left = dict(plan.runs)  # how many runs of each key that comes back are still to come
     held: dict[str, dict[str, Any]] = {}

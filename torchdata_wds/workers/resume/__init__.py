@@ -13,10 +13,10 @@ on. So pipes report facts that stay true whatever is delivered later, and the pl
     wds_map          "a handler left items out"      the        |   items delivered: 1,000
                          |                           items      v
                          |                                 Turns: worker 0 gave 334, 1 gave 333, 2 gave 333
-                       Watch                                    |   (resume.states)
+                       Watch                                    |   (resume.checkpoints)
                                                                 v
                                                            state: counts, order, facts, signature
-                                                                |   (resume.checkpoints, resume.signatures)
+                                                                |   (resume.signatures)
     new worker process                                          v
     ------------------                                     Point per worker: item 334, facts, seeds
     planner: from the end of the graph to the grouping,   <-----+
@@ -29,8 +29,7 @@ on. So pipes report facts that stay true whatever is delivered later, and the pl
   one item for one, or a `Step` that computes which items it needs.
 - `planner`: asks the pipes in turn. Where one says nothing, all items are made again and dropped; a warning names it.
 - `stream`: runs the graph of one consumer, from its beginning or from a `Point`.
-- `states`: where the streams of all workers are, packed into a few hundred bytes.
-- `checkpoints`: the state of a loader, and the way back.
+- `checkpoints`: where the streams of all workers are, packed into a few hundred bytes, and the way back.
 - `signatures`: what a state belongs to. Another graph, other shards or another number of workers is refused.
 - `stateful`: the same for torchdata's ``StatefulDataLoader``.
 """

@@ -233,7 +233,7 @@ def begin_samples(path: Path) -> SampleWriter | None:
     with _failing(path, _UNWRITABLE):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_unfinished(part, check)
-    return None if file is None else SampleWriter(path, LockedFile(file))
+    return None if file is None else SampleWriter(path, file)
 
 
 def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from torchdata_wds.errors import Advice, ShardOpenError
-from torchdata_wds.storage.locks import lock
+from torchdata_wds.storage.locks import LockedFile, lock
 from torchdata_wds.storage.urls import mask_url
 
 _runs_at_end: dict[Callable[[], None], int] = {}
@@ -112,28 +112,27 @@ class Target(Unique, ABC):
 class FileTarget(Target):
     """A target that fills a local file, which `_create` makes at the first byte."""
 
-    _file = -1
+    _file: LockedFile | None = None
     _advice = ""  # what to do if it cannot be written
 
     @abstractmethod
-    def _create(self) -> int:
-        """Makes the file and returns its descriptor."""
+    def _create(self) -> LockedFile:
+        """Makes the file."""
 
-    def _ensure_created(self) -> int:
-        if self._file < 0:
+    def _created(self) -> LockedFile:
+        if self._file is None:
             self._file = self._create()
         return self._file
 
-    def _close_file(self) -> None:
-        if self._file >= 0:
+    def _release(self, *, owned: bool) -> None:  # noqa: ARG002 - a forked child has closed it
+        if self._file is not None:
             with contextlib.suppress(OSError):
-                os.close(self._file)
-            self._file = -1
+                self._file.close()
 
     def _write(self, view: memoryview) -> int:
-        file = self._ensure_created()
+        file = self._created()
         try:
-            return os.write(file, view)
+            return os.write(file.fileno(), view)
         except OSError as error:
             raise ShardOpenError(
                 f"shard {self._shard} cannot be written at byte {self._position:,}: {error.strerror or error}; "
@@ -169,26 +168,26 @@ os.register_at_fork(after_in_child=_abort_all)
 _OPENINGS = 100
 
 
-def open_unfinished(path: Path, check: Callable[[int], None] = lambda _: None) -> int | None:
+def open_unfinished(path: Path, check: Callable[[int], None] = lambda _: None) -> LockedFile | None:
     """Opens a file that is to be filled and then renamed: locked, empty, and made if it is missing.
 
     It is None if a living writer, in this process or another one, fills it. A link is an OSError: it would have us
     empty another file. `check` may raise for what a dead writer has left, before that is emptied.
     """
     for _ in range(_OPENINGS):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = LockedFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, file)
-            if lock(file) is False:
+            stack.callback(file.close)
+            if lock(file.fileno()) is False:
                 return None
-            status = os.fstat(file)
+            status = os.fstat(file.fileno())
             with contextlib.suppress(FileNotFoundError):
                 # Its last writer may have renamed it before it was locked here, or died in the middle of that: the same
                 # file then is the finished one as well, which must not be emptied.
                 if os.path.samestat(status, path.lstat()):
                     if status.st_nlink == 1:
-                        check(file)
-                        os.ftruncate(file, 0)
+                        check(file.fileno())
+                        os.ftruncate(file.fileno(), 0)
                         stack.pop_all()
                         return file
                     path.unlink()

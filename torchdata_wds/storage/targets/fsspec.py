@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.retrying import attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
@@ -37,7 +38,7 @@ class RemoteTarget(FileTarget):
         self._overwrite = overwrite
         self._local: str | None = None
 
-    def _create(self) -> int:
+    def _create(self) -> LockedFile:
         # a query in the path may be a secret
         name = re.sub(r"[^\w.-]", "_", self._path.partition("?")[0].rpartition("/")[2])[-_SHOWN_NAME:]
         try:
@@ -49,13 +50,12 @@ class RemoteTarget(FileTarget):
         self._advice = (
             f"it is collected in {self._local} first; free some space there or set TMPDIR to a folder with more"
         )
-        return file
+        return LockedFile(file)
 
     def _commit(self) -> None:
-        self._ensure_created()
-        local = str(self._local)
-        self._close_file()
+        file, local = self._created(), str(self._local)
         try:
+            file.close()
             if not self._overwrite and _exists(self._filesystem, self._path):
                 raise FileExistsError("it has come into existence meanwhile, by another writer, and overwriting is off")
             attempt(partial(self._put, local), RETRIES, self._shard, "uploading it failed: ")
@@ -95,7 +95,7 @@ class RemoteTarget(FileTarget):
             raise OSError(f"expected {self._position:,} bytes in the store after the upload, found {size:,}")
 
     def _release(self, *, owned: bool) -> None:
-        self._close_file()
+        super()._release(owned=owned)
         if owned and self._local is not None:
             with contextlib.suppress(OSError):
                 Path(self._local).unlink()

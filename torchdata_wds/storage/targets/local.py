@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds.errors import Advice, ShardOpenError
-from torchdata_wds.storage.locks import unlock
+from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.targets.base import (
     REPLACE_OR_RENAME,
@@ -41,7 +41,7 @@ class LocalTarget(FileTarget):
         self._overwrite = overwrite
         self._advice = f"what was written is in {self._partial}; free some space or write elsewhere"
 
-    def _create(self) -> int:
+    def _create(self) -> LockedFile:
         try:
             file = open_unfinished(self._partial)
         except OSError as error:
@@ -55,9 +55,9 @@ class LocalTarget(FileTarget):
         return file
 
     def _commit(self) -> None:
-        file = self._ensure_created()
+        file = self._created()
         try:
-            sync_file(file)
+            sync_file(file.fileno())
             if self._overwrite:
                 self._partial.replace(self._path)
             else:
@@ -92,11 +92,6 @@ class LocalTarget(FileTarget):
             return
         with contextlib.suppress(OSError):
             self._partial.unlink()
-
-    def _release(self, *, owned: bool) -> None:
-        if owned and self._file >= 0:
-            unlock(self._file)
-        self._close_file()
 
 
 def open_local_target(place: Place, overwrite: bool) -> LocalTarget:

@@ -153,7 +153,8 @@ def known_name(pipe: DataPipe) -> str:
     return short_name(pipe) if package in ("torch", "torchdata", "torchdata_wds") else ""
 
 
-def full_name(pipe: DataPipe) -> str:
-    """Returns the name of a pipe's class, with its module if it is not of this package, whose files may move."""
-    module, name = type(pipe).__module__.replace("__mp_main__", "__main__"), type(pipe).__qualname__  # if spawned
+def full_name(value: object) -> str:
+    """Returns the name of a class or function, with its module if it is not of this package, whose files may move."""
+    module = str(getattr(value, "__module__", "")).replace("__mp_main__", "__main__")  # in spawned workers
+    name = getattr(value, "__qualname__", "")
     return f"torchdata_wds.{name}" if module.startswith("torchdata_wds.") else f"{module}.{name}"

@@ -112,7 +112,7 @@ def graph_signature(datapipe: IterDataPipe[Any]) -> list[tuple[str, int]]:
         if (names := said_by(pipe, "state_arguments")) is None:
             names = [name for name in vars(pipe) if name[0] != "_" and name not in _NO_ARGUMENTS]
         arguments = [(name, list(_describe(vars(pipe)[name]))) for name in sorted(names)]
-        text = f"{full_name(pipe)} {arguments!r}"
+        text = f"{full_name(type(pipe))} {arguments!r}"
         described.append((short_name(pipe), zlib.crc32(text.encode("utf-8", "surrogateescape"))))
     return described
 
@@ -141,8 +141,7 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
         for inside in (value.func, value.args, value.keywords):
             yield from _describe(inside, depth - 1)
     else:  # functions by their names; of other objects no more than their class is known to stay
-        module = str(getattr(value, "__module__", "")).replace("__mp_main__", "__main__")  # in spawned workers
-        yield f"{module}.{getattr(value, '__qualname__', '')}"
+        yield full_name(value)
 
 
 def describe_shards(*datapipes: Any) -> Signature:

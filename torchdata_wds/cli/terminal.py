@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 from torchdata_wds.errors import cli_message
 
@@ -135,7 +135,7 @@ def stdout_is_apart() -> bool:
     return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Counts things done: in a bar on a terminal, elsewhere in a line every few seconds.
 
     The bar is tqdm's. Where that is not installed, a terminal gets lines too. `what` is a plural; `hidden` shows
@@ -166,9 +166,6 @@ class Progress:
         elif self.is_shown and time.monotonic() - self._shown >= _SECONDS:
             self._shown = time.monotonic()
             self._show()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

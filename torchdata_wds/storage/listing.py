@@ -41,12 +41,10 @@ logger = logging.getLogger(__name__)
 # "?" is a query in a web address, "*" is the shell's in a command.
 _NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_DEEPEST = 10
 _IPV6_HOST = re.compile(r"://([^/@]*@)?\[[0-9A-Fa-f:.]*$")
 _SHOWN_SUFFIXES = ", ".join(SHARD_SUFFIXES)
 _MAGIC = re.compile(r"[*?[]")
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
-_ANY_DEPTH = "**"
 
 # The patterns that were warned about: each is searched once an epoch, in each worker.
 _warned: set[str] = set()
@@ -142,7 +140,7 @@ def _substituted(text: str) -> str:
             raise cannot_list(text, what, "expand")
         return found[0] if value is None else value
 
-    for _ in range(_DEEPEST):
+    for _ in range(10):
         before, text = text, _VARIABLE.sub(value_of, text)
         if text == before:
             return text
@@ -309,15 +307,15 @@ def find_matches(pattern: str) -> list[str]:
 
 def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
     parts = pattern.split("/")
-    if _ANY_DEPTH not in parts:
+    if "**" not in parts:
         yield from glob.glob(pattern)  # noqa: PTH207 - Path.glob shows hidden files and drops "./"
         return
-    place = parts.index(_ANY_DEPTH)
+    place = parts.index("**")
     before = "/".join(parts[:place])
-    while parts[place + 1 : place + 2] == [_ANY_DEPTH]:
+    while parts[place + 1 : place + 2] == ["**"]:
         place += 1
     after = "/".join(parts[place + 1 :])  # which may have another one
-    starts = [before + "/" if parts[0] != _ANY_DEPTH else ""]
+    starts = [before + "/" if parts[0] != "**" else ""]
     if glob.has_magic(before):
         starts = [f"{start}/" for start in sorted(glob.glob(before)) if os.path.isdir(start)]  # noqa: PTH112, PTH207
     for start in starts:

@@ -19,10 +19,7 @@ T = TypeVar("T")
 
 
 class ReadAhead(Source, Generic[T]):
-    """Opens a stream in a thread of its own, at once, and reads at most `lead` bytes before they are wanted.
-
-    `opening` returns the stream and whatever else it found out.
-    """
+    """Opens a stream (and more) in a thread, at once, and reads at most `lead` bytes of it before they are wanted."""
 
     def __init__(self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD) -> None:
         self._opening = opening

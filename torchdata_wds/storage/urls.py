@@ -62,10 +62,7 @@ def url_text(url: str | os.PathLike[str]) -> str:
 
 
 def check_letter(text: str, what: str) -> None:
-    """Refuses a single character as a shard: it is probably a letter of a str that was given instead of a list.
-
-    `what` begins the message of the ShardListError. Standard input and existing files are accepted.
-    """
+    """Refuses a letter as a shard, unless there is such a file: a str was probably given instead of a list."""
     if len(text) < 2 and text != STDIN and (os.path.isdir(text) or not os.path.exists(text)):  # noqa: PTH110, PTH112
         raise ShardListError(
             f"{what} {str(text)!r}: did a str stand where a list belongs? Write "
@@ -74,12 +71,7 @@ def check_letter(text: str, what: str) -> None:
 
 
 def scheme_of(url: str) -> str:
-    """Returns the scheme of a URL in small letters, "-" for standard input, "" for a local path.
-
-    Example:
-        >>> [scheme_of(url) for url in ("S3://b/x.tar", "pipe:cat x.tar", "-", "D:/x.tar", "a:b.tar", "x#1.tar")]
-        ['s3', 'pipe', '-', '', '', '']
-    """
+    """Returns the scheme of a URL in small letters, "-" for standard input, "" for a local path such as "a:b.tar"."""
     if url == STDIN:
         return STDIN
     found = _SCHEME.match(url)
@@ -120,14 +112,7 @@ def local_path(url: str) -> str:
 
 
 def mask_url(url: str | os.PathLike[str]) -> str:
-    """Replaces what is secret in a URL or a ``pipe:`` command by ``***``, for messages and logs; see `mask_text`.
-
-    A local path is left as it is, unless it may hold a mistyped URL.
-
-    Example:
-        >>> mask_url("https://me:pw@host/x.tar?part=1&X-Amz-Signature=abc")
-        'https://me:***@host/x.tar?part=1&X-Amz-Signature=***'
-    """
+    """Replaces what is secret in a URL or command by ``***``, as `mask_text`; leaves paths alone."""
     return _masked(url_text(url))
 
 
@@ -170,12 +155,7 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
 
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:
-    """Expands the lists and ranges of a command or web address, and leaves every other brace alone.
-
-    Example:
-        >>> list(expand_clear_braces("pipe:cat ${HOME}/{a,b}.tar | awk '{print $1, $2}'"))
-        ["pipe:cat ${HOME}/a.tar | awk '{print $1, $2}'", "pipe:cat ${HOME}/b.tar | awk '{print $1, $2}'"]
-    """
+    """Expands the lists and ranges of a command or web address, and leaves all other braces alone: ``${X}``."""
     choices: list[list[str]] = []
     end = 0
     for start, stop in _clear_groups(pattern):

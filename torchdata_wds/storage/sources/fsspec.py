@@ -121,10 +121,7 @@ def _is_folder(filesystem: Any, path: str) -> bool:
 
 
 class RemoteSource(RetryingSource):
-    """An object of a store, which is opened again at the same byte where reading it fails.
-
-    A `chained` store reads through another one, and knows no versions.
-    """
+    """An object of a store; a `chained` one reads through another, and knows no versions."""
 
     def __init__(self, filesystem: Any, path: str, shard: str, start: int = 0, *, chained: bool = False) -> None:
         super().__init__(shard, start, OPEN_RETRIES)

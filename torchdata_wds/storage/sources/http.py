@@ -36,8 +36,6 @@ _OWN_DECODERS = ("gzip", "x-gzip", "zstd")
 #: How much of what was delivered is requested again if only its bytes show that the object is the same.
 _OVERLAP = 16 * 1024
 _SMALLEST_OVERLAP = 64
-_LONGEST_TAG = 40  # of one that is kept in states
-_SHOWN = 80
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
 
 
@@ -127,7 +125,7 @@ class Version:
             told = ("ETag", self.etag.removeprefix("W/"), later.etag.removeprefix("W/"))
         for what, before, after in (told, ("Content-Encoding", self.encoding, later.encoding)):
             if before and after and before != after:
-                return f"its {what} was {before[:_SHOWN]!r} and is now {after[:_SHOWN]!r}"
+                return f"its {what} was {before[:80]!r} and is now {after[:80]!r}"
         if self.total is not None and later.total is not None and self.total != later.total:
             return f"its length was {self.total:,} bytes and is now {later.total:,}"
         return None
@@ -191,7 +189,7 @@ class HttpSource(RetryingSource):
         known = self.version
         if known.total is None or known.encoding not in ("", "identity"):
             return None
-        return StoredVersion(known.total, "" if known.etag.startswith("W/") else known.etag[:_LONGEST_TAG])
+        return StoredVersion(known.total, "" if known.etag.startswith("W/") else known.etag[:40])
 
     def interrupt(self) -> None:
         """Ends a read or a pause that another thread waits in; an answer that is still to come is waited for."""

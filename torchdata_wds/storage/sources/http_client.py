@@ -39,12 +39,9 @@ _HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encodin
 
 #: Bodies of answers that are not the shard are read up to this size, to keep the connection.
 _WORTH_READING = 16 * 1024
-_SHOWN = 200
-_PIECE = 512 * 1024
 
 # Workers read several shards at once, and a store redirects to many hosts.
-_CONNECTIONS_PER_HOST = 32
-_HOSTS = 32
+_CONNECTIONS_PER_HOST = _HOSTS = 32
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ class Answer:
         """Reads up to `size` bytes by urllib3."""
         try:
             # read() would drop what it has already received when the connection breaks.
-            return self._response.read1(min(size, _PIECE), decode_content=False) or b""
+            return self._response.read1(min(size, 512 * 1024), decode_content=False) or b""
         except urllib3.exceptions.HTTPError as error:
             raise Failure(_reason(error), error=error) from None
 
@@ -312,5 +309,5 @@ def _reason(error: Exception) -> str:
 
 def _shown(text: str) -> str:
     """What a server wrote, as a part of a message: no secrets, nothing that a terminal obeys, and not too much."""
-    masked = mask_text(text)[:_SHOWN]
+    masked = mask_text(text)[:200]
     return masked if masked.isprintable() else ascii(masked)[1:-1]

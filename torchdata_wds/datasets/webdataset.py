@@ -137,17 +137,10 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     if shuffle is not None and not is_count(shuffle, 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
-    refused = {
-        "repeat": repeat,
-        "detshuffle": detshuffle,
-        "nodesplitter": nodesplitter,
-        "workersplitter": workersplitter,
-        "empty_check": empty_check,
-        "seed": seed,
-    }
-    for name, value in refused.items():
+    values = (detshuffle, empty_check, nodesplitter, repeat, seed, workersplitter)  # as in _INSTEAD
+    for (name, instead), value in zip(_INSTEAD.items(), values, strict=True):
         if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
-            raise ValueError(f"WebDataset does not take {name}={value!r} here: {_INSTEAD[name]}")
+            raise ValueError(f"WebDataset does not take {name}={value!r} here: {instead}")
     if mode not in (None, "resampled"):
         raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")
     if callable(shardshuffle):
@@ -155,8 +148,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
         raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
     options = storage.StorageOptions(storage_options, rewrite=rewrite)
-    shards: Any = _patterns(urls)
-    shards = shards.list_shards(storage_options=options)
+    shards: Any = _patterns(urls).list_shards(storage_options=options)
     if resampled or mode:
         shards = shards.resample_shards()
     else:
@@ -166,8 +158,9 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     cache_name = _either("cache_name", cache_name, "url_to_name", url_to_name)
     cache_size = None if cache_size == -1 else cache_size
     if cache_dir is not None:
-        cache: dict[str, Any] = {"max_bytes": cache_size, "name": cache_name, "verbose": verbose}
-        shards = shards.cache_shards(cache_dir, **cache, storage_options=options, handler=handler)
+        shards = shards.cache_shards(
+            cache_dir, max_bytes=cache_size, name=cache_name, verbose=verbose, storage_options=options, handler=handler
+        )
     elif cache_name is not None or cache_size is not None or verbose:
         raise ValueError(
             "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"

@@ -78,8 +78,7 @@ from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochC
 from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe as JoinWorkers
 from torchdata_wds.pipes.streams.mix import SampleMixerIterDataPipe as SampleMixer
 from torchdata_wds.workers import native_forms as _native_forms  # noqa: F401  (puts torchdata's forms on all pipes)
-from torchdata_wds.writers.shard_writer import ShardWriter
-from torchdata_wds.writers.tar_writer import TarWriter
+from torchdata_wds.writers import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.resume.stateful import StatefulPipeline

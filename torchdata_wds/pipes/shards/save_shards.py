@@ -16,8 +16,7 @@ from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.storage import StorageOptions
-from torchdata_wds.writers.shard_writer import ShardWriter
-from torchdata_wds.writers.tar_writer import TarOptions, check_options
+from torchdata_wds.writers import ShardWriter, TarOptions, check_options
 
 
 @register("save_wds_shards")

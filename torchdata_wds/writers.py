@@ -1,0 +1,349 @@
+"""Samples to tar archives and numbered shards."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
+from typing import Any, BinaryIO, Self, TypedDict, Unpack
+
+from torchdata_wds.checks import check_flags, checked_int
+from torchdata_wds.codecs import Encoder, EncoderLike
+from torchdata_wds.consumers import process_place, rank_place
+from torchdata_wds.errors import SampleError
+from torchdata_wds.format.index import index_url
+from torchdata_wds.format.shards import Destination, ShardFile, ShardInfo, ShardNames, archive_size
+from torchdata_wds.format.tar.packing import PackedSample, SamplePacker
+from torchdata_wds.option_types import StartShard
+from torchdata_wds.storage import StorageOptions, Unique, compression_for, mask_url, open_compressor
+
+logger = logging.getLogger(__name__)
+
+
+class TarOptions(TypedDict, total=False):
+    """The options that `TarWriter` describes, for functions that pass them on."""
+
+    encoder: EncoderLike
+    compress: str | bool | None
+    mtime: float
+    user: str
+    group: str
+    mode: int
+    lowercase: bool
+    index: bool
+    jpeg_quality: int
+    png_compression: int
+    storage_options: Mapping[str, Mapping[str, Any]] | None
+
+
+_FILE_OPTIONS = ("compress", "index", "storage_options")
+_ENCODER_OPTIONS = ("encoder", "jpeg_quality", "png_compression")
+
+#: Options of webdataset's writers, and what other programs call them.
+_ELSEWHERE = {
+    "compression": "write compress='gz', or let the shard's name end in .gz.",
+    "format": "headers are USTAR, and PAX where a name or size needs it.",
+    "keep_meta": "names like __x__ are the library's own and are not written.",
+    "max_samples": "did you mean 'max_count'?",
+    "max_size": "did you mean 'max_bytes'?",
+    "maxbytes": "did you mean 'max_bytes'?",
+    "maxcount": "did you mean 'max_count'?",
+    "maxsize": "did you mean 'max_bytes'?",
+    "maxshards": "did you mean 'max_shards'?",
+    "verbose": "each shard is logged at the level INFO by the logger torchdata_wds.",
+}
+
+
+def check_options(options: Mapping[str, Any], *others: str) -> None:
+    """Raises a TypeError for an option that is not one of `TarWriter` or `others`, and names the nearest that is."""
+    known = [*TarOptions.__annotations__, *others]
+    for name in options:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = _ELSEWHERE.get(name, f"did you mean {nearest[0]!r}?" if nearest else "")
+            if "'max_" in hint and "max_bytes" not in known:
+                hint = "ShardWriter has limits, one archive has none."
+            raise TypeError(f"unknown option {name!r}: {hint}{' ' if hint else ''}The options are {', '.join(known)}")
+
+
+class SampleWriter(Unique):
+    """What both writers share: their options, how a sample is written, and how ``with`` ends."""
+
+    close: Callable[[], None]
+    abort: Callable[[], None]
+
+    def __init__(self, options: TarOptions, others: str, *, overwrite: bool) -> None:
+        check_options(options, *others.split())
+        check_flags(overwrite=overwrite, index=options.get("index", False), lowercase=options.get("lowercase", True))
+        headers: dict[str, Any] = dict(options)
+        encoding = {name: headers.pop(name) for name in _ENCODER_OPTIONS if name in headers}
+        self._file_options = {name: headers.pop(name) for name in _FILE_OPTIONS if name in headers}
+        self._file_options["overwrite"] = overwrite
+        self._file_options["storage_options"] = StorageOptions(options.get("storage_options"))
+        encode = Encoder(**encoding)
+        self._encode = None if encoding.get("encoder") is False else encode  # the packer takes bytes only, and says so
+        self._pack = SamplePacker(**headers).pack
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def pack(self, sample: Mapping[str, Any]) -> PackedSample:
+        """Turns a sample into its bytes in an archive."""
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
+        return self._pack(sample if self._encode is None else self._encode(sample))
+
+    def write(self, sample: Mapping[str, Any]) -> int:
+        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
+
+        It has ``__key__`` and values by field; names like ``__url__`` are not written. A `ShardWriter` returns 0 where
+        it is not written, because `max_shards` shards are full.
+
+        Raises:
+            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
+            ShardOpenError: if the destination fails, or a shard exists.
+            ValueError: if the writer is closed.
+        """
+        packed = self.pack(sample)  # outside the lock: threads encode at the same time
+        with self._lock:
+            if self._closed:
+                raise ValueError("the writer is closed; open another one")
+            shard = self.shard_for(packed)
+            if shard is None:
+                return 0
+            shard.append(packed)
+        return packed.size
+
+    def shard_for(self, packed: PackedSample) -> ShardFile | None:
+        """Returns the shard that a packed sample goes into; None if all are full."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class TarWriter(SampleWriter):
+    """Writes samples into one tar archive.
+
+    The same samples give the same bytes. A path (or a URL of a store) gets its new content on `close`, all at once:
+    an exception inside ``with``, or a process that is killed, leaves what was there before, and beside a local path
+    the unfinished ``.partial``. An open file is written as it comes, without an end marker after an exception. A
+    symbolic link is replaced, not followed.
+
+    Args:
+        file: A local path, ``-`` (standard output), ``pipe:command``, a URL that fsspec can write, or an open binary
+            file, which is not closed.
+        overwrite: Whether what exists is replaced; otherwise it is an error.
+        encoder: True encodes each field by its extension. False takes bytes only. A str is an image spec: with
+            ``"torchrgb8"`` and the like tensors of images are CHW. A dict has functions for fields or extensions, tried
+            before the table. A callable gets the sample and returns a dict of bytes.
+        compress: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, False for none; None goes by the suffix of the path.
+        mtime, user, group, mode: Of all members: seconds since 1970, names of owner and group, permissions.
+        lowercase: Whether fields must be in lower case, as they are read by default.
+        index: Whether an index is written beside the shard, as ``<shard>.index``.
+        jpeg_quality, png_compression: Quality of JPEG fields that are encoded here, 1 to 100; effort for PNG, 0 to 9.
+        storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
+
+    Raises:
+        TypeError, ValueError: if an argument is wrong, or has an unknown name.
+        ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
+
+    Example:
+        >>> import pathlib, tempfile, torchdata_wds
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "x.tar")
+        >>> with TarWriter(path) as writer:
+        ...     writer.write({"__key__": "a", "txt": "one", "cls": 1})
+        2048
+        >>> [sample["txt"] for sample in torchdata_wds.WebDataset(path, decoder=[])]
+        ['one']
+    """
+
+    def __init__(self, file: Destination, *, overwrite: bool = True, **options: Unpack[TarOptions]) -> None:
+        super().__init__(options, "overwrite", overwrite=overwrite)
+        self._shard = ShardFile(file, digest=False, **self._file_options)
+
+    def shard_for(self, _: PackedSample) -> ShardFile:
+        """Returns the one shard."""
+        return self._shard
+
+    def close(self) -> None:
+        """Ends the archive, and gives a path its new content; a ShardOpenError if it is not whole; idempotent."""
+        if not self._closed:
+            with self._lock:
+                self._shard.close()
+            self._closed = True
+
+    def abort(self) -> None:
+        """Abandons the archive: what was there before stays; does nothing after `close`."""
+        if not self._closed:
+            self._closed = True
+            self._shard.abort()
+
+
+class ShardWriter(SampleWriter):
+    """Writes samples into numbered shards of limited size.
+
+    A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
+    finished shards and one ``.partial``, for which no hook is called. Nothing is created before the first sample.
+
+    Args:
+        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
+            among the ranks, ``{worker}`` that among all workers of all ranks.
+        max_count: The most samples in a shard.
+        max_bytes: The most bytes of a shard before compression, with headers and end marker, which fill it up to a
+            multiple of 10,240. A sample that is larger gets a shard of its own, and a warning.
+        start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
+        max_shards: The most shards: once they are full, `write` takes no more samples. None has no limit.
+        post: Called with the `ShardInfo` of each shard as soon as it has its name.
+        overwrite: Whether shards that exist are replaced; otherwise they are an error.
+        opener: ``callable(name)`` that opens a binary file for each shard. It is closed when the shard is whole, and
+            after an exception without an end marker.
+        **options: Those of `TarWriter`, from ``encoder`` on.
+
+    Attributes:
+        shards: The `ShardInfo` of each finished shard.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with ShardWriter(tempfile.mkdtemp() + "/x-%06d.tar", max_count=2) as writer:
+        ...     for number in range(5):
+        ...         _ = writer.write({"__key__": f"{number:06d}", "cls": number})
+        >>> [(pathlib.Path(shard.path).name, shard.count) for shard in writer.shards]
+        [('x-000000.tar', 2), ('x-000001.tar', 2), ('x-000002.tar', 1)]
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str] | ShardNames,
+        *,
+        max_count: int = 100_000,
+        max_bytes: float = 3e9,
+        start_shard: StartShard = 0,
+        max_shards: int | None = None,
+        post: Callable[[ShardInfo], Any] | None = None,
+        overwrite: bool = False,
+        opener: Callable[[str], BinaryIO] | None = None,
+        **options: Unpack[TarOptions],
+    ) -> None:
+        own = "max_count max_bytes start_shard max_shards post overwrite opener"
+        super().__init__(options, own, overwrite=overwrite)
+        for name, function in (("post", post), ("opener", opener)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function, not {function!r}")
+        limit: Any = max_bytes  # to mypy a float is not a Real
+        if isinstance(limit, bool) or not isinstance(limit, Real):
+            raise TypeError(f"max_bytes must be a number, not {max_bytes!r}")
+        if not max_bytes >= 1:
+            raise ValueError(f"max_bytes must be at least 1, not {max_bytes!r}")
+        if not isinstance(pattern, ShardNames):
+            pattern = ShardNames(pattern, rank=rank_place().number, worker=process_place().number)
+        if start_shard == "next":
+            pattern.check_listable()
+        elif isinstance(start_shard, str):
+            raise ValueError(f"start_shard must be a number or 'next', not {start_shard!r}")
+        else:
+            start_shard = checked_int("start_shard (if it is not 'next')", start_shard, 0)
+        self.start_shard = start_shard
+        self.max_count = checked_int("max_count", max_count, 1)
+        self.max_bytes = max_bytes
+        self.max_shards = None if max_shards is None else checked_int("max_shards", max_shards, 1)
+        self.post = post
+        self.opener = opener
+        self.shards: list[ShardInfo] = []
+        # what is wrong about all shards shows before the first one is opened
+        if (kind := compression_for(pattern.name(0), options.get("compress"))) is not None:
+            open_compressor(kind)
+        if options.get("index"):
+            if opener is not None:
+                raise ValueError("index=True needs a path or a URL: there is no place beside what an opener opens")
+            index_url(pattern.name(0))
+        self._names = pattern
+        self._numbers: Iterator[int] | None = None
+        self._number = 0
+        self._shard: ShardFile | None = None
+        self._file: BinaryIO | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all of `max_shards` are known to be full, so that no sample need be made for them."""
+        return self._is_last and (self._shard is None or self._shard.count >= self.max_count)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no shard may follow the one that is open, or was closed last."""
+        return self.max_shards is not None and len(self.shards) + (self._shard is not None) >= self.max_shards
+
+    def shard_for(self, packed: PackedSample) -> ShardFile | None:
+        """Returns the shard that a packed sample goes into: the open one, or a new one; None if all are full."""
+        if self._shard is not None and not self._has_room(self._shard, packed):
+            self._finish()
+        if self._shard is None and not self._is_last:
+            self._shard = self._open(packed)
+        return self._shard
+
+    def close(self) -> None:
+        """Finishes the last shard, as `TarWriter.close` does; idempotent."""
+        self._closed = True
+        with self._lock:
+            self._finish()
+
+    def abort(self) -> None:
+        """Abandons the open shard, which is left as ``.partial``; finished ones stay."""
+        self._closed = True
+        if self._shard is not None:
+            self._shard.abort()
+            self._shard = None
+        with contextlib.suppress(Exception):
+            self._close_file()
+
+    def _has_room(self, shard: ShardFile, packed: PackedSample) -> bool:
+        return bool(shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes)
+
+    def _open(self, packed: PackedSample) -> ShardFile:
+        if (size := archive_size(packed.size)) > self.max_bytes:
+            sizes = f"{size:,} bytes, more than the size limit of {self.max_bytes:,.0f}"
+            logger.warning("sample %r alone makes a shard of %s", packed.key, sizes)
+        if self._numbers is None:
+            self._numbers = self._names.numbers(self.start_shard, self._file_options.get("storage_options"))
+            self._number = next(self._numbers)
+        name = self._names.name(self._number)
+        destination: Any = name
+        if self.opener is not None:
+            destination = self.opener(name)
+            if not callable(getattr(destination, "write", None)):
+                raise TypeError(f"opener must return a binary file, not {destination!r}")
+            self._file = destination
+        try:
+            shard = ShardFile(destination, name=name, **self._file_options)
+        except BaseException:
+            self._close_file()
+            raise
+        # only now: a shard that cannot be written must not be passed over
+        self._number = next(self._numbers)
+        logger.info("writing shard %s", mask_url(name))
+        return shard
+
+    def _finish(self) -> None:
+        if self._shard is None:
+            return
+        # it stays open until it is whole: another attempt after an error raises again
+        info = self._shard.close()
+        self._shard = None
+        self.shards.append(info)
+        self._close_file()
+        if self.post is not None:
+            self.post(info)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

@@ -1,1 +1,0 @@
-"""Samples to tar archives and numbered shards."""

@@ -110,14 +110,12 @@ class CacheSettings:
         """Removes a damaged copy that this package made; returns whether it is gone."""
         if not self.is_named_by_digest and mark_of(file.fileno()) is None:
             return False
-        with contextlib.suppress(OSError):
-            lock = CopyLock.acquire(path)
-            if lock is not None:
-                try:
-                    if file.is_at(path):
-                        os.unlink(path)  # noqa: PTH108 - a str
-                finally:
-                    lock.release()
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            copy_lock = CopyLock.acquire(path)
+            if copy_lock is not None:
+                stack.callback(copy_lock.release)
+                if file.is_at(path):
+                    os.unlink(path)  # noqa: PTH108 - a str
         return not file.is_at(path)
 
     def check_mark(self, url: str, path: str, file: int | str) -> None:

@@ -56,11 +56,8 @@ def read_records(
     try:
         library = importlib.import_module(package)
     except ImportError as error:
-        raise ShardOpenError(
-            f"reading the records of shard {shard} needs the package {package}, which is not installed: "
-            f"pip install 'torchdata_wds[{record_format}]'",
-            shard=shard,
-        ) from error
+        need = f"the package {package}, which is not installed: pip install 'torchdata_wds[{record_format}]'"
+        raise ShardOpenError(f"reading the records of shard {shard} needs {need}", shard=shard) from error
     yield from read(_Pieces(stream), place, library, max_bytes)
 
 

@@ -62,10 +62,8 @@ class SpecEntry:
         if self.replacement:
             return [urls[int(draw() * len(urls))] for _ in range(self.count)]
         if self.count > len(urls):
-            raise self.place.error(
-                f"{self.count:,} shards are to be chosen of {len(urls):,}; ask for fewer, or write resample: "
-                f"{self.count} to draw shards several times"
-            )
+            what = f"{self.count:,} shards are to be chosen of {len(urls):,}; ask for fewer"
+            raise self.place.error(f"{what}, or write resample: {self.count} to draw shards several times")
         for place in range(self.count):
             other = place + int(draw() * (len(urls) - place))
             urls[place], urls[other] = urls[other], urls[place]
@@ -183,13 +181,9 @@ def _source(item: Any, place: SpecPlace, prefix: str, default: str) -> SpecEntry
     if len(counts) > 1:
         raise place.error(f"has {' and '.join(counts)}; write one of them")
     count = _checked_count(item, counts[0], place, least=1) if counts else None
-    return SpecEntry(
-        place,
-        _checked_name(item, place, f"@{bucket}"),
-        tuple(here.check_pattern(prefix + os.path.join(bucket, text)) for text in patterns),  # noqa: PTH118 - URLs
-        count=count,
-        replacement="resample" in item,
-    )
+    name = _checked_name(item, place, f"@{bucket}")
+    urls = tuple(here.check_pattern(prefix + os.path.join(bucket, text)) for text in patterns)  # noqa: PTH118 - URLs
+    return SpecEntry(place, name, urls, count=count, replacement="resample" in item)
 
 
 def _bucket(item: Mapping[str, Any], place: SpecPlace) -> str:

@@ -248,11 +248,9 @@ def _parse_yaml(text: str, shown: str) -> Any:
     try:
         yaml = importlib.import_module("yaml")
     except ModuleNotFoundError as cause:
-        raise ModuleNotFoundError(
-            f"dataset file {shown} is YAML, which needs the yaml package, which is not installed: "
-            "pip install 'torchdata_wds[spec]', or write the file as JSON",
-            name="yaml",
-        ) from cause
+        what = f"dataset file {shown} is YAML, which needs the yaml package, which is not installed"
+        cure = "pip install 'torchdata_wds[spec]', or write the file as JSON"
+        raise ModuleNotFoundError(f"{what}: {cure}", name="yaml") from cause
     try:
         # A SafeLoader, which makes plain values only.
         return yaml.load(text, _loader(yaml, shown))

@@ -125,10 +125,8 @@ def _parse_info(info: Any, number: int, texts: int) -> ImageEntry:
         raise ValueError(f"expected {where}.image_name to be the name of an image, found {_kind(name)}")
     place = info.get("matched_text_index")
     if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place <= texts:
-        raise ValueError(
-            f"expected {where}.matched_text_index to be the number of a text, 0 to {texts - 1}, or {texts} for an "
-            f"image behind them all, found {_kind(place)}"
-        )
+        valid = f"the number of a text, 0 to {texts - 1}, or {texts} for an image behind them all"
+        raise ValueError(f"expected {where}.matched_text_index to be {valid}, found {_kind(place)}")
     similarity = info.get("matched_sim")
     if similarity is not None and not _is_finite(similarity):
         raise ValueError(f"expected {where}.matched_sim to be a finite number or null, found {_kind(similarity)}")
@@ -169,10 +167,8 @@ def _parse_parallel(value: Mapping[str, Any]) -> Document:
         elif isinstance(name, str) and name and text is None:
             images.append(ImageEntry(name, len(texts), None, None, dict(infos[number] or {}), len(images)))
         else:
-            raise ValueError(
-                f"expected a name in images[{number}] or a str in texts[{number}] and null in the other, found "
-                f"{_kind(name)} and {_kind(text)}"
-            )
+            valid = f"a name in images[{number}] or a str in texts[{number}] and null in the other"
+            raise ValueError(f"expected {valid}, found {_kind(name)} and {_kind(text)}")
     metadata = {name: rest for name, rest in value.items() if name not in ("images", "texts", "metadata")}
     return Document(texts, images, None, metadata)
 

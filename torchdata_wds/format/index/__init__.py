@@ -83,12 +83,9 @@ class ShardIndex(Sequence[IndexedSample]):
 
     def __init__(self, header: IndexHeader, rows: Sequence[str | bytes]) -> None:
         if header.samples != len(rows):
-            raise ShardFormatError(
-                f"the index of shard {header.shard} is not whole: it promises {header.samples:,} samples and has "
-                f"{len(rows):,}. Make it again with index_shard",
-                shard=header.shard,
-                kind="index",
-            )
+            told = f"it promises {header.samples:,} samples and has {len(rows):,}. Make it again with index_shard"
+            what = f"the index of shard {header.shard} is not whole: {told}"
+            raise ShardFormatError(what, shard=header.shard, kind="index")
         self.header = header
         self._rows = rows
 

@@ -131,13 +131,12 @@ def key_splitter(keys: KeyRule) -> SplitName:
 def _checked(function: SplitName, name: str) -> tuple[str, str] | None:
     """Calls a user's splitting function, and checks its answer."""
     answer: object = function(name)
-    if answer is None or (
-        isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer)
-    ):
+    if answer is None:
+        return None
+    if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, str) for part in answer):
         return answer
-    raise TypeError(
-        f"keys= returned {answer!r} for member {name!r}; it must return a tuple (key, field) of two str, or None"
-    )
+    what = f"keys= returned {answer!r} for member {name!r}"
+    raise TypeError(f"{what}; it must return a tuple (key, field) of two str, or None")
 
 
 class GroupingRules(NamedTuple):
@@ -175,20 +174,17 @@ def grouping_rules(
 def is_written(field: object, key: object = None) -> bool:
     """Returns whether a sample's entry becomes a member: not names like ``__key__``, which describe the sample."""
     if not isinstance(field, str):
-        raise SampleError(
-            f"field {field!r} of sample {key!r} is of type {type(field).__name__}: the name of a field must be a str, "
-            "such as 'jpg'",
-            key=key if isinstance(key, str) else None,
-        )
+        what = f"field {field!r} of sample {key!r} is of type {type(field).__name__}"
+        known = key if isinstance(key, str) else None
+        raise SampleError(f"{what}: the name of a field must be a str, such as 'jpg'", key=known)
     return not is_metadata(field)
 
 
 def check_key(key: object) -> bytes:
     """Checks a sample's key."""
     if key is None:
-        raise MissingFieldError(
-            "the sample has no __key__: each needs one, a str that no other sample of its shard has", field="__key__"
-        )
+        what = "the sample has no __key__: each needs one, a str that no other sample of its shard has"
+        raise MissingFieldError(what, field="__key__")
     if not isinstance(key, str):
         message = f"__key__ is {key!r}, of type {type(key).__name__}: it must be a str. Write str(key), say"
         raise SampleError(message, field="__key__")
@@ -217,12 +213,10 @@ def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
     except UnicodeEncodeError as error:
         reason = _LONE_SURROGATE.format(field[error.start])
     if reason:
-        raise SampleError(
-            f"field {field!r} of sample {key!r} cannot be written, because it could not be read back: {reason}",
-            key=key if isinstance(key, str) else None,
-            field=field,
-            advice=_KEEP_CASE if reason.endswith("lower case.") else "",
-        )
+        what = f"field {field!r} of sample {key!r} cannot be written, because it could not be read back: {reason}"
+        known = key if isinstance(key, str) else None
+        advice = _KEEP_CASE if reason.endswith("lower case.") else ""
+        raise SampleError(what, key=known, field=field, advice=advice)
     return encoded
 
 
@@ -231,12 +225,9 @@ def as_bytes(value: Any, key: object, field: str) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     found = "None" if value is None else f"a value of type {type(value).__name__}"
-    raise EncodingError(
-        f"field {field!r} of sample {key!r} is not encoded: expected bytes, found {found}. Encode it first, or let "
-        "encoder=True do it",
-        key=key if isinstance(key, str) else None,
-        field=field,
-    )
+    what = f"field {field!r} of sample {key!r} is not encoded: expected bytes, found {found}"
+    known = key if isinstance(key, str) else None
+    raise EncodingError(f"{what}. Encode it first, or let encoder=True do it", key=known, field=field)
 
 
 def _reason(key: str) -> str:

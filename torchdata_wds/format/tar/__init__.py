@@ -230,10 +230,8 @@ class SkippedEntries:
             cure = f" {_CURE}" if _SYMBOLIC_LINK in (self._fields or self._kinds) else ""
             if self._fields:
                 more = " It has no other members." if gives_nothing else ""
-                what = (
-                    f"shard {self._shard}: skipped {_listed(self._fields)} named like fields, whose content it does "
-                    f"not hold; the first is {self._first}.{more}{cure}"
-                )
+                loss = f"skipped {_listed(self._fields)} named like fields, whose content it does not hold"
+                what = f"shard {self._shard}: {loss}; the first is {self._first}.{more}{cure}"
                 warn_seldom("skipped links and devices", what)
             elif gives_nothing and self._kinds:
                 what = f"shard {self._shard} gives no member: it only has {_listed(self._kinds)}.{cure}"

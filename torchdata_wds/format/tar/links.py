@@ -93,12 +93,9 @@ class HardLinks:
         if self.recent is not None and (data := self.recent.find(entry.link)) is not None:
             return data
         if self.reopen is None:
-            raise hard_link_error(
-                entry,
-                self.shard,
-                f"cannot be opened a second time to look it up: of such streams only the last {RECENT_BYTES >> 20} MiB "
-                "of members are kept. Read it from a file, for example by .cache_shards(), or write it",
-            )
+            kept = f"of such streams only the last {RECENT_BYTES >> 20} MiB of members are kept"
+            why = f"cannot be opened a second time to look it up: {kept}. Read it from a file"
+            raise hard_link_error(entry, self.shard, f"{why}, for example by .cache_shards(), or write it")
         try:
             return self._read_target(entry, self.reopen)
         except ShardOpenError as error:
@@ -149,26 +146,17 @@ class HardLinks:
             return data
         self._passed += way
         if self._passed > _PASSES * entry.offset + KEPT_BYTES:
-            raise hard_link_error(
-                entry,
-                self.shard,
-                f"is compressed and had to be decompressed {_PASSES} times for its links, which point back and forth. "
-                "Decompress it, or write it",
-            )
+            why = f"is compressed and had to be decompressed {_PASSES} times for its links, which point back and forth"
+            raise hard_link_error(entry, self.shard, f"{why}. Decompress it, or write it")
         return data
 
 
 def hard_link_error(entry: TarEntry, shard: str, why: str) -> ShardFormatError:
     """Makes the error for a link whose bytes are not found; `why` goes on after "the shard" and up to "with tar"."""
-    return ShardFormatError(
-        f"member {entry.name} at byte {entry.offset:,} of shard {shard} is a hard link to {entry.link}, and the shard "
-        f"{why} with 'tar --hard-dereference', or, with a program that has no such option, from a copy of the folder "
-        "that 'cp -r' has made.",
-        shard=shard,
-        member=entry.name,
-        kind="hard-link",
-        offset=entry.offset,
-    )
+    what = f"member {entry.name} at byte {entry.offset:,} of shard {shard} is a hard link to {entry.link}"
+    cure = "'tar --hard-dereference', or, with a program that has no such option, from a copy of the folder"
+    message = f"{what}, and the shard {why} with {cure} that 'cp -r' has made."
+    return ShardFormatError(message, shard=shard, member=entry.name, kind="hard-link", offset=entry.offset)
 
 
 class RecentMembers:

@@ -119,11 +119,9 @@ class SamplePacker:
         suffixes = [b"." + check_field(field, key, self._lowercase) for field in fields]
         check_key(key)
         if not fields:
-            raise MissingFieldError(
-                f"sample {key!r} has no field to write: only {', '.join(map(repr, sample))}, and names like __x__ are "
-                "not written. Give it a field, or leave it out",
-                key=key,
-            )
+            what = f"sample {key!r} has no field to write: only {', '.join(map(repr, sample))}"
+            cure = "names like __x__ are not written. Give it a field, or leave it out"
+            raise MissingFieldError(f"{what}, and {cure}", key=key)
         plan = [(field, suffix, zlib.adler32(suffix) & 0xFFFF) for field, suffix in zip(fields, suffixes, strict=True)]
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()

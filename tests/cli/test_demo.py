@@ -105,24 +105,21 @@ def test_demo_replaces_shards_only_when_forced(
     assert mine.stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_demo_refuses_arguments_that_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
         ["--keep", "s3://bucket/train"],
         ["--keep", ""],
         ["--keep", "train-{000..007}"],
         ["--keep", "train", "--shards", "x.tar"],
         ["--force"],
-    ],
-)
-def test_demo_refuses_arguments_that_do_not_fit(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is written."""
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == 2
-    assert "--keep" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    ):
+        assert run(*arguments) == 2
+        assert "--keep" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -235,9 +232,9 @@ def damaged(folder: Path, kind: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_demo_says_what_is_wrong_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr and exit status 1."""
+    for kind, message in (
         ("missing", "does not exist"),
         ("pattern", "no shard matches"),
         ("cut", "cut off"),
@@ -246,19 +243,14 @@ def damaged(folder: Path, kind: str) -> str:
         ("unsorted", "comes back at member a.cls"),
         ("stdin", "can be read only once"),
         ("command", "exit status 3"),
-    ],
-)
-def test_demo_says_what_is_wrong_without_a_traceback(
-    kind: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line on stderr and exit status 1."""
-    assert run("--workers", 0, "--shards", damaged(tmp_path, kind)) == 1
-    captured = capsys.readouterr()
-    error = captured.err.splitlines()[-1]
-    assert error.startswith("wds demo: error: ")
-    assert message in error
-    assert "This exception is thrown by" not in captured.err
-    assert captured.out == ""
+    ):
+        assert run("--workers", 0, "--shards", damaged(tmp_path, kind)) == 1
+        captured = capsys.readouterr()
+        error = captured.err.splitlines()[-1]
+        assert error.startswith("wds demo: error: ")
+        assert message in error
+        assert "This exception is thrown by" not in captured.err
+        assert captured.out == ""
 
 
 def test_demo_masks_secrets_when_it_names_samples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,9 +125,10 @@ def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None
     assert r"\x1b[2Jfoo\n.txt" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_index_refuses_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read or written."""
+    monkeypatch.chdir(tmp_path)
+    for arguments, says in (
         ([], "SHARDS"),
         (["-"], "no place beside"),
         (["-", "-o", "out"], "no name"),
@@ -139,17 +140,11 @@ def test_index_shows_names_of_strangers_as_they_are_safe(tmp_path: Path) -> None
         (["a/x.tar", "b/x.tar", "-o", "out"], "one index"),
         (["a.1.tar", "a.2.tar", "--dali"], "one index"),
         (["x.tar", "--keys", "other"], "--keys"),
-    ],
-)
-def test_index_refuses_wrong_arguments(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is read or written."""
-    monkeypatch.chdir(tmp_path)
-    done = run_wds("index", *arguments)
-    assert done.status == 2
-    assert says in done.err
-    assert list(tmp_path.iterdir()) == []
+    ):
+        done = run_wds("index", *arguments)
+        assert done.status == 2
+        assert says in done.err
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

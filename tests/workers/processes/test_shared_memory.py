@@ -34,6 +34,13 @@ class Pair:
         leases = {segment.number: self.table.lease(segment.number) for segment in segments}
         return [leases[p.segment][p.start : p.stop] if isinstance(p, Span) else p for p in places]
 
+    def lent(self, fill: int) -> Any:
+        """An array in memory that the pool has lent."""
+        array = self.pool.lend(SIZE)
+        assert array is not None
+        array[:] = fill
+        return array
+
 
 def data(fill: int, size: int = SIZE) -> bytes:
     return bytes([fill]) * size
@@ -101,9 +108,7 @@ def test_pool_copies_several_pieces_into_one_segment() -> None:
 def test_pool_copies_nothing_when_data_lies_in_what_it_lent() -> None:
     """Data that was put into lent memory is sent as it stands."""
     pair = Pair()
-    array = pair.pool.lend(SIZE)
-    assert array is not None
-    array[:] = 1
+    array = pair.lent(1)
     (view,) = pair.send(array)
     array[:] = 2
     assert bytes(view) == data(2)
@@ -112,9 +117,7 @@ def test_pool_copies_nothing_when_data_lies_in_what_it_lent() -> None:
 def test_pool_copies_data_when_it_was_sent_before() -> None:
     """What the main process reads already is not sent a second time as it stands."""
     pair = Pair()
-    array = pair.pool.lend(SIZE)
-    assert array is not None
-    array[:] = 1
+    array = pair.lent(1)
     (first,) = pair.send(array)
     (second,) = pair.send(array)
     assert first.obj is not second.obj
@@ -128,10 +131,7 @@ def test_pool_copies_data_when_it_was_sent_before() -> None:
 def test_pool_leaves_lent_memory_alone_while_the_worker_has_it() -> None:
     """A batch that a stage of the worker keeps is not written over, sent or not."""
     pair = Pair()
-    kept, sent = pair.pool.lend(SIZE), pair.pool.lend(SIZE)
-    assert kept is not None
-    assert sent is not None
-    kept[:], sent[:] = 1, 2
+    kept, sent = pair.lent(1), pair.lent(2)
     pair.send(sent)
     for fill in range(3, 30):
         pair.send(data(fill))
@@ -245,27 +245,19 @@ def test_segment_stays_as_it_is_for_a_forked_process_when_the_main_process_drops
 def test_segment_stays_as_it_is_for_a_process_that_the_worker_forked() -> None:
     """A child of the worker reads a batch that was lent, sent, read and dropped."""
     pair = Pair(most=2)
-    array = pair.pool.lend(SIZE)
-    assert array is not None
-    array[:] = 1
+    array = pair.lent(1)
     reader = ForkedReader(array)
     pair.send(array)
     del array
     for fill in range(2, 30):
-        lent = pair.pool.lend(SIZE)
-        assert lent is not None
-        lent[:] = fill
-        pair.send(lent, data(fill))
-        del lent
+        pair.send(pair.lent(fill), data(fill))
     assert reader.read() == 1
 
 
 def test_segment_stays_as_it_is_for_a_forked_process_when_the_worker_sends_it_again() -> None:
     """A batch that a stage of the worker keeps and repeats does not make its memory free again."""
     pair = Pair(most=4)
-    array = pair.pool.lend(SIZE)
-    assert array is not None
-    array[:] = 1
+    array = pair.lent(1)
     (view,) = pair.send(array)
     reader = ForkedReader(view)
     del view

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -119,8 +119,10 @@ class RetryingSource(Source):
     def connect(self) -> None:
         """Opens the object, unless it is open, and makes sure that it is the same one as before."""
         while self._connection is None and not self._ended:
-            with self._bearing_failures():
+            try:
                 self._connect()
+            except Exception as error:  # noqa: BLE001 - whatever a client library raises
+                self._bear(error)
 
     def fill(self, view: memoryview) -> int:
         """Reads bytes into the buffer; 0 only at the verified end."""
@@ -128,8 +130,12 @@ class RetryingSource(Source):
             self.connect()
             if self._ended:
                 return 0
-            with self._bearing_failures():
-                if count := self._receive(view):
+            try:
+                count = self._receive(view)
+            except Exception as error:  # noqa: BLE001 - whatever a client library raises
+                self._bear(error)
+            else:
+                if count:
                     self._position += count
                     self._patience.renew()
                 return count
@@ -148,17 +154,13 @@ class RetryingSource(Source):
         """Makes the error for an object that was never open; `more` says why no attempt follows."""
         raise NotImplementedError
 
-    @contextlib.contextmanager
-    def _bearing_failures(self) -> Iterator[None]:
+    def _bear(self, error: Exception) -> None:
         """Drops a connection that failed, and waits; a ShardOpenError if there is no point in going on."""
-        try:
-            yield
-            return
-        except (WdsError, MemoryError):
-            raise
-        except Failure as error:
+        if isinstance(error, (WdsError, MemoryError)):
+            raise error
+        if isinstance(error, Failure):
             failure = error
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
+        else:
             failure = Failure(error_words(error), lasting=isinstance(error, HOPELESS), error=error)
         self._disconnect()
         reason = f"failed at byte {self._position:,}: {failure.reason}" if self._has_begun else failure.reason

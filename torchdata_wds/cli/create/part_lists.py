@@ -232,25 +232,25 @@ class Plan(_TextList):
         if len(cells) != len(self._columns):
             raise SampleError(f"expected {len(self._columns):,} cells as in the first line, found {len(cells):,}")
         key = self._key_format.format(number=number)
-        sources: dict[str, tuple[Kind, str]] = {}
+        sources: list[tuple[str, Kind, str]] = []
         for (field, names_files), cell in zip(self._columns.items(), cells, strict=True):
             try:
                 text = self._plain(cell)
                 if field == _KEY:
                     key = text
                 elif names_files:  # an empty cell is a missing file
-                    sources[field] = parse_path(text, self._folder) if text else ("file", "")
+                    sources.append((field, *parse_path(text, self._folder)) if text else (field, "file", ""))
                 elif self._base64 and text.startswith(_BASE64):
-                    sources[field] = ("base64", text.removeprefix(_BASE64))
+                    sources.append((field, "base64", text.removeprefix(_BASE64)))
                 else:
                     cell.encode()
-                    sources[field] = ("text", text)
+                    sources.append((field, "text", text))
             except UnicodeEncodeError as error:
                 what = f"the text is not UTF-8, at its character {error.start + 1:,}"
                 raise SampleError(f"column {field!r}: {what}") from error
             except ValueError as error:
                 raise SampleError(f"column {field!r}: {error}") from error
-        return [Part(key, field, *source, line) for field, source in sources.items()]
+        return [Part(key, field, kind, value, line) for field, kind, value in sources]
 
     def _rows(self, problems: Problems) -> Iterator[tuple[int, list[str]]]:
         """Yields the cells of each row, with the number of its first line; blank lines are passed over."""

@@ -235,7 +235,7 @@ class Plan(_TextList):
         sources: list[tuple[str, Kind, str]] = []
         for (field, names_files), cell in zip(self._columns.items(), cells, strict=True):
             try:
-                text = self._plain(cell)
+                text = self._plain(cell) if "\\" in cell else cell
                 if field == _KEY:
                     key = text
                 elif names_files:  # an empty cell is a missing file

@@ -111,11 +111,8 @@ class _Finder:
     def _share(self, found: FoundDocument, key: str) -> Iterator[FoundDocument]:
         """Offers a document's plain image to others: with ``12-3.json``, ``12-3.jpg`` may be image 3 of document 12."""
         named = find_images((entry.name for entry in found.document.images if entry.name), found.fields).values()
-        plain = {
-            field: value
-            for field, value in found.fields.items()
-            if field.lower() in layouts.IMAGE_EXTENSIONS and field not in named
-        }
+        images = [field for field in found.fields if field.lower() in layouts.IMAGE_EXTENSIONS]
+        plain = {field: found.fields[field] for field in images if field not in named}
         if not plain or not self.waits:
             return
         if key in self.wanted:

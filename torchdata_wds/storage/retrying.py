@@ -158,10 +158,8 @@ class RetryingSource(Source):
         """Drops a connection that failed, and waits; a ShardOpenError if there is no point in going on."""
         if isinstance(error, (WdsError, MemoryError)):
             raise error
-        if isinstance(error, Failure):
-            failure = error
-        else:
-            failure = Failure(error_words(error), lasting=isinstance(error, HOPELESS), error=error)
+        lasting = isinstance(error, HOPELESS)
+        failure = error if isinstance(error, Failure) else Failure(error_words(error), lasting, error=error)
         self._disconnect()
         reason = f"failed at byte {self._position:,}: {failure.reason}" if self._has_begun else failure.reason
         if not failure.lasting and self._patience.endures(reason, failure.wait):

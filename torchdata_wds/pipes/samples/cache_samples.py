@@ -1,7 +1,5 @@
 """Caches samples in a local file, which the first pass writes and later ones read."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections import Counter

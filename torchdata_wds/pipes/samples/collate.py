@@ -1,7 +1,5 @@
 """Lists of samples to batches, and back."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

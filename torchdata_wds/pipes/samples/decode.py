@@ -1,7 +1,5 @@
 """Field bytes to values, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samples to interleaved documents: ordered lists of texts and images."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Iterator

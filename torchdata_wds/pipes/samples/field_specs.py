@@ -1,7 +1,5 @@
 """Field specs: ``"jpg;png"`` is the first of jpg and png that the sample has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samples with other fields, and tuples of fields."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Members to samples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing

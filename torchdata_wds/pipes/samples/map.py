@@ -1,7 +1,5 @@
 """Functions of one item or of the whole stream as stages, and the base of all stages that have a handler."""
 
-from __future__ import annotations
-
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator

@@ -1,12 +1,10 @@
 """Samples in random order, through a buffer that starts early and can be limited in bytes."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch.utils.data import IterDataPipe
 
@@ -89,7 +87,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         self._enabled = True
         self._restart: _Restart | None = None
 
-    def set_shuffle(self, shuffle: bool = True) -> SampleShufflerIterDataPipe[T]:
+    def set_shuffle(self, shuffle: bool = True) -> Self:
         """Turns shuffling on or off, as ``DataLoader(shuffle=...)`` asks the native ``shuffle`` to."""
         self._enabled = shuffle
         return self

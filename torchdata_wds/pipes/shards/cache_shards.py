@@ -1,7 +1,5 @@
 """Turns shard URLs into shards with a local copy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

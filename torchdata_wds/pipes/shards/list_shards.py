@@ -1,7 +1,5 @@
 """The shards of an epoch: patterns expanded to URLs, and shards drawn at random."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice

@@ -1,7 +1,5 @@
 """URLs of record shards to their records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any

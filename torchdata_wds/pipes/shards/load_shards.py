@@ -1,7 +1,5 @@
 """Shard URLs to members."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext

@@ -1,7 +1,5 @@
 """Samples to shards, as a stage: the other end of a graph."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack

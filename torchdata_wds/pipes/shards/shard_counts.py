@@ -1,7 +1,5 @@
 """How many samples each shard has: from the indexes beside the shards, from one file for all, or from a dict."""
 
-from __future__ import annotations
-
 import json
 import numbers
 import os

@@ -1,7 +1,5 @@
 """From the items that a loader takes to open streams, one after the other, ahead of their turn or several in turn."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Shards, divided among the consumers so that all have equal work."""
 
-from __future__ import annotations
-
 import copy
 import os
 import random

@@ -1,7 +1,5 @@
 """Epochs of a fixed number of items, cut out of a stream that goes on from one to the next."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The border between the stages that run in worker processes and those that run in the main process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar

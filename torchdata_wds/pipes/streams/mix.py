@@ -1,7 +1,5 @@
 """Mixes several streams into one: in turn or by weights, to the first end, to the last, or over and over."""
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect
@@ -26,6 +24,61 @@ _STOPS = (
 )
 
 _END: Any = object()
+
+
+class _Source:
+    """One source, during one epoch of the mix."""
+
+    def __init__(self, pipe: Pipe, number: int, stop: Stop, seed: Seed) -> None:
+        self.number = number
+        self.passes = Passes(pipe)
+        self.passes.begin_stream()
+        self.was_exhausted = False
+        self._pipe = pipe
+        self._stop = stop
+        self._seed = seed
+        self._iterator: Iterator[Any] | None = None
+        self._gave = False
+        self._pass = 0
+
+    def take(self) -> Any:
+        """Returns the next item of this pass, or _END; raises if this pass has no item at all."""
+        if self._iterator is None:
+            # A stream that wds_epoch continues was seeded in its middle, before this source began.
+            if self._pass or self._seed.epoch == 0:
+                self.passes.begin_pass(self._pass)
+            self._iterator = iter(self._pipe)
+        item = next(self._iterator, _END)
+        if item is not _END:
+            self._gave = True
+            return item
+        self.was_exhausted = True
+        if not self._gave:
+            self._report_empty()
+        return item
+
+    def begin_next_pass(self) -> None:
+        """Goes back to the beginning of the source, in a new order."""
+        self._pass, self._iterator, self._gave = self._pass + 1, None, False
+
+    def close(self) -> None:
+        """Closes the source's iterator."""
+        if (close := getattr(self._iterator, "close", None)) is not None:
+            close()
+
+    def _report_empty(self) -> None:
+        place = place_of(self._pipe)
+        source = f"source {self.number} of wds_mix, counted from 0, a {type(self._pipe).__name__}, gave nothing"
+        if place.consumers == 1:
+            raise ShardListError(
+                f"{source} in pass {self._pass}. Check its list of shards, its filters, and what its handlers skipped; "
+                "leave it out if there is nothing in it"
+            )
+        divided = f"consumer {place.number} of {place.consumers}, counted from 0, among which its shards are divided"
+        advice = "with fewer shards than consumers, use more shards, fewer workers or .resample_shards()"
+        if self._stop != "all":
+            raise ShardListError(f"{source} in pass {self._pass} to {divided}: {advice}, or stop='all'")
+        warn_once(f"wds_mix {self.number}", f"{source} to {divided}, and was left out of the mix: {advice}")
 
 
 @register("wds_mix")
@@ -152,58 +205,3 @@ def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:
             "leave out a source that is not wanted"
         )
     return tuple(found)
-
-
-class _Source:
-    """One source, during one epoch of the mix."""
-
-    def __init__(self, pipe: Pipe, number: int, stop: Stop, seed: Seed) -> None:
-        self.number = number
-        self.passes = Passes(pipe)
-        self.passes.begin_stream()
-        self.was_exhausted = False
-        self._pipe = pipe
-        self._stop = stop
-        self._seed = seed
-        self._iterator: Iterator[Any] | None = None
-        self._gave = False
-        self._pass = 0
-
-    def take(self) -> Any:
-        """Returns the next item of this pass, or _END; raises if this pass has no item at all."""
-        if self._iterator is None:
-            # A stream that wds_epoch continues was seeded in its middle, before this source began.
-            if self._pass or self._seed.epoch == 0:
-                self.passes.begin_pass(self._pass)
-            self._iterator = iter(self._pipe)
-        item = next(self._iterator, _END)
-        if item is not _END:
-            self._gave = True
-            return item
-        self.was_exhausted = True
-        if not self._gave:
-            self._report_empty()
-        return item
-
-    def begin_next_pass(self) -> None:
-        """Goes back to the beginning of the source, in a new order."""
-        self._pass, self._iterator, self._gave = self._pass + 1, None, False
-
-    def close(self) -> None:
-        """Closes the source's iterator."""
-        if (close := getattr(self._iterator, "close", None)) is not None:
-            close()
-
-    def _report_empty(self) -> None:
-        place = place_of(self._pipe)
-        source = f"source {self.number} of wds_mix, counted from 0, a {type(self._pipe).__name__}, gave nothing"
-        if place.consumers == 1:
-            raise ShardListError(
-                f"{source} in pass {self._pass}. Check its list of shards, its filters, and what its handlers skipped; "
-                "leave it out if there is nothing in it"
-            )
-        divided = f"consumer {place.number} of {place.consumers}, counted from 0, among which its shards are divided"
-        advice = "with fewer shards than consumers, use more shards, fewer workers or .resample_shards()"
-        if self._stop != "all":
-            raise ShardListError(f"{source} in pass {self._pass} to {divided}: {advice}, or stop='all'")
-        warn_once(f"wds_mix {self.number}", f"{source} to {divided}, and was left out of the mix: {advice}")

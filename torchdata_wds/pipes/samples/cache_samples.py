@@ -39,19 +39,16 @@ T = TypeVar("T")
 class SampleCacherIterDataPipe(HandlingPipe[T]):
     """Keeps samples in a SQLite file, and serves them from it (functional name: ``cache_samples``).
 
-    The first pass writes what it passes on; later passes and runs read the complete file, without the stages above.
-    No file remains after a pass that ends early, fails or is empty, nor after one in which a stage above skipped a
-    shard that could not be opened, or may have ended the stream at an error (as a handler of your own may). While
-    another process writes the same file, samples pass through. If several consumers (workers of ranks) divide the
-    work, each has its own file next to `file`, such as ``cache-00001-of-00004.db`` for ``cache.db``.
+    The first pass writes what it passes on; later passes and runs read the complete file, without the stages above. No
+    file remains after a pass that ends early, fails or is empty, or in which a stage above skipped a shard that could
+    not be opened, or may have ended the stream at an error. While another process writes the file, samples pass
+    through. Consumers that divide the work have a file each, such as ``cache-00001-of-00004.db`` for ``cache.db``.
 
-    The file does not record the stages above: delete it when they or the shards change, and give each pipeline its own
-    file. Every pass that writes has the same order, whatever the seed: shuffle and augment after this stage. An endless
-    stream needs `max_samples`; put ``wds_epoch`` after this stage. Samples read back equal, with the few exceptions
-    that `torchdata_wds.codecs.stored` lists.
+    The file does not record the stages above: delete it when they or the shards change. Every pass that writes has the
+    same order, whatever the seed: shuffle and augment after this stage. An endless stream needs `max_samples`; put
+    ``wds_epoch`` after this stage. Samples read back equal, but for what `torchdata_wds.codecs.stored` lists.
 
     Args:
-        source_datapipe: Yields samples, tuples, batches or anything else.
         file: A local file, whose folder is created; None turns the stage off.
         max_samples: How many samples each consumer yields in each epoch, the first ones of its pass; None keeps all.
         allow_pickle: Whether to pickle values other than None, bool, numbers, str, bytes, lists, tuples, dicts, sets,
@@ -62,7 +59,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         The same samples.
 
     Raises:
-        ValueError: if an option is not valid, or ``wds_epoch`` or a stage of the main process comes before.
+        ValueError: if ``wds_epoch`` or a stage of the main process comes before.
         CacheError: if the file is damaged, not a sample cache, too short, or cannot be created.
         UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
         EncodingError, DecodingError: through the handler, if a sample cannot be stored or read back.

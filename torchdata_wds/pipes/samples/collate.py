@@ -38,15 +38,12 @@ def wds_collate(samples: Sequence[Any]) -> Any:
     list, with one warning for bytes that look undecoded and for PIL images.
 
     Args:
-        samples: Tuples of one length, or dicts of the same keys, or single values.
+        samples: Tuples of one length, or dicts of the same keys, or single values; a ValueError for others.
 
     Returns:
         For tuples a tuple of columns, for dicts a dict of columns, else one column: a tensor (N, ...) of tensors, an
         array (N, ...) of numpy arrays and scalars, a tensor (N,) of Python numbers (int64, float64, bool) if it can
         hold them exactly, else a list of N values.
-
-    Raises:
-        ValueError: if the samples differ in length or keys, or have none.
 
     Example:
         >>> wds_collate([(1, "a"), (2, "b")])
@@ -158,13 +155,10 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
     ``.join_workers()``, across all workers.
 
     Args:
-        source_datapipe: Yields tuples, lists or dicts of columns of equal length.
+        source_datapipe: Yields tuples, lists or dicts of columns of one length; a ValueError for other batches.
 
     Yields:
         tuple or dict: Single samples, in their order.
-
-    Raises:
-        ValueError: if a batch is not a tuple, list or dict of columns of one length, or was not collated.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

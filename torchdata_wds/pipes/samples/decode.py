@@ -21,7 +21,6 @@ class SampleDecoderIterDataPipe(ItemMapper):
     (``txt.gz``) are decompressed first.
 
     Args:
-        source_datapipe: Yields samples.
         *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``
             that get the field with a leading dot and return None to pass, as `handle_extension` and
             `image_decoder` make them. Functions are tried first, in their order.
@@ -37,7 +36,6 @@ class SampleDecoderIterDataPipe(ItemMapper):
         dict: Samples with decoded values.
 
     Raises:
-        ValueError, TypeError: if a decoder is not an image spec that is known, nor callable.
         DecodingError: through the handler; it names shard, key, field and cause.
         UnsafeDataError: through the handler, for a pickle without `allow_pickle`.
 
@@ -101,11 +99,10 @@ class SampleDecoderIterDataPipe(ItemMapper):
 class SampleEncoderIterDataPipe(ItemMapper):
     """Encodes the fields of samples (functional name: ``wds_encode``).
 
-    The other direction of ``wds_decode``, by the same table. Order and metadata (``__key__``, ``__url__``) are kept,
-    and bytes. ``save_wds_shards`` and the writers encode by themselves; this stage does it in workers.
+    The opposite of ``wds_decode``, by the same table; order, metadata and bytes are kept. ``save_wds_shards`` and the
+    writers encode by themselves; this stage does it in workers.
 
     Args:
-        source_datapipe: Yields samples.
         encoder: True encodes each field by its extension; a str is an image spec (with ``"torchrgb8"`` and the like,
             tensors of images are CHW); a dict has functions for fields or extensions, tried before the table; a
             callable turns a sample into a dict of bytes; False only checks that all is bytes.
@@ -117,7 +114,6 @@ class SampleEncoderIterDataPipe(ItemMapper):
         dict: Samples with bytes by field.
 
     Raises:
-        TypeError, ValueError: if an option is not valid.
         EncodingError: through the handler; it names key, field, what was found and what to do.
 
     Example:

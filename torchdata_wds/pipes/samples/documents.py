@@ -43,11 +43,9 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
     Documents come as they are complete. In memory are one and, with ``"dash"`` and ``"auto"``, at most 1,000 samples
     that wait for the document that names them: of one shard, or after ``load_wds_shards(interleave=k)`` of each of 2k.
     These two layouts need whole shards, none of them open twice at a time, and stand before any shuffle and mix; a
-    document ends where its shard does. Images that no document names are left out and counted in ``skipped``, as is
-    what an option leaves out. The handler is called once per document.
+    document ends where its shard does. What is left out, images that no document names too, is counted in ``skipped``.
 
     Args:
-        source_datapipe: Yields samples, as ``group_by_key`` and ``wds_decode`` do.
         layout: Where the images are: ``"members"`` of the document's sample, such as ``doc.<image>.jpg`` beside
             ``doc.json``; ``"dash"``, samples ``doc-<image>.jpg`` after or before it, or members; ``"base64"``, MMC4's
             form with ``image_base64`` in ``image_info``; ``"obelics"``, OBELICS' form with members; ``"auto"``, any
@@ -59,7 +57,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         min_images: Documents with fewer images are left out.
         max_images: Of documents with more images, the first are kept.
         min_similarity: Images with a lower similarity are left out; those without one are kept.
-        handler: Called for each document that is wrong, and for images without a document.
+        handler: Called once for each document that is wrong, and for images without a document.
 
     Yields:
         dict: ``__key__`` and ``__url__``; ``segments``, a list of `TextSegment` and `ImageSegment`;
@@ -67,7 +65,6 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         rest of the JSON as dict; and fields that are not images.
 
     Raises:
-        ValueError: if an option is not one of those listed.
         SampleError, MissingFieldError, DecodingError: through the handler, if a document's JSON is wrong, images belong
             to no document, an image is missing, or does not decode.
 

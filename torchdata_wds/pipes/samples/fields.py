@@ -26,18 +26,13 @@ class FieldRenamerIterDataPipe(ItemMapper):
     """Renames fields of samples (functional name: ``wds_rename``).
 
     Args:
-        source_datapipe: Yields samples.
         keep: Whether fields that no spec names stay; ``__key__`` and other ``__x__`` always do.
-        handler: Called for each sample that has none of a spec's alternatives.
+        handler: Called with a MissingFieldError for each sample that has none of a spec's alternatives.
         **specs: New name = old name or alternatives: ``image="jpg;png"`` takes the first that is there. Names with
             dots are passed as ``**{"seg.png": "png"}``.
 
     Yields:
         dict: Samples.
-
-    Raises:
-        TypeError, ValueError: if `keep` or `handler` is the new name of a field, or a spec is not a name.
-        MissingFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -77,20 +72,15 @@ class KeyRenamerIterDataPipe(ItemMapper):
     """Renames fields by globs (functional name: ``wds_rename_keys``).
 
     Args:
-        source_datapipe: Yields samples.
         *renames: Pairs ``(new, glob)``; of several that match a field the last counts.
         keep_unselected: Whether fields that no glob matches stay; ``__key__`` and other ``__x__`` always do.
         must_match: Whether each sample must get each new name.
         duplicate_is_error: Whether two fields for one new name are an error; otherwise the first counts.
-        handler: Called for each sample that fails.
+        handler: Called for each MissingFieldError and DuplicateFieldError.
         **globs: ``new=glob``, as further pairs.
 
     Yields:
         dict: Samples.
-
-    Raises:
-        ValueError: if a rename is not a pair of str, or there is none.
-        MissingFieldError, DuplicateFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -155,19 +145,14 @@ class FieldTuplerIterDataPipe(ItemMapper):
     """Turns samples into tuples of chosen fields (functional name: ``wds_to_tuple``).
 
     Args:
-        source_datapipe: Yields samples.
         *specs: Fields in order, each with alternatives: ``"jpg;png"`` is the first that is there. ``"__key__"`` and
             ``"__url__"`` are fields too. One str with blanks is split there.
-        missing: What happens to a sample without any of a spec's alternatives: ``"error"``, ``"skip"`` (it is dropped
-            and counted) or ``"none"`` (None stands in its place).
+        missing: What happens to a sample without any of a spec's alternatives: ``"error"`` (a MissingFieldError, which
+            lists the fields that are there), ``"skip"`` (dropped and counted) or ``"none"`` (None stands in its place).
         handler: Called for each sample that fails.
 
     Yields:
         tuple: One value per spec.
-
-    Raises:
-        ValueError: if there is no spec, or an option is wrong.
-        MissingFieldError: through the handler; it lists the fields that are there.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -228,19 +213,14 @@ class KeyExtractorIterDataPipe(ItemMapper):
     """Turns samples into tuples of the fields that match globs (functional name: ``wds_extract_keys``).
 
     Args:
-        source_datapipe: Yields samples.
         *patterns: A glob per place, or alternatives as ``"*.jpg;*.png"``; a leading dot is optional. Metadata is
             matched only by its full name, as ``"__key__"``.
         duplicate_is_error: Whether two fields that match one pattern are an error; otherwise the first counts.
         ignore_missing: Whether a pattern without a match is left out of the tuple, rather than an error.
-        handler: Called for each sample that fails.
+        handler: Called for each MissingFieldError and DuplicateFieldError.
 
     Yields:
         tuple: One value per pattern.
-
-    Raises:
-        ValueError: if there is no pattern, or one is not a str.
-        MissingFieldError, DuplicateFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

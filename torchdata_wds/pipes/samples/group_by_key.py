@@ -57,13 +57,10 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
         on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
             yield another sample of that key.
-        handler: Called for each sample that is wrong.
+        handler: Called for each SampleError: DuplicateFieldError, ReappearingKeyError, or a reserved field name.
 
     Yields:
         dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
-
-    Raises:
-        SampleError: through the handler: DuplicateFieldError, ReappearingKeyError, or a field with a reserved name.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -103,17 +103,12 @@ class WdsMapperIterDataPipe(ItemMapper):
     and errors can name the sample; for batches that go to ``model(**batch)`` leave it out with ``.map(f)``.
 
     Args:
-        source_datapipe: Yields samples, tuples or anything else.
         fn: ``callable(item) -> item``, or None to drop the item. Under DataLoader2 it must be picklable: a function
             of a module, not a lambda.
         handler: Called for each item for which the function raises.
 
     Yields:
         What the function returns.
-
-    Raises:
-        TypeError: if `fn` is not callable, or a generator function.
-        Exception: through the handler, what the function raises.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -145,17 +140,11 @@ class TupleMapperIterDataPipe(ItemMapper):
     """Maps the values of tuples through one function each (functional name: ``wds_map_tuple``).
 
     Args:
-        source_datapipe: Yields tuples or lists.
         *fns: A function per place; None leaves the value as it is, as happens after the last function.
-        handler: Called for each item for which a function raises.
+        handler: Called for each item for which a function raises, or that is not a tuple or list, or too short.
 
     Yields:
         tuple: The results.
-
-    Raises:
-        TypeError: if a function is not callable.
-        Exception: through the handler, what a function raises; TypeError or ValueError, if an item is not a tuple or
-            is too short.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -190,16 +179,11 @@ class FieldMapperIterDataPipe(ItemMapper):
     """Maps single fields of samples through functions (functional name: ``wds_map_dict``).
 
     Args:
-        source_datapipe: Yields samples.
-        handler: Called for each sample that lacks a field or for which a function raises.
+        handler: Called for each sample that lacks a field (MissingFieldError) or for which a function raises.
         **fns: Field = function of its value. Names with dots are passed as ``**{"seg.png": f}``.
 
     Yields:
         dict: New samples with the functions' results in place.
-
-    Raises:
-        TypeError, ValueError: if a function is not callable, or there is none.
-        Exception: through the handler, what a function raises; MissingFieldError, if a field is not there.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -237,16 +221,12 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
     The function may drop, add and reorder items: crops of an image, pairs, windows.
 
     Args:
-        source_datapipe: Yields anything.
         fn: ``callable(iterator, *args, **kwargs)`` that returns an iterable. Under DataLoader2 it must be picklable.
         *args: Passed on to the function. Pipes among them, in lists and dicts too, are part of the graph.
         **kwargs: Passed on to the function.
 
     Yields:
         What the function yields.
-
-    Raises:
-        TypeError: if `fn` is not callable, or does not return an iterable.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

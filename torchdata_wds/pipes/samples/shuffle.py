@@ -47,7 +47,6 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
     shuffles differently; before the filter, or without one, all shuffle alike.
 
     Args:
-        source_datapipe: Yields anything.
         buffer_size: How many items to keep; 0 or 1 passes items through in their order.
         initial: How many items to wait for before the first goes out; at most `buffer_size`.
         max_bytes: The most that the buffer holds, in bytes as `size_in_bytes` counts them. An item that is larger by
@@ -55,9 +54,6 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
 
     Yields:
         The same items.
-
-    Raises:
-        ValueError: if a size is negative, or not a number.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

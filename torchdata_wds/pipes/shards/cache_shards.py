@@ -99,15 +99,12 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         verbose: Whether to log each hit, download and eviction, as ``WDS_VERBOSE_CACHE=1`` does.
         storage_options: fsspec options by protocol for downloading, such as ``{"s3": {...}}``.
         rewrite: Rules for finding URLs elsewhere, as in ``list_shards``; samples keep the original URLs.
-        handler: Called for each item that is not a shard, or has no name. Errors of downloads go to the handler of
-            ``load_wds_shards``.
+        handler: Called for each item that is not a URL (ShardListError), or has no name of its own (CacheError).
+            Errors of downloads go to the handler of ``load_wds_shards``.
 
     Yields:
         CachedShard: One per shard, before any download; standard input, and local files unless `cache_local`, pass
         unchanged.
-
-    Raises:
-        ShardListError, CacheError: through the handler, for an item that is not a URL, or has no name of its own.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

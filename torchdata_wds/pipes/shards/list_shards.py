@@ -45,7 +45,6 @@ class ShardListerIterDataPipe(WdsPipe[str]):
     Raises:
         ShardListError: if a pattern matches nothing, or is not a pattern, or a variable is not set.
         UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
-        ValueError, TypeError: if a rule is malformed.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -85,7 +84,6 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
     stream has no epochs of its own: a later stage such as ``wds_epoch`` sets them.
 
     Args:
-        source_datapipe: Yields URLs.
         n: How many shards each consumer draws per epoch; None draws endlessly.
         replacement: Whether each draw is from all shards. False passes over the list again and again, each time in a
             new order. n may end within a pass.
@@ -94,7 +92,6 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
         str: One URL each.
 
     Raises:
-        ValueError: if `n` is not a number of shards, or a ``sharding_filter`` or the like stands upstream.
         ShardListError: if there is no shard to draw from, or nothing comes of all shards of an endless stream.
 
     Example:

@@ -77,16 +77,11 @@ class CborShardLoaderIterDataPipe(RecordLoader):
         max_bytes: The size of the largest record that is read, in bytes.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
         rewrite: Where shards are read instead, as in ``list_shards``.
-        handler: Called for each shard that cannot be opened or fully read.
+        handler: Called for each item that is not a whole shard (ShardListError), and each shard that cannot be opened
+            (ShardOpenError) or fully read (ShardFormatError).
 
     Yields:
         The records, usually dicts.
-
-    Raises:
-        ShardOpenError: through the handler, if a shard cannot be opened or its source fails; past it, if the package
-            cbor2 is not installed.
-        ShardFormatError: through the handler, if a record is cut off, damaged or too large.
-        ShardListError: through the handler, for an item that is not a whole shard.
 
     Example:
         >>> import cbor2, io

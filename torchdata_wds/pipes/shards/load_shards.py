@@ -77,9 +77,8 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         URL of a shard with a local copy has its path as the attribute ``local_path``.
 
     Raises:
-        ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
-        ShardFormatError: through the handler, if a shard is cut or damaged, has a member that is too large, or does not
-            match its index.
+        ShardOpenError, ShardFormatError: through the handler, for a shard that cannot be opened, whose source fails, or
+            that is cut or damaged, has a member that is too large, or does not match its index.
         UnsafeDataError: through the handler, for ``pipe:`` under ``WDS_SECURE=1``.
 
     Example:

@@ -23,10 +23,9 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
 
     An epoch writes all that flows in. A shard appears under its name when it is whole; a break or an exception leaves
     the open one as ``.partial``. Each worker of each rank writes shards of its own: they take turns with the numbers,
-    or ``{worker}`` in the pattern tells them apart. Errors of the destination do not go to the handler.
+    or ``{worker}`` in the pattern tells them apart.
 
     Args:
-        source_datapipe: Yields samples.
         pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
             among the ranks, ``{worker}`` that among all workers of all ranks.
         max_count: The most samples in a shard.
@@ -34,14 +33,13 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
         start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
         post: Called, in the process that wrote it, with the `ShardInfo` of each shard as soon as it has its name.
         overwrite: Whether shards that exist are replaced; otherwise they are an error.
-        handler: Called for each sample that cannot be written.
+        handler: Called for each sample that cannot be written, but not for errors of the destination.
         **options: Those of `TarWriter`: ``encoder``, ``compress``, ``index``, ``storage_options`` and so on.
 
     Yields:
         ShardInfo: ``path``, ``count`` of samples, ``bytes`` and ``sha256`` of each finished shard.
 
     Raises:
-        TypeError, ValueError: if an option is not valid.
         SampleError: through the handler: MissingFieldError, ReappearingKeyError, EncodingError.
         ShardOpenError: if a shard cannot be written, or exists.
 

@@ -51,8 +51,6 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         ShardSlice: ``(url, start, stop, step)``, for ``load_wds_shards``.
 
     Raises:
-        ValueError: if a splitter or ``sharding_filter`` stands upstream, or `even` has no index or is unknown.
-        TypeError: if `index` is of another type.
         ShardListError: if there are no samples, a rank would get none, or the index lacks a shard.
 
     Example:

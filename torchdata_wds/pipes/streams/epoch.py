@@ -94,17 +94,13 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
     still open. When the source ends, a new pass starts in a new order that all consumers agree on, so that each pass
     yields every item once, whatever n is. Workers must survive the epoch, as those of ``WorkersReadingService`` do, and
     of torch's DataLoader with ``persistent_workers=True``. Leaving an epoch early drops the items on their way from the
-    workers.
+    workers. A ValueError says that the source yields nothing in several passes.
 
     Args:
-        source_datapipe: Yields anything.
-        n: How many items all consumers yield together in an epoch, best a multiple of the ranks.
+        n: How many items all consumers yield together in an epoch, at least one a rank, best a multiple of the ranks.
 
     Yields:
         The items of the source.
-
-    Raises:
-        ValueError: if n is less than 1 or than the number of ranks, or if the source yields nothing in several passes.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

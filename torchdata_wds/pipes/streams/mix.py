@@ -87,14 +87,13 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
 
     Each step chooses a source, in turn or at random by `weights`, and yields its next item; nothing is read ahead, and
     sources keep their files open between turns. Consumers of a ``sharding_filter`` above draw differently; before the
-    filter, or without one, all draw alike. A source that yields nothing in a pass is an error; under ``"all"``, if its
-    shards are divided among several consumers, it only leaves, with a warning.
+    filter, or without one, all draw alike. A source that yields nothing in a pass is a ShardListError; under ``"all"``,
+    if its shards are divided among several consumers, it only leaves, with a warning.
 
     Attributes:
         counts: How many items each source, in order, has yielded in this epoch, or in the last one, in this process.
 
     Args:
-        source_datapipe: The first source.
         *others: The further sources.
         weights: One finite number above 0 per source, in their order: how often it is chosen, relative to the others.
             None takes the sources in turn.
@@ -104,11 +103,6 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
 
     Yields:
         The items of all sources.
-
-    Raises:
-        TypeError: if a source is not a pipe, or `stop` is missing.
-        ValueError: if `weights` or `stop` is wrong, or the same pipe is given twice.
-        ShardListError: if a source yields nothing.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -82,9 +82,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         handler: Handler = reraise_exception,
     ) -> None:
         if max_samples is not None and not is_count(max_samples, 1):
-            raise ValueError(
-                f"max_samples must be a whole number of samples from 1, or None for all, not {max_samples!r}"
-            )
+            raise ValueError(f"max_samples must be a whole number of samples from 1, or None, not {max_samples!r}")
         check_flags(allow_pickle=allow_pickle)
         super().__init__(source_datapipe, handler)
         self.file = _checked(file)
@@ -97,8 +95,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         if self.file is None:
             yield from self.source_datapipe
             return
-        path = part_name(self.file, divided_place(self) or process_place())
-        reader, writer = open_or_begin(path)
+        reader, writer = open_or_begin(path := self._path(self.file))
         if reader is not None:
             yield from self._serve(reader)
         elif writer is not None:
@@ -117,13 +114,16 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         if self.file is None:
             return len(self.source_datapipe)
         try:
-            if (reader := open_samples(part_name(self.file, divided_place(self) or process_place()))) is not None:
+            if (reader := open_samples(self._path(self.file))) is not None:
                 with reader:
                     return self._checked_count(reader)
         except WdsError as error:
             raise TypeError(f"the length of cache_samples is not known: {error}") from error
         length = self.source_length()
         return length if self.max_samples is None else min(length, self.max_samples)
+
+    def _path(self, file: str) -> Path:
+        return part_name(file, divided_place(self) or process_place())
 
     def _fill(self, writer: SampleWriter) -> Iterator[T]:
         """Passes samples on and writes them."""
@@ -161,8 +161,8 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             writer.abort()
 
     def _warn_of_no_end(self) -> None:
-        resamplers = [pipe for pipe in upstream(self) if isinstance(pipe, ShardResamplerIterDataPipe)]
-        if self.max_samples is None and any(pipe.n is None for pipe in resamplers):
+        is_endless = any(isinstance(pipe, ShardResamplerIterDataPipe) and pipe.n is None for pipe in upstream(self))
+        if self.max_samples is None and is_endless:
             warn_once(
                 f"cache_samples endless {self.file}",
                 f"the sample cache {self.file} is written after resample_shards() without n: unless a stage between "
@@ -175,11 +175,11 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             stored = encode_value(sample, allow_pickle=self.allow_pickle)
             if len(stored.data) > writer.max_bytes:
                 raise ValueError(f"it takes {len(stored.data):,} bytes, and SQLite holds {writer.max_bytes:,} at most")
+            return stored
         except (ValueError, UnsafeDataError) as error:
             key = str(sample.get("__key__", "?")) if isinstance(sample, dict) else "?"
             kind = UnsafeDataError if isinstance(error, UnsafeDataError) else EncodingError
             raise kind(f"cache_samples cannot store sample {key!r}: {error}", key=key) from error.__cause__
-        return stored
 
     def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
         """Completes the file, unless it may lack samples that the next pass would have."""
@@ -251,7 +251,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
 
     def _fix_order(self) -> None:
         """Gives all passes over the source the same order, so that files written by different passes fit together."""
-        random = [pipe for pipe in upstream(self) if inspect.ismethod(getattr(pipe, "set_seed", None))]
+        random = (pipe for pipe in upstream(self) if inspect.ismethod(getattr(pipe, "set_seed", None)))
         for number, pipe in enumerate(random):
             pipe.set_seed(mix("cache_samples", number))
 
@@ -265,9 +265,9 @@ def part_name(file: str | os.PathLike[str], place: Place) -> Path:
 
 
 def _checked(file: object) -> str | None:
-    if file is None:
-        return None
     text = os.fspath(file) if isinstance(file, (str, os.PathLike)) else file
+    if text is None:
+        return None
     if not isinstance(text, str):
         raise TypeError(f"file must be the path of a local file, or None for no cache, not {file!r}")
     if not Path(text).name or text.endswith("/") or scheme_of(text):
@@ -281,10 +281,7 @@ def _check_above(source: Pipe) -> None:
         if isinstance(pipe, EpochCounterIterDataPipe):
             reason = "whose stream continues from epoch to epoch, and would repeat its first epoch forever"
         elif hasattr(pipe, "is_replicable") and not pipe.is_replicable():
-            reason = (
-                "in the main process, where it can neither see whether workers skipped shards, nor set the order in "
-                "which they read them"
-            )
+            reason = "in the main process, where it can neither see whether workers skipped shards, nor set their order"
         else:
             continue
         raise ValueError(f"cache_samples comes after {short_name(pipe)}, {reason}: put it before")

@@ -114,8 +114,7 @@ def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
     # Only where stack(out=) does the same as stack(): no gradients, no subclasses, no other devices.
     is_plain = all(
         type(value) is torch.Tensor
-        and value.is_cpu
-        and value.layout is torch.strided
+        and (value.is_cpu and value.layout is torch.strided)
         and not (value.requires_grad or value.is_quantized)
         for value in values
     )
@@ -138,10 +137,8 @@ def _lent(size: int, is_plain: bool) -> np.ndarray[Any, np.dtype[np.uint8]] | No
 def _numbers(values: list[Any]) -> Any:
     """Bools, ints and floats as a tensor; anything that would not fit stays a list."""
     kinds = {type(value) for value in values}
-    if kinds == {bool}:
-        return torch.tensor(values)
-    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
-        return torch.tensor(values, dtype=torch.int64)
+    if kinds == {bool} or (kinds == {int} and all(-(2**63) <= value < 2**63 for value in values)):
+        return torch.tensor(values)  # bool or int64
     if kinds == {int, float} and any(type(value) is int and abs(value) > 2**53 for value in values):
         return values
     return torch.tensor(values, dtype=torch.float64) if float in kinds and kinds <= {int, float} else values
@@ -195,6 +192,5 @@ def _columns(batch: Any) -> Sequence[Any]:
 
 
 def _is_column(value: Any) -> bool:
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return value.ndim > 0
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    is_array = isinstance(value, (torch.Tensor, np.ndarray))
+    return value.ndim > 0 if is_array else isinstance(value, Sequence) and not isinstance(value, (str, bytes))

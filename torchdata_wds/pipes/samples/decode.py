@@ -73,7 +73,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         self.exif_transpose = exif_transpose
         self.errors = errors
         self.max_bytes = max_bytes
-        self._is_unsure = only is not None
+        self._is_unsure = bool(self._decode.only)
 
     def _apply(self, item: Any) -> dict[str, Any]:
         if not isinstance(item, dict):
@@ -86,8 +86,7 @@ class SampleDecoderIterDataPipe(ItemMapper):
         """Warns if `only` names no field of the first sample: it is probably misspelled."""
         self._is_unsure = False
         fields = [field for field in sample if not is_metadata(field)]
-        names = self._decode.only or ()
-        if names and not any(is_named(field, names) for field in fields):
+        if not any(is_named(field, self._decode.only or ()) for field in fields):
             warning = (
                 f"wds_decode(only={self.only!r}) names none of the fields of sample {sample.get('__key__')!r}, which "
                 f"has {', '.join(sorted(fields))}: they stay bytes. Names are whole fields, or globs such as '*.png'"

@@ -90,9 +90,8 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
     ) -> None:
         check_choice("layout", layout, get_args(Layout))
         check_choice("missing", missing, get_args(Missing))
-        for name, value in (("min_images", min_images), ("max_images", max_images)):
-            if value is not None:
-                check_count(name, value, 0)
+        check_count("min_images", 0 if min_images is None else min_images, 0)
+        check_count("max_images", 0 if max_images is None else max_images, 0)
         if None not in (min_images, max_images) and min_images > max_images:  # type: ignore[operator]
             raise ValueError(f"min_images={min_images} is more than max_images={max_images}: nothing would be left")
         if min_similarity is not None and not is_number(min_similarity):
@@ -100,9 +99,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         if min_similarity is not None and not math.isfinite(min_similarity):
             raise ValueError(f"min_similarity must be a finite number, not {min_similarity}")
         if images is not None and not isinstance(images, (str, ImageDecoder)):
-            raise TypeError(
-                f"images must be an image spec such as 'pil', what image_decoder makes, or None, not {images!r}"
-            )
+            raise TypeError(f"images must be an image spec, what image_decoder makes, or None, not {images!r}")
         super().__init__(source_datapipe, handler)
         self.layout = layout
         self.missing = missing
@@ -114,9 +111,8 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         # Stages between may leave samples out, and a shard its turn: hence twice as many as are open.
-        loaders = (found for found in upstream(self) if isinstance(found, ShardLoaderIterDataPipe))
-        width = max((loader.interleave for loader in loaders), default=1)
-        shards, ask = width if width == 1 else 2 * width, self.asked()
+        widths = [pipe.interleave for pipe in upstream(self) if isinstance(pipe, ShardLoaderIterDataPipe)]
+        shards, ask = 2 * max(widths) if max(widths, default=1) > 1 else 1, self.asked()
         for found in find_documents(self.source_datapipe, self.layout, mask_url, shards=shards):
             try:
                 if isinstance(found, SampleError):
@@ -144,22 +140,17 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
                 key=key,
                 field=field,
             )
-        images = self._choose(found)
-        if images is None:
+        if (images := self._choose(found)) is None:
             count_loss(self.skipped, "document with missing images")
             return None
         if sum(value is not None for _, value in images) < (self.min_images or 0):
             self.skipped["document with too few images"] += 1
             return None
         placed = [(entry.place, self._segment(found, entry, value)) for entry, value in images]
-        matrix = document.matrix
-        return {
-            **found.sample,
-            **rest,
-            "segments": list(in_order_of_place(document.texts, placed)),
-            "similarity_matrix": None if matrix is None else [matrix[entry.row] for entry, _ in images],
-            "metadata": document.metadata,
-        }
+        segments, matrix = list(in_order_of_place(document.texts, placed)), document.matrix
+        similarities = None if matrix is None else [matrix[entry.row] for entry, _ in images]
+        ours = {"segments": segments, "similarity_matrix": similarities, "metadata": document.metadata}
+        return {**found.sample, **rest, **ours}
 
     def _choose(self, found: FoundDocument) -> list[tuple[ImageEntry, Any]] | None:
         """Pairs images with their values: bytes, what was decoded before, base64 as a str, or None if it is missing.

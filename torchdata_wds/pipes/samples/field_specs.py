@@ -28,12 +28,12 @@ def alternatives(spec: Spec) -> tuple[str, ...]:
 
 def expect_sample(item: Any, stage: str) -> dict[str, Any]:
     """Returns the item if it is a sample; otherwise raises TypeError, which says which stage got what."""
-    if not isinstance(item, dict):
-        raise TypeError(
-            f"{stage} got {type(item).__name__} {str(item)[:80]!r}; it takes samples (dict by field), as "
-            ".group_by_key() yields them, and stands before .wds_to_tuple()"
-        )
-    return item
+    if isinstance(item, dict):
+        return item
+    raise TypeError(
+        f"{stage} got {type(item).__name__} {str(item)[:80]!r}; it takes samples (dict by field), as .group_by_key() "
+        "yields them, and stands before .wds_to_tuple()"
+    )
 
 
 def find_field(sample: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -76,17 +76,17 @@ def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bo
     absent = dict.fromkeys(named, 0)
     for sample in samples:
         for name in [*absent]:
-            if (found := named[name](sample)) is not None:
-                absent[name] += 1
-                if absent[name] == ENOUGH_SAMPLES and not found:
-                    _warn_of_absent(name, ENOUGH_SAMPLES)
-            if found:
+            if found := named[name](sample):
                 del absent[name]
+            elif found is not None:
+                absent[name] += 1
+                if absent[name] == ENOUGH_SAMPLES:
+                    _warn_of_absent(name, ENOUGH_SAMPLES)
         yield sample
     for name, count in absent.items():
-        if count:
-            _warn_of_absent(name, count)
+        _warn_of_absent(name, count)
 
 
 def _warn_of_absent(name: str, count: int) -> None:
-    warn_once(name, f"{name}, which none of {count:,} samples has. `wds ls SHARD` shows the fields of a shard")
+    if count:
+        warn_once(name, f"{name}, which none of {count:,} samples has. `wds ls SHARD` shows the fields of a shard")

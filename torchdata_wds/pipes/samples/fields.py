@@ -10,14 +10,8 @@ from torchdata_wds.format.samples.field_items import matches_glob
 from torchdata_wds.handlers import Handler, reraise_exception
 from torchdata_wds.option_types import Spec
 from torchdata_wds.pipes.base import Pipe, register
-from torchdata_wds.pipes.samples.field_specs import (
-    alternatives,
-    expect_sample,
-    find_field,
-    missing_field,
-    name_sample,
-    noting_absent,
-)
+from torchdata_wds.pipes.samples import field_specs
+from torchdata_wds.pipes.samples.field_specs import alternatives, expect_sample, find_field, missing_field, name_sample
 from torchdata_wds.pipes.samples.map import ItemMapper
 
 
@@ -55,11 +49,7 @@ class FieldRenamerIterDataPipe(ItemMapper):
     def _apply(self, item: Any) -> dict[str, Any]:
         sample = expect_sample(item, "wds_rename")
         replaced = {name for names in self.specs.values() for name in names}
-        kept = {
-            field: value
-            for field, value in sample.items()
-            if field.startswith("__") or (self.keep and field not in replaced)
-        }
+        kept = {name: sample[name] for name in sample if name.startswith("__") or (self.keep and name not in replaced)}
         for new, names in self.specs.items():
             if (old := find_field(sample, names)) is None:
                 raise missing_field(sample, names)
@@ -182,7 +172,7 @@ class FieldTuplerIterDataPipe(ItemMapper):
         samples: Iterable[Any] = self.source_datapipe
         if self.missing != "error":
             named = {f"wds_to_tuple names {';'.join(names)!r}": partial(_has, names) for names in self.specs}
-            samples = noting_absent(samples, named)
+            samples = field_specs.noting_absent(samples, named)
         yield from self.map_items(samples, self._apply, self.dropped)
 
     def _apply(self, item: Any) -> tuple[Any, ...] | None:

@@ -23,9 +23,7 @@ from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.shards.shard_sources import in_sequence, interleave
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
 
-_ARCHIVE = re.compile(
-    r"(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)", re.IGNORECASE | re.DOTALL
-)
+_ARCHIVE = re.compile(r"(?is)(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)")
 
 
 class _Restart(NamedTuple):
@@ -96,8 +94,8 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         source, watch = self.source_datapipe, self._watch
-        restart, self._restart = self._restart, None
-        if restart is not None:
+        if self._restart is not None:
+            restart, self._restart = self._restart, None
             yield from self._go_on(restart)
             return
         if type(source) is ShardLoaderIterDataPipe:  # a subclass may read in another way
@@ -143,9 +141,8 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
     def obstacle(self) -> str | None:
         """Says why the loader cannot be told which samples to give."""
         source = self.source_datapipe
-        if type(source) is ShardLoaderIterDataPipe:
-            return None
-        return f"{short_name(source)} stands between load_wds_shards and group_by_key"
+        is_loader = type(source) is ShardLoaderIterDataPipe
+        return None if is_loader else f"{short_name(source)} stands between load_wds_shards and group_by_key"
 
     def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
         """Lets the next iteration yield only the wanted samples, from the shards that they are in; see `_Restart`."""

@@ -155,9 +155,8 @@ class TupleMapperIterDataPipe(ItemMapper):
     def __init__(
         self, source_datapipe: Pipe, *fns: Callable[[Any], Any] | None, handler: Handler = reraise_exception
     ) -> None:
-        for function in fns:
-            if function is not None:
-                check_function("wds_map_tuple", function, "functions or None")
+        for function in (function for function in fns if function is not None):
+            check_function("wds_map_tuple", function, "functions or None")
         super().__init__(source_datapipe, handler)
         self.fns = Held(fns)
 
@@ -258,8 +257,7 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
 
 
 def _holds_pipe(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return any(map(_holds_pipe, value))
+    values = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, tuple, list, set, frozenset)):
+        return any(map(_holds_pipe, values))
     return isinstance(value, (IterDataPipe, MapDataPipe))

@@ -30,26 +30,19 @@ from torchdata_wds.storage.urls import STDIN, check_letter
 class CachedShard(NamedTuple):
     """A shard and the path of its local copy, as ``.cache_shards()`` yields them to ``.load_wds_shards()``.
 
-    Attributes:
-        url: The shard's URL, as it was listed.
-        path: The copy's absolute path, whether or not it exists yet.
-        part: The slice to read, if the item was one.
-        cache: Makes the copy; None reads the copy if it exists, else the URL.
-        facts: The size and digest that an index states, with which the copy must agree; None checks neither.
-
     Example:
         >>> CachedShard("https://me:secret@host/x.tar", "/cache/x.tar")
         CachedShard(url='https://me:***@host/x.tar', path='/cache/x.tar', part=None)
     """
 
-    url: str
-    path: str
-    part: ShardSlice | None = None
-    cache: ShardCache | None = None
-    facts: ShardFacts | None = None
+    url: str  # as it was listed
+    path: str  # the copy's absolute path, whether or not it exists yet
+    part: ShardSlice | None = None  # the slice to read, if the item was one
+    cache: ShardCache | None = None  # makes the copy; None reads the copy if it exists, else the URL
+    facts: ShardFacts | None = None  # the size and digest that an index states, with which the copy must agree
 
     def open(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the decompressed shard at a byte, from its copy, which is made if it is missing; ShardOpenError if not.
+        """Opens the decompressed shard at a byte, from its copy, which is made if missing, or raises ShardOpenError.
 
         A ShardFormatError says that the copy disagrees with the index, even after a new download.
         """
@@ -59,10 +52,7 @@ class CachedShard(NamedTuple):
         return self.cache.open(self.url, self.path, offset, finish=self.part is not None, facts=self.facts)
 
     def fetch(self) -> Path:
-        """Makes the copy if it is missing, and returns its path: ``.cache_shards(folder).map(CachedShard.fetch)``.
-
-        Raises what `open` does, and CacheError if it cannot be kept.
-        """
+        """Makes the copy if missing, and returns its path; raises what `open` does, and CacheError if not kept."""
         return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path, self.facts)
 
     def __repr__(self) -> str:
@@ -133,11 +123,10 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         check_flags(verify=verify, while_reading=while_reading, cache_local=cache_local, verbose=verbose)
         if folder is not None and not (isinstance(folder, (str, os.PathLike)) and os.fspath(folder)):
             raise ValueError(f"cache_shards takes a folder (str or Path), or None for no cache, not {folder!r}")
-        if max_bytes is not None:
-            if not is_number(max_bytes):
-                raise TypeError(f"max_bytes must be a number of bytes, or None, not {max_bytes!r}")
-            if not max_bytes > 0:
-                raise ValueError(f"max_bytes must be more than 0, or None for no limit, not {max_bytes!r}")
+        if max_bytes is not None and not is_number(max_bytes):
+            raise TypeError(f"max_bytes must be a number of bytes, or None, not {max_bytes!r}")
+        if max_bytes is not None and not max_bytes > 0:
+            raise ValueError(f"max_bytes must be more than 0, or None for no limit, not {max_bytes!r}")
         super().__init__(source_datapipe, handler)
         self.folder = folder
         self.max_bytes = max_bytes
@@ -162,8 +151,8 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
             verbose=self.verbose,
             storage_options=self.storage_options,
         )
-        splitter = next((pipe for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe)), None)
-        facts = getattr(splitter.index, "facts", None) if splitter is not None else None
+        indexes = (pipe.index for pipe in upstream(self) if isinstance(pipe, ShardSplitterIterDataPipe))
+        facts = getattr(next(indexes, None), "facts", None)
         yield from self.map_items(self.source_datapipe, partial(self._cached, cache, {}, facts))
 
     def _cached(

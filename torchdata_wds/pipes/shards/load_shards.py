@@ -115,7 +115,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         check_count("max_member_bytes", max_member_bytes, 1)
         if rename is not None and not callable(rename):
             raise TypeError(f"rename must be a function from name to name, not {rename!r}")
-        if select is not None and not isinstance(select, str) and not callable(select):
+        if not (select is None or isinstance(select, str) or callable(select)):
             select = in_order(select) if isinstance(select, Iterable) else ()
         if select is not None:
             name_filter(select)
@@ -162,10 +162,9 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         """
         warn_about_workers(self)
         self._cycled.begin(self)
-        cycled = CycledShards(self)
+        cycled, got = CycledShards(self), False
         keys = self.keys if keys is None else keys
         items = map(_Item, self.source_datapipe) if watch is None else self._items_from(begun, skips or {})
-        got = False
         with closing(read_ahead(items, self.read_ahead, partial(self._start, keys))) as started:
             for item, ahead in started:
                 yield self._units(item, ahead, keys, ask, watch)
@@ -180,8 +179,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
     def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
         """Yields the items from that with the number of `begun` on, and those before it that `skips` names."""
         # The list of URLs may be long: a running checksum of it tells another run from the resumed one at any item.
-        digest, ordinal = 0, -1
-        first = 0 if begun is None else begun.ordinal
+        digest, ordinal, first = 0, -1, 0 if begun is None else begun.ordinal
         for ordinal, item in enumerate(self.source_datapipe):
             digest = zlib.crc32(repr(_identity(item)).encode(), digest)
             if begun is not None and ordinal == first and digest != begun.digest:

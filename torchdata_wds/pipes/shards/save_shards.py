@@ -84,8 +84,8 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
                 "save_wds_shards cannot tell the workers of torchdata's MultiProcessingReadingService apart without "
                 ".sharding_filter() before it, and each would write the same shards; put one after the list of shards"
             )
+        reported = 0
         with self._writer(place or process_place()) as writer:
-            reported = 0
             for sample in self.source_datapipe:
                 if not self._save(sample, writer):
                     break

@@ -38,22 +38,19 @@ class _Sidecars:
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
         """Reads the first line of each index, those on servers in threads."""
         distinct = dict.fromkeys(urls)
-        local = [url for url in distinct if is_local(url)]
-        missing = [url for url in distinct if url not in self._known and not is_local(url)]
-        if missing:
+        if missing := [url for url in distinct if url not in self._known and not is_local(url)]:
             pool = ThreadPoolExecutor(min(_THREADS, len(missing)))
             try:
                 headers = list(pool.map(_read_header, missing, [storage_options] * len(missing)))
             finally:
                 pool.shutdown(cancel_futures=True)  # at the first failure nobody waits for thousands of others
             self._known.update(zip(missing, headers, strict=True))
-        self._known.update((url, _read_header(url, storage_options)) for url in local)
+        self._known.update((url, _read_header(url, storage_options)) for url in filter(is_local, distinct))
         return [self._known[url].samples for url in urls]
 
     def facts(self, url: str) -> ShardFacts | None:
         """Returns what the index beside a shard whose samples were counted last states of it."""
-        header = self._known.get(url)
-        return None if header is None else header_facts(header)
+        return header_facts(self._known[url]) if url in self._known else None
 
 
 class _CountTable:
@@ -70,15 +67,14 @@ class _CountTable:
             if not isinstance(url, str):
                 raise TypeError(f"{source} has {key!r} for a shard, where a URL (str or Path) belongs")
             shown = mask_url(url)
+            gives = f"{source} gives shard {shown}"
             if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
-                raise ShardListError(
-                    f"{source} gives shard {shown} {count!r} samples; that must be a whole number from 0", shard=shown
-                )
+                raise ShardListError(f"{gives} {count!r} samples; that must be a whole number from 0", shard=shown)
             if url not in self._counts:
                 self._counts[url] = int(count)
                 self._by_name.setdefault(shard_name(url), []).append(url)
             elif (other := self._counts[url]) != count:
-                raise ShardListError(f"{source} gives shard {shown} both {other:,} and {count:,} samples", shard=shown)
+                raise ShardListError(f"{gives} both {other:,} and {count:,} samples", shard=shown)
 
     def __repr__(self) -> str:
         return f"<counts of {len(self._counts):,} shards>"
@@ -124,10 +120,9 @@ class _CountFile:
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
         """Reads the file and looks the shards up."""
-        table = self._table or self._read(storage_options)
-        if not self.is_local:
-            self._table = table
-        return table.of(urls, storage_options)
+        if self._table is None or self.is_local:
+            self._table = self._read(storage_options)
+        return self._table.of(urls, storage_options)
 
     def _read(self, storage_options: StorageOptions) -> _CountTable:
         source = f"the index {mask_url(self._url)}"
@@ -155,10 +150,8 @@ ShardCounts = _Sidecars | _CountFile | _CountTable
 
 def shard_counts(index: Index) -> ShardCounts | None:
     """Turns an ``index=`` argument into the source of the numbers of samples; None remains None."""
-    if index is None:
-        return None
-    if index is True:
-        return _Sidecars()
+    if index is None or index is True:
+        return _Sidecars() if index else None
     if isinstance(index, (str, os.PathLike)):
         return _CountFile(os.fspath(index))
     if isinstance(index, Mapping):

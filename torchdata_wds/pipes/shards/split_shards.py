@@ -129,11 +129,9 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
     def known_counts(self, urls: Sequence[str]) -> list[int] | None:
         """Returns how many samples shards have; None if that is not known of all without asking a server."""
-        known = None
-        if self.index is not None and self.index.is_local:
-            with suppress(ShardListError, OSError):
-                known = self.index.of(urls, self.storage_options)
-        return known
+        with suppress(ShardListError, OSError):
+            return self.index.of(urls, self.storage_options) if self.index is not None and self.index.is_local else None
+        return None
 
     def _place(self) -> Place:
         return Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)

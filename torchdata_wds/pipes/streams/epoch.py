@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -76,13 +75,12 @@ class _Stream:
 
     def _empty_error(self, place: Place) -> ValueError:
         message = f"the source of wds_epoch gave no item in {self.empty} passes: it has no epoch of any length"
+        hint = (
+            f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
+            "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
+        )
         self.empty = 0
-        if place.consumers > 1:
-            message += (
-                f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
-                "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
-            )
-        return ValueError(message)
+        return ValueError(message + hint if place.consumers > 1 else message)
 
 
 @register("wds_epoch")
@@ -120,8 +118,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
 
     def __iter__(self) -> Iterator[T]:
         stream, source, watch = self._stream, self.source_datapipe, self._watch
-        grid = grid_of(self)
-        self._check(grid)
+        self._check(grid := grid_of(self))
         share = self._coming_share(grid)
         _warn_of_short_lives()
         stream.epochs += 1
@@ -197,8 +194,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         """Lets the next iteration begin in the middle; see `Step`."""
         # The epoch's last batch may be smaller: what a whole one would have more belongs to the next epoch.
         wanted = Wanted([item for item in wanted.early if item < way.share], min(wanted.first, way.share))
-        begun = way.facts.pass_of(wanted)
-        if begun is None:
+        if (begun := way.facts.pass_of(wanted)) is None:
             return None
         return self.restart(begun, wanted) or wanted, way._replace(passing=begun.passing)
 
@@ -234,9 +230,7 @@ def share_of(n: int, epoch: int, grid: Grid) -> int:
 def _warn_of_short_lives() -> None:
     """Warns in the first worker of a torch DataLoader whose workers, and with them the stream, end with the epoch."""
     worker = get_worker_info()
-    if worker is None or worker.id:
-        return
-    frame: FrameType | None = sys._getframe()
+    frame = sys._getframe() if worker is not None and not worker.id else None
     while frame is not None:
         if frame.f_code.co_name == "_worker_loop" and frame.f_locals.get("persistent_workers") is False:
             warn_once(

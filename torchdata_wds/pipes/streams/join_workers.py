@@ -78,12 +78,12 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         worker = get_worker_info()
         # In the first worker of a torch DataLoader, which runs the stages that belong in the main process:
         if worker is not None and worker.num_workers > 1 and not worker.id:
-            stages = [pipe for pipe in running_pipes() if pipe is not self and not getattr(pipe, "runs_others", False)]
-            if stages:
+            others = (pipe for pipe in running_pipes() if pipe is not self)
+            if stages := [short_name(pipe) for pipe in others if not getattr(pipe, "runs_others", False)]:
                 warn_once(
                     "border",
                     f".join_workers() joins nothing here: torch's DataLoader runs the whole graph in each of its "
-                    f"{worker.num_workers} workers, also what follows ({', '.join(map(short_name, stages))}), so that "
+                    f"{worker.num_workers} workers, also what follows ({', '.join(stages)}), so that "
                     "batches and shuffles are those of one worker, and each worker has a short last batch of its own. "
                     "Use DataLoader2(pipe, reading_service=WorkersReadingService(num_workers))",
                 )

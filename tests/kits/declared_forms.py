@@ -1,4 +1,4 @@
-"""The functional forms in ``pipes/base.py``, made from the constructors; run as a program it writes the file anew."""
+"""The functional forms in ``pipes/forms.py``, made from the constructors; run as a program it writes the file anew."""
 
 import ast
 import inspect
@@ -7,10 +7,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.pipes import base
+from torchdata_wds.pipes import forms
 from torchdata_wds.pipes.base import functional_forms
 
-FILE = Path(inspect.getfile(base))
+FILE = Path(inspect.getfile(forms))
 WIDTH = 120
 
 #: Types of the constructors that have a short name in the file.

@@ -332,12 +332,11 @@ class TarEntries:
             # the first blocks one by one: what follows them at once must not wait for more to come
             size = BLOCK if self.concatenated or self.offset - begin < _LARGEST_RECORD else _END_PIECE
             block = self._read_rest(self.stream.read(size), size)
-            at = self.offset
-            self.offset += len(block)
             if not block:
                 return b""
-            rest = block.lstrip(b"\0")
-            if not rest:
+            at = self.offset
+            self.offset += len(block)
+            if not (rest := block.lstrip(b"\0")):
                 if self.offset - begin > _LONGEST_END:
                     what = "has more than 256 MiB of zeros behind its end-of-archive marker,"
                     raise self.damaged("trailing-bytes", what, _TRUNCATE, at=begin)

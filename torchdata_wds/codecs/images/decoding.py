@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 # JPEG files: what follows their first bytes is a list of segments, each with a marker and its length.
 _START = b"\xff\xd8\xff"
 _FRAME = struct.Struct(">BHHB")
-
-# Quantization and Huffman tables, the restart interval, comments.
-_SKIPPED = frozenset([0xDB, 0xC4, 0xDD, 0xFE])
-
-# Baseline, extended and progressive: what is coded with Huffman tables and is not lossless.
-_FRAMES = frozenset([0xC0, 0xC1, 0xC2])
-_SCAN = 0xDA
-_FIRST_APPLICATION, _LAST_APPLICATION = 0xE0, 0xEF
+_SKIPPED = frozenset([0xDB, 0xC4, 0xDD, 0xFE])  # quantization and Huffman tables, the restart interval, comments
+_FRAMES = frozenset([0xC0, 0xC1, 0xC2])  # baseline, extended and progressive: with Huffman tables, not lossless
+_SCAN, _FIRST_APPLICATION, _LAST_APPLICATION = 0xDA, 0xE0, 0xEF
 
 # EXIF, XMP and Photoshop's resources: Pillow parses them as it opens a file, and some damage there ends that.
 _METADATA = frozenset([0xE1, 0xED])
@@ -84,9 +79,7 @@ class ImageDecoder:
 
     def __call__(self, key: str, data: bytes) -> Any:
         """Decodes an image field; None if the key's last part is not an image extension."""
-        if key.lower().rpartition(".")[2] not in IMAGE_FIELDS:
-            return None
-        return self.decode(data)
+        return self.decode(data) if key.lower().rpartition(".")[2] in IMAGE_FIELDS else None
 
     def decode(self, data: bytes) -> Any:
         """Decodes an image file into an array, a tensor or a PIL image."""
@@ -113,12 +106,9 @@ image_decoder = ImageDecoder
 
 
 def _read_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: bool) -> Pixels | None:
-    """Reads a JPEG file by simplejpeg, which writes the pixels straight into an array; None where Pillow is to read it.
-
-    Pillow has the same decoder, libjpeg-turbo, and the same settings: whole grey and colour files of 8 bits become the
-    same pixels. Everything else is left to Pillow (other kinds of JPEG, damage of any sort, images that it holds for
-    bombs), so that what a file becomes, or which exception, does not depend on what is installed.
-    """
+    """Reads a JPEG file by simplejpeg, straight into an array; None where Pillow is to read it."""
+    # Pillow has the same decoder and settings: whole grey and colour files of 8 bits become the same pixels. All else
+    # is left to Pillow, so that what a file becomes, or which exception, does not depend on what is installed.
     libraries = _libraries()
     if libraries is None or not data.startswith(_START):
         return None
@@ -130,10 +120,9 @@ def _read_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: boo
     if header is None:
         return None
     width, height, channels, has_metadata = header
-    if pillow.MAX_IMAGE_PIXELS is not None and width * height > pillow.MAX_IMAGE_PIXELS:
+    is_bomb = pillow.MAX_IMAGE_PIXELS is not None and width * height > pillow.MAX_IMAGE_PIXELS
+    if is_bomb or (mode == "L" and channels != 1):  # the decoder's own grey of colours is not rounded as Pillow's
         return None
-    if mode == "L" and channels != 1:
-        return None  # the decoder's own grey of colours is not rounded as Pillow's
     orientation = 1
     if has_metadata:  # only Pillow can judge whether the file opens, and how the image is turned
         with open_image(data) as image:

@@ -23,16 +23,13 @@ from torchdata_wds.codecs.options import BYTES_TYPES, EncodeOptions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# By the number of channels.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_PNG_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 
-# What EXIF data begins with in JPEG files and in Pillow, but not in PNG and WebP files.
-_EXIF_PREFIX = b"Exif\0\0"
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-_PNG_COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by the number of channels
-_PNG_FILTER_UP = 2
-
-# A PNG chunk's length must stay below 2**31.
-_CHUNK_BYTES = 1 << 30
+_EXIF_PREFIX = b"Exif\0\0"  # of EXIF data in JPEG files and in Pillow, but not in PNG and WebP files
+_PNG_MAGIC, _PNG_FILTER_UP = b"\x89PNG\r\n\x1a\n", 2
+_CHUNK_BYTES = 1 << 30  # the length of a PNG chunk must stay below 2**31
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,7 @@ class _FileFormat:
     max_side: int = 0  # in pixels; 0 for more than any memory holds
 
     def encode(self, value: Any, options: EncodeOptions) -> bytes:
-        """Encodes an image as a file, and refuses what would not read back equal.
-
-        It is a PIL image; or an array HW or HWC, or a tensor, of uint8, uint16, or floats in 0..1, which become 8 bits.
-        """
+        """Encodes a PIL image, array or tensor as a file, and refuses what would not read back equal."""
         from PIL import Image
 
         if not isinstance(value, Image.Image):
@@ -62,13 +56,18 @@ class _FileFormat:
             return self._write(Image.fromarray(pixels), b"", options)
         value.load()
         self._check_size(value.size)
-        exif = _exif(value)
-        orientation = 1 if self.keeps_exif else read_orientation(exif)
+        # the EXIF data as it came, or that of getexif() where an orientation was set there, or is in XMP; getexif()
+        # keeps what it has parsed: the image itself is read only where the user has called it
+        parsed = value if getattr(value, "_exif", None) is not None else value._new(value.im)
+        exif = value.info.get("exif")
+        exif = exif if isinstance(exif, bytes) else b""
+        if read_orientation(parsed) != read_orientation(exif):  # damaged data says nothing, and is kept as it is
+            exif = parsed.getexif().tobytes()
         is_deep = value.mode.startswith("I")
         image = self._without_state(value, is_deep)
         if image.mode == "P":
             self._check_palette(image)
-        if orientation != 1:
+        if not self.keeps_exif and (orientation := read_orientation(exif)) != 1:
             raise ValueError(
                 f"a {self.name} file does not keep the EXIF orientation, here {orientation}; turn the image "
                 "with PIL.ImageOps.exif_transpose(image), or name the field jpg, png or webp"
@@ -101,10 +100,7 @@ class _FileFormat:
             )
 
     def _without_state(self, image: Image, is_deep: bool) -> Image:
-        """Makes an image of the same pixels without what else saving looks at, except a transparent colour.
-
-        The pixels are not copied, and the user's object is not changed.
-        """
+        """Makes an image of the same pixels, not copied, without what saving looks at, but a transparent colour."""
         fresh = image._new(image.im)
         key = fresh.info.pop("transparency", None)
         if key is None:
@@ -143,18 +139,15 @@ class _FileFormat:
                 f"it has pixels of colour {highest}, and its palette only {colours} colours; give it a palette of more "
                 "with image.putpalette(), or use image.convert('RGB')"
             )
-        if self.keeps_palette_alpha or image.palette is None or "A" not in image.palette.mode:
-            return
-        if min((image.getpalette("RGBA") or [255])[3::4]) < 255:
+        has_alpha = image.palette is not None and "A" in image.palette.mode
+        if has_alpha and not self.keeps_palette_alpha and min((image.getpalette("RGBA") or [255])[3::4]) < 255:
             raise ValueError(
                 f"a {self.name} file does not keep the alpha of its palette; use image.convert('RGBA') for a png or "
                 "tif field, or image.convert('RGB')"
             )
 
-    def _check_mode(self, mode: str) -> None:
+    def _refuse_mode(self, mode: str) -> None:
         modes = self.modes.split()
-        if mode in modes:
-            return
         # what to convert to: the nearest mode that the format holds, and without alpha where it holds none
         drops_alpha = mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes
         wanted = "RGBA" if mode.endswith(("A", "a")) and not drops_alpha else "RGB"
@@ -168,7 +161,8 @@ class _FileFormat:
         raise ValueError(f"a {self.name} file holds images of mode {', '.join(modes)}, but not {mode}; {cure}")
 
     def _write(self, image: Image, exif: bytes, options: EncodeOptions) -> bytes:
-        self._check_mode(image.mode)
+        if image.mode not in self.modes.split():
+            self._refuse_mode(image.mode)
         if self.name not in ("PBM", "PGM", "PPM", "PNM"):
             return self._save(image, exif, options)
         if self.name == "PBM":
@@ -204,8 +198,7 @@ class _FileFormat:
         by_format: dict[str, dict[str, Any]] = {
             "JPEG": {"quality": int(options.jpeg_quality), "icc_profile": image.info.get("icc_profile")},
             "PNG": {"compress_level": int(options.png_compression)},
-            # without exact=True, colours under full transparency are lost
-            "WEBP": {"lossless": True, "exact": True},
+            "WEBP": {"lossless": True, "exact": True},  # exact: colours under full transparency are not lost
             "TIFF": {"compression": "tiff_adobe_deflate"},
         }
         chosen = by_format.get(self.name, {})
@@ -240,16 +233,6 @@ def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
 
 
-def _exif(image: Image) -> bytes:
-    """Returns the EXIF data as it came, or that of ``getexif()`` where an orientation was set there, or is in XMP."""
-    # getexif() keeps what it has parsed: the image itself is read only where the user has called it
-    parsed = image if getattr(image, "_exif", None) is not None else image._new(image.im)
-    stored = image.info.get("exif")
-    stored = stored if isinstance(stored, bytes) else b""
-    # damaged data says nothing, and is kept as it is
-    return stored if read_orientation(parsed) == read_orientation(stored) else parsed.getexif().tobytes()
-
-
 def _write_deep_png(pixels: Pixels, compression: int, exif: bytes) -> bytes:
     """Writes a PNG file of uint16 pixels, HW, or HWC with 2 (grey and alpha), 3 or 4 channels."""
     height, width = pixels.shape[:2]
@@ -260,15 +243,14 @@ def _write_deep_png(pixels: Pixels, compression: int, exif: bytes) -> bytes:
     lines[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
     data = zlib.compress(lines.data, compression)
-    header = struct.pack(">IIBBBBB", width, height, 16, _PNG_COLOUR_TYPES[channels], 0, 0, 0)
-    chunks = [(b"IHDR", header)]
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, _PNG_COLOUR_TYPES[channels], 0, 0, 0))]
     if exif:
         chunks.append((b"eXIf", exif.removeprefix(_EXIF_PREFIX)))
     chunks += [(b"IDAT", data[start : start + _CHUNK_BYTES]) for start in range(0, len(data), _CHUNK_BYTES)]
     parts = [_PNG_MAGIC]
     for kind, content in [*chunks, (b"IEND", b"")]:
-        checksum = zlib.crc32(content, zlib.crc32(kind))
-        parts += [struct.pack(">I", len(content)), kind, content, struct.pack(">I", checksum)]
+        checksum = zlib.crc32(content, zlib.crc32(kind)).to_bytes(4)
+        parts += [len(content).to_bytes(4), kind, content, checksum]
     return b"".join(parts)
 
 

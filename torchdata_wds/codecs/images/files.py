@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 
 # What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
-_ORIENTATION = 0x0112
+_ORIENTATION, _TIFF_PHOTOMETRIC = 0x0112, 262
 _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16[LBN]")
-_TIFF_PHOTOMETRIC = 262
 
 
 def open_image(data: bytes) -> ImageFile:
-    """Opens an image file of one of the accepted formats; reads only its header.
-
-    Above ``PIL.Image.MAX_IMAGE_PIXELS`` it raises ``DecompressionBombError``, where Pillow itself only warns.
-    """
+    """Reads the header of an image file; raises ``DecompressionBombError`` already where Pillow itself only warns."""
     pillow, formats = _pillow()
     image = pillow.open(io.BytesIO(data), formats=formats)
     limit, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
@@ -70,10 +66,7 @@ def read_orientation(source: Image | bytes) -> int:
 
 
 def deep_reader(image: ImageFile) -> Callable[[ImageFile, bytes], Pixels] | None:
-    """Returns the reader of an opened image, not yet loaded, with more than 8 bits a channel; None for any other.
-
-    Pillow has 16-bit grey images, but reads 16-bit colour as its upper bytes: such a file is read twice.
-    """
+    """Returns the reader of an opened image, not yet loaded, with more than 8 bits a channel; None for any other."""
     if image.mode.startswith(("I", "F")):
         return _read_grey
     if not image.tile:
@@ -88,26 +81,23 @@ def deep_reader(image: ImageFile) -> Callable[[ImageFile, bytes], Pixels] | None
 
 
 def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels | None:
-    """Reads a deep image, opened from these bytes, as uint16: HW for the mode ``L``, else HWC; None if it is not deep.
-
-    A PNG file's transparent colour becomes its alpha.
-    """
+    """Reads a deep image, opened from these bytes, as uint16: HW for mode ``L``, else HWC; None if it is not deep."""
     read = deep_reader(image)
     if read is None:
         return None
     stacked = read(image, data)
     if stacked.ndim == 2:
         stacked = stacked[:, :, np.newaxis]
-    colour = image.info.get("transparency")
+    colour = image.info.get("transparency")  # of a PNG file; becomes its alpha
     has_alpha = stacked.shape[2] in (2, 4)
     if not has_alpha and isinstance(colour, int | tuple):
         opaque = np.any(stacked != np.asarray(colour, np.uint16), axis=2, keepdims=True)
         stacked, has_alpha = np.concatenate([stacked, opaque * np.uint16(65535)], axis=2), True
     colours = stacked[:, :, :-1] if has_alpha else stacked
     is_grey = colours.shape[2] == 1
-    if mode == "L" and is_grey:
-        return colours[:, :, 0]
     if mode == "L":
+        if is_grey:
+            return colours[:, :, 0]
         # Pillow's weights for L, in 1/65536; the sum stays below 2**32
         weighted = colours.astype(np.uint32) @ np.array([19595, 38470, 7471], np.uint32)
         return ((weighted + 0x8000) >> 16).astype(np.uint16)
@@ -147,14 +137,12 @@ def _scale(pixels: Pixels, brightest: int) -> Pixels:
 
 
 def _read_ppm(image: ImageFile, data: bytes) -> Pixels:
-    tile: Any = image.tile[0]
-    _, _, offset, arguments = tile
-    width, height = image.size
-    needed = width * height * 6
+    offset, (_, brightest) = cast("Any", image.tile[0][2:])
+    needed = image.width * image.height * 6
     if len(data) - offset < needed:
         raise ValueError(f"cut off: expected {needed:,} bytes of pixels, found {len(data) - offset:,}")
-    pixels = np.frombuffer(data, ">u2", width * height * 3, offset).reshape(height, width, 3)
-    return _scale(pixels, int(arguments[1]))
+    pixels = np.frombuffer(data, ">u2", needed // 2, offset).reshape(image.height, image.width, 3)
+    return _scale(pixels, int(brightest))
 
 
 def _read_grey_alpha(image: ImageFile, _: bytes) -> Pixels:
@@ -166,14 +154,13 @@ def _read_grey_alpha(image: ImageFile, _: bytes) -> Pixels:
 
 def _read_colour(image: ImageFile, data: bytes) -> Pixels:
     """Reads the file as it is, and again in the other byte order: that gives the upper and the lower bytes."""
-    channels, _, order = _raw_mode(image).partition(";16")
+    channels, _, order = _raw_mode(image).partition(";16")  # Pillow reads 16-bit colour as its upper bytes only
     is_little = order == "L" or (order == "N" and sys.byteorder == "little")
     with open_image(data) as other:
         _set_raw_mode(other, f"{channels};16{'B' if is_little else 'L'}")
         other.load()
         image.load()
-        pixels: Pixels = (np.asarray(image, np.uint16) << 8) | np.asarray(other, np.uint16)
-    return pixels
+        return (np.asarray(image, np.uint16) << 8) | np.asarray(other, np.uint16)
 
 
 def _set_raw_mode(image: ImageFile, raw_mode: str) -> None:
@@ -193,9 +180,7 @@ def resize_deep(pixels: Pixels, max_size: int | None) -> Pixels:
     size = fitting_size((width, height), max_size)
     if size == (width, height):
         return pixels
-    planes = [pixels] if pixels.ndim == 2 else [pixels[:, :, channel] for channel in range(pixels.shape[2])]
-    reduced = [
-        np.asarray(Image.fromarray(plane.astype(np.float32)).resize(size, Image.Resampling.LANCZOS)) for plane in planes
-    ]
+    planes = np.moveaxis(np.atleast_3d(pixels).astype(np.float32), 2, 0)
+    reduced = [np.asarray(Image.fromarray(plane).resize(size, Image.Resampling.LANCZOS)) for plane in planes]
     result = np.clip(np.round(np.stack(reduced, axis=2)), 0, 65535).astype(np.uint16)
     return result[:, :, 0] if pixels.ndim == 2 else result

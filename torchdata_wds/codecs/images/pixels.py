@@ -43,9 +43,7 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 }
 _WORDS = re.compile("torch|pil|rgba|rgb|l|8")
 _CHANNELS = (1, 2, 3, 4)
-
-# How many floats are made into pixels at a time.
-_CACHED = 2**16
+_CACHED = 2**16  # how many floats are made into pixels at a time
 
 # EXIF orientation, where it is not 1 -> (swap the axes, then the steps through rows and columns)
 _TURNS = {
@@ -113,17 +111,11 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     if orientation == 1:
         return pixels
     swapped, rows, columns = _TURNS[orientation]
-    if swapped:
-        pixels = pixels.swapaxes(0, 1)
-    return pixels[::rows, ::columns]
+    return (pixels.swapaxes(0, 1) if swapped else pixels)[::rows, ::columns]
 
 
 def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
-    """Makes an array or tensor, HW or HWC, into uint8 or uint16 pixels, HW for one channel.
-
-    It is of uint8, uint16, or floats in 0..1, which become 8 bits. With `channels_first` a tensor of three dimensions
-    is CHW.
-    """
+    """Makes an array, or a tensor (HWC, or CHW), of uint8, uint16 or floats in 0..1 into uint8 or uint16 pixels."""
     torch = sys.modules.get("torch")  # before torch is imported, there are no tensors
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
@@ -150,9 +142,8 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
         return _from_floats(pixels)
     if kind == "b":
         raise TypeError("images have no truth values; use array.astype(numpy.uint8) * 255")
-    cure = "use uint8, uint16, or float32 in 0..1"
-    if kind in "iu":
-        cure = "use .astype(numpy.uint8) if they are 0..255, or .astype(numpy.uint16) if they are 0..65535"
+    integers = "use .astype(numpy.uint8) if they are 0..255, or .astype(numpy.uint16) if they are 0..65535"
+    cure = integers if kind in "iu" else "use uint8, uint16, or float32 in 0..1"
     raise TypeError(f"images have no {pixels.dtype} pixels; {cure}")
 
 

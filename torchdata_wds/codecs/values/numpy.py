@@ -15,18 +15,14 @@ from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
 _ZIP_END, _ZIP_END_SIZE = b"PK\x05\x06", 22
 
-# The first moment that a zip archive can name: its bytes must not depend on the time of day.
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-_ZIP_UNIX = 3
+# The first moment that a zip archive can name, and Unix: its bytes must not depend on the time of day or the system.
+_ZIP_TIME, _ZIP_UNIX = (1980, 1, 1, 0, 0, 0), 3
 _MAX_NAME = 60_000
 _MOST_WITHOUT_BYTES = 1 << 20
 
 # The header of version 3 is that of version 2 with other names of fields in it, and NumPy has no function for it.
-_READ_HEADER: dict[tuple[int, int], Any] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,
-}
+_READ_HEADER: dict[tuple[int, int], Any] = {(1, 0): np.lib.format.read_array_header_1_0}
+_READ_HEADER |= dict.fromkeys([(2, 0), (3, 0)], np.lib.format.read_array_header_2_0)
 
 # Kinds of types whose names say all about them; what else NumPy writes may read back as another type.
 _PLAIN_KINDS = "biufcmMSU"
@@ -60,8 +56,7 @@ def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # 
     if not dtype.itemsize and math.prod(shape) > _MOST_WITHOUT_BYTES:
         raise ValueError(f"an array of {dtype} and shape {shape} claims too many values, of no bytes each")
     if version == (3, 0):
-        array: np.ndarray[Any, Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return array
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     return np.ndarray(shape, dtype, data, begin, order="F" if is_fortran else "C").copy(order="K")
 
 
@@ -77,8 +72,7 @@ def decode_npz(data: bytes, options: DecodeOptions) -> dict[str, Any]:
             raise ValueError(f"the archive unpacks to {size:,} bytes, more than max_bytes={options.max_bytes:,}")
         for name in archive.namelist():
             content = archive.read(name)
-            is_array = name.endswith(".npy")
-            values[name.removesuffix(".npy")] = decode_npy(content, options) if is_array else content
+            values[name.removesuffix(".npy")] = decode_npy(content, options) if name.endswith(".npy") else content
     return values
 
 
@@ -118,19 +112,16 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
                 raise TypeError(f"the names of arrays must be str, found {name!r}")
             # the archive would end the first at the NUL, and read the second as a path on Windows
             if "\0" in name or "\\" in name:
-                raise ValueError(
-                    f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename the array"
-                )
+                raise ValueError(f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename it")
             if len(name.encode("utf-8", "replace")) > _MAX_NAME:
                 raise ValueError(f"the name {name[:20]!r}... is too long for an archive; rename the array")
             entry = zipfile.ZipInfo(f"{name}.npy", _ZIP_TIME)
             entry.create_system = _ZIP_UNIX
-            entry.compress_type = zipfile.ZIP_DEFLATED
             try:
                 content = encode_npy(array, options)
             except (TypeError, ValueError) as cause:
                 raise type(cause)(f"array {name!r} of type {type(array).__name__}: {cause}") from cause
-            archive.writestr(entry, content)
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 
 
@@ -171,11 +162,8 @@ def _build_array(header: memoryview, payload: memoryview) -> np.ndarray[Any, Any
 
 
 def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes a list or tuple of arrays, or one array, which reads back as a list of one.
-
-    The bytes are those of ``webdataset.tenbin``, where that can do the arrays: it has no uint32, and writes arrays
-    without dimensions but cannot read them.
-    """
+    """Encodes arrays, or one, which reads back as a list of one, to the bytes of ``webdataset.tenbin``."""
+    # that has no uint32, and writes arrays without dimensions but cannot read them
     parts: list[bytes] = []
     for number, array in enumerate(value if isinstance(value, list | tuple) else [value]):
         if not isinstance(array, np.ndarray | np.generic) or isinstance(array, np.ma.MaskedArray):
@@ -189,10 +177,9 @@ def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
                 f"item {number} has dtype {array.dtype}, tenbin has only {' '.join(sorted(_TENBIN_DTYPES))}; convert "
                 "it with .astype(), or name the field npy or npz"
             )
-        if array.ndim > _TENBIN_MAX_RANK:
-            most = f"tenbin has at most {_TENBIN_MAX_RANK}; reshape it"
-            raise ValueError(f"item {number} has {array.ndim} dimensions, {most}")
-        header = struct.pack(f"<8s8sq{array.ndim}q", code.encode(), b"", array.ndim, *array.shape)
+        if (rank := array.ndim) > _TENBIN_MAX_RANK:
+            raise ValueError(f"item {number} has {rank} dimensions, tenbin has at most {_TENBIN_MAX_RANK}; reshape it")
+        header = struct.pack(f"<8s8sq{rank}q", code.encode(), b"", rank, *array.shape)
         for payload in (header, array.astype("<" + code, copy=False).tobytes()):
             parts += [_TENBIN_PREFIX.pack(_TENBIN_MAGIC, len(payload)), payload, bytes(-len(payload) % 64)]
     return b"".join(parts)

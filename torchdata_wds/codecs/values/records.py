@@ -18,20 +18,16 @@ from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
 
-# What is smaller than this does not run out of memory, unless it claims more than it has.
-_LARGE = 16 << 20
+_LARGE = 16 << 20  # smaller data does not run out of memory, unless it claims more than it has
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _BASICS = "None, bool, int, float, str, bytes, list, dict"
 
 # Reading ends at 400 levels, and a set takes two of them.
 _CBOR_DEPTH = 150
-
 # The canonical form of a set in a set is made twice, for the order and for the bytes: 2 ** depth times at the bottom.
 _CBOR_SET_DEPTH = 12
 _CBOR_PLAIN = frozenset([type(None), bool, int, float, str, bytes, bytearray])
-
-# Fixed, so that the bytes do not depend on the Python that writes them.
-_PICKLE_PROTOCOL = 4
+_PICKLE_PROTOCOL = 4  # fixed, so that the bytes do not depend on the Python that writes them
 
 # What is written and read back one by one, to see whether it is equal; subclasses, too.
 _CBOR_KNOWN = (
@@ -53,9 +49,8 @@ def decode_msgpack(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
 
 def decode_cbor(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
     """Decodes one CBOR value."""
-    cbor2 = _cbor2()
     stream = io.BytesIO(data)
-    value = cbor2.load(stream)
+    value = _cbor2().load(stream)
     if stream.read(1):
         raise ValueError("bytes follow the value")
     return value
@@ -84,19 +79,13 @@ def _refuse_in_msgpack(value: Any) -> Any:
 
 
 def encode_cbor(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes a value as CBOR; tuples become lists, frozensets sets.
-
-    With sets in it, it is canonical CBOR, because sets have no order. Besides the plain types, dates, ``Decimal``,
-    ``Fraction``, ``UUID`` and IP addresses are taken, each only if it reads back equal.
-    """
+    """Encodes a value as CBOR, canonical if it has sets, which have no order; tuples become lists, frozensets sets."""
     cbor2 = _cbor2()
-    has_sets = False
-    if type(value) not in _CBOR_PLAIN:
-        has_sets, others = _look_inside(value, _CBOR_DEPTH)
-        if has_sets:
-            _look_inside(value, _CBOR_SET_DEPTH)
-        for other in others:
-            _check_cbor(other, cbor2)
+    has_sets, others = _look_inside(value, _CBOR_DEPTH)
+    if has_sets:
+        _look_inside(value, _CBOR_SET_DEPTH)
+    for other in others:
+        _check_cbor(other, cbor2)
     data: bytes = cbor2.dumps(value, canonical=has_sets)
     return data
 
@@ -172,9 +161,6 @@ def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
 
 
 def encode_pickle(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Pickles a value; readers need ``allow_pickle=True``.
-
-    Equal values may have different pickles: sets of str have another order in each process, unless PYTHONHASHSEED is
-    set, and an object that is in a value twice is written once, where two equal ones are written twice.
-    """
+    """Pickles a value; readers need ``allow_pickle=True``. Equal values may have different pickles."""
+    # sets of str have another order in each process, and an object that is in a value twice is written once
     return pickle.dumps(value, _PICKLE_PROTOCOL)

@@ -19,8 +19,7 @@ _INTEGER = re.compile(rb"[+-]?[0-9]+")
 # Deeper JSON would read back or not, depending on how deep in other calls the reader stands.
 _MAX_DEPTH = 500
 _CONTAINERS = (dict, list, tuple)
-_PLAIN = frozenset([type(None), bool, int, float, str])
-_STR = frozenset([str])
+_PLAIN, _STR = frozenset([type(None), bool, int, float, str]), frozenset([str])
 
 # Two lone surrogates that belong together are written as one character is.
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -40,10 +39,7 @@ def decode_text(data: bytes, options: DecodeOptions) -> str:
 
 
 def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
-    """Decodes a decimal number in ASCII, with blanks, newlines and byte order marks around it, into ``int``.
-
-    What only Python calls a number (``1_000``, digits of other scripts) is a ValueError.
-    """
+    """Decodes a decimal number in ASCII, with blanks and byte order marks around it; ``1_000`` is a ValueError."""
     if data.isdigit():
         return int(data)
     digits = without_bom(data.strip()).removesuffix(_BOM).strip()
@@ -53,10 +49,7 @@ def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
 
 
 def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
-    """Decodes a number as `decode_int` does, and leaves anything else as bytes, with one warning.
-
-    For ``class`` and ``count``, which webdataset does not decode: some data sets keep words in them.
-    """
+    """Decodes a number as `decode_int` does, and leaves anything else as bytes: some data sets keep words in them."""
     try:
         return decode_int(data, options)
     except ValueError:
@@ -154,16 +147,14 @@ def _check(container: Any, depth: int) -> None:
 
 def _to_plain(value: Any) -> Any:
     """Converts NumPy's numbers and arrays; json calls it for what it does not know."""
-    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):
-        if value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
-            return value.tolist()
+    if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"JSON has no numbers like those of dtype {value.dtype}; convert them, as with .astype() or str()"
+            f"JSON has no value {describe_value(value)}; use None, bool, int, float, str, list, dict and NumPy numbers "
+            "and arrays (for tensors, .tolist())"
         )
-    raise TypeError(
-        f"JSON has no value {describe_value(value)}; use None, bool, int, float, str, list, dict and NumPy numbers and "
-        "arrays (for tensors, .tolist())"
-    )
+    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+        raise TypeError(f"JSON has no numbers of dtype {value.dtype}; convert them, as with .astype() or str()")
+    return value.tolist()
 
 
 # One encoder each: json.dumps makes a new one at every call.

@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 # Not bytes and complex: torch.save writes some of them as calls of functions that weights_only refuses.
 _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
-
-# What pickle writes in one way up to here, and in others beyond.
-_MAX_INT = 2**31
+_MAX_INT = 2**31  # what pickle writes in one way up to here, and in others beyond
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple)
-
-# Storages begin at addresses that suit every type; the parts that are cut out of them must, too.
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # storages begin at addresses that suit every type; the parts that are cut out of them must, too
 
 
 def decode_torch(data: bytes, options: DecodeOptions) -> Any:
@@ -42,11 +38,7 @@ def decode_torch(data: bytes, options: DecodeOptions) -> Any:
 
 
 def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory.
-
-    Equal values may give different bytes: an object that is in a value twice is written once, also a str, where two
-    equal ones are written twice.
-    """
+    """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory."""
     import torch
 
     leaves = list(_leaves(value, set()))
@@ -73,23 +65,17 @@ def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def _compact_views(value: Any, leaves: list[Any]) -> Any:
-    """Copies tensors to memory of their own where ``torch.save`` would write much more than they show.
-
-    Tensors that share memory with each other still do. Nothing of the value is changed: where a tensor is replaced, the
-    containers around it are new ones.
-    """
+    """Copies tensors where ``torch.save`` would write much more than they show; those that share memory still do."""
     import torch
 
     sharing: dict[int, list[torch.Tensor]] = collections.defaultdict(list)
     for leaf in {id(leaf): leaf for leaf in leaves if type(leaf) in (torch.Tensor, torch.nn.Parameter)}.values():
         if leaf.layout is torch.strided and not leaf.is_quantized and leaf.device.type != "meta":
             sharing[leaf.untyped_storage()._cdata].append(leaf)
-    moved: dict[int, Any] = {}
-    for group in sharing.values():
-        moved.update(_move(group))
+    moved = {name: tensor for group in sharing.values() for name, tensor in _move(group).items()}
     if not moved:
         return value
-    # What deepcopy finds in its memo it takes for copied: that leaves it the containers, one for one.
+    # What deepcopy finds in its memo it takes for copied: that leaves it the containers, one for one, and all new.
     kept = {id(leaf): leaf for leaf in leaves if type(leaf) not in _CONTAINERS}
     return copy.deepcopy(value, {**kept, **moved})
 
@@ -127,7 +113,14 @@ def _move(group: list[torch.Tensor]) -> dict[int, Any]:
     if end - begin >= size:
         return {}
     storage = group[0].untyped_storage()[begin:end].clone()
-    return {id(tensor): _finish(_show_in(storage, tensor, begin), tensor) for tensor in group}
+    moved = {}
+    for tensor in group:
+        offset = tensor.storage_offset() - begin // tensor.element_size() if tensor.numel() else 0
+        shown = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        shown.set_(storage, offset, tensor.shape, tensor.stride())
+        shown = shown.conj() if tensor.is_conj() else shown
+        moved[id(tensor)] = _finish(torch._neg_view(shown) if tensor.is_neg() else shown, tensor)
+    return moved
 
 
 def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,13 +131,3 @@ def _finish(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         moved = torch.nn.Parameter(moved, tensor.requires_grad)
     vars(moved).update(vars(tensor))
     return moved.requires_grad_(tensor.requires_grad)
-
-
-def _show_in(storage: Any, tensor: torch.Tensor, begin: int) -> torch.Tensor:
-    import torch
-
-    offset = tensor.storage_offset() - begin // tensor.element_size() if tensor.numel() else 0
-    shown = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    shown.set_(storage, offset, tensor.shape, tensor.stride())
-    shown = shown.conj() if tensor.is_conj() else shown
-    return torch._neg_view(shown) if tensor.is_neg() else shown

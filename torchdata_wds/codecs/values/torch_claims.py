@@ -20,10 +20,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 #: The bytes that a field may claim: a constant, plus a multiple of its size.
-_ROOM, _TIMES = 16 << 20, 8
-_LARGEST_ITEM = 16
-_HASH_MODULUS = sys.hash_info.modulus
-_MOST_OF_A_HASH = 200
+_ROOM, _TIMES, _LARGEST_ITEM = 16 << 20, 8, 16
+_HASH_MODULUS, _MOST_OF_A_HASH = sys.hash_info.modulus, 200
 
 _ITEM_SIZES = {
     **dict.fromkeys(["Double", "Long", "ComplexFloat"], 8),
@@ -45,10 +43,7 @@ class ClaimError(ValueError):
 
 
 def check_claims(data: bytes, max_bytes: int) -> None:
-    """Refuses a field that would take much more memory than it has bytes, or is not what ``torch.save`` writes.
-
-    A zip archive, which ``torch.save`` writes today, may unpack to `max_bytes`.
-    """
+    """Refuses a field that takes much more memory than it has bytes (an archive: `max_bytes`), or is not torch's."""
     try:
         if data.startswith(b"PK\x03\x04"):
             _check_archive(data, max_bytes)
@@ -66,7 +61,17 @@ def check_claims(data: bytes, max_bytes: int) -> None:
 
 
 def _check_archive(data: bytes, max_bytes: int) -> None:
-    _check_directory(data)
+    # Python searches for the directory, torch believes offsets: make sure that both find the same entries
+    end = start = len(data) - _END_SIZE
+    size, offset = struct.unpack("<LL", data[end + 12 : end + 20])
+    locator = end - _LOCATOR_64_SIZE
+    if data[locator : locator + 4] == _LOCATOR_64:
+        start = locator - _END_64_SIZE
+        size, offset = struct.unpack("<QQ", data[start + 40 : start + 56])
+        if data[start : start + 4] != _END_64 or struct.unpack("<Q", data[locator + 8 : locator + 16])[0] != start:
+            raise ClaimError("its archive has two ends")
+    if data[end : end + 4] != _END or offset + size != start:
+        raise ClaimError("its archive does not end with its directory")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
         sizes = {entry.filename: entry.file_size for entry in entries}
@@ -87,21 +92,6 @@ def _check_archive(data: bytes, max_bytes: int) -> None:
     _Reader(content, size, {name.removeprefix(f"{folder}/data/"): size for name, size in sizes.items()}).load()
 
 
-def _check_directory(data: bytes) -> None:
-    """Makes sure that Python and torch find the same entries: one searches for the directory, one believes offsets."""
-    end = len(data) - _END_SIZE
-    start = end
-    size, offset = struct.unpack("<LL", data[end + 12 : end + 20])
-    locator = end - _LOCATOR_64_SIZE
-    if data[locator : locator + 4] == _LOCATOR_64:
-        start = locator - _END_64_SIZE
-        size, offset = struct.unpack("<QQ", data[start + 40 : start + 56])
-        if data[start : start + 4] != _END_64 or struct.unpack("<Q", data[locator + 8 : locator + 16])[0] != start:
-            raise ClaimError("its archive has two ends")
-    if data[end : end + 4] != _END or offset + size != start:
-        raise ClaimError("its archive does not end with its directory")
-
-
 @dataclass(eq=False)
 class _Standin:
     """Stands for an object by its size alone: the items that a copy takes, and for a storage its elements."""
@@ -111,11 +101,9 @@ class _Standin:
 
 
 class _Reader(pickle._Unpickler):
-    """Follows pickles, makes only stand-ins, text, numbers and plain containers, and adds up what they claim.
+    """Follows pickles, makes only stand-ins, text, numbers and plain containers, and adds up what they claim."""
 
-    That may be in proportion to the field's `size`, unpacked. `records` are the sizes of what storages are read from,
-    by key; None where they follow the pickle.
-    """
+    # `size` is the field's, unpacked; `records` are the sizes of what storages are read from, None: they follow
 
     stack: list[Any]
     append: Callable[[Any], None]
@@ -178,10 +166,9 @@ class _Reader(pickle._Unpickler):
             self._take(8 * shown.size, "a quantized tensor")
             self._take_copies(_find(_Standin, arguments[4]), "scales")
             return shown
-        if short.startswith(("_rebuild_meta", "_rebuild_wrapper")):
-            return _Standin()
         if short.startswith("_rebuild"):
-            tensors = _find(_Standin, arguments)
+            is_empty = short.startswith(("_rebuild_meta", "_rebuild_wrapper"))
+            tensors = [] if is_empty else _find(_Standin, arguments)
             self._take_copies(tensors, function)
             return _Standin(sum(map(_size_of, tensors)))
         if short.endswith(("Tensor", "Storage")):
@@ -264,8 +251,7 @@ def _size_of(value: Any) -> int:
 
 def _find(kind: type[Any], value: Any) -> list[Any]:
     """Finds objects in a value, or one or two tuples down, which is as deep as functions of torch take them."""
-    found = []
+    found: list[Any] = []
     for item in value if isinstance(value, (tuple, list)) else (value,):
-        inner = item if isinstance(item, (tuple, list)) else (item,)
-        found += [each for each in inner if isinstance(each, kind)]
+        found += [each for each in (item if isinstance(item, (tuple, list)) else (item,)) if isinstance(each, kind)]
     return found

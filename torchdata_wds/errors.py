@@ -1,23 +1,8 @@
 """The exceptions of the package.
 
-WdsError
-├── ShardListError    (ValueError)   a list of shards cannot be made from what was given
-├── ShardOpenError    (OSError)      a shard cannot be opened, or its source failed while it was read
-├── ShardFormatError  (ValueError)   a shard's bytes are not a whole, undamaged archive
-├── SampleError       (ValueError)   one sample is wrong
-│   ├── DuplicateFieldError          the same field twice in one sample
-│   ├── ReappearingKeyError          a key that comes back later in its shard
-│   ├── MissingFieldError            a field that was asked for is not there
-│   ├── DecodingError                a field's bytes do not decode
-│   └── EncodingError                a value cannot be written as its field's type
-├── CacheError        (OSError)      a shard or sample cache cannot be used
-├── UnsafeDataError                  data or a URL that could run code, without permission to
-└── SpecError         (ValueError)   a dataset file is wrong
-
-Each takes one positional message and the place as keywords, so that it survives pickling and worker processes.
-
-What to do about an error is its `Advice`, in two wordings: options are named otherwise in Python and on a command line.
-`str` of an error has the library's; `cli_message` gives the whole message with the other.
+Each takes one positional message and the place as keywords, so that it survives pickling and worker processes. What to
+do about it is its `Advice`, in two wordings: options are named otherwise in Python and on a command line. `str` of an
+error has the library's; `cli_message` gives the whole message with the other.
 """
 
 import copy
@@ -38,12 +23,7 @@ class Advice(NamedTuple):
 
     @classmethod
     def of(cls, text: str, library: str, cli: str) -> Self:
-        """Makes an advice of a text whose ``{}`` stands for one of two wordings.
-
-        Example:
-            >>> Advice.of("Pass {}.", "overwrite=True", "--force").cli
-            'Pass --force.'
-        """
+        """Makes an advice of a text whose ``{}`` stands for one of two wordings."""
         return cls(text.format(library), text.format(cli))
 
 
@@ -101,10 +81,7 @@ class WdsError(Exception):
     ) -> None:
         words = advice.library if isinstance(advice, Advice) else advice
         super().__init__(f"{message} {words}" if words else message)
-        self.shard = shard
-        self.member = member
-        self.key = key
-        self.field = field
+        self.shard, self.member, self.key, self.field = shard, member, key, field
         self.cli_message = f"{message} {advice.cli}" if isinstance(advice, Advice) else ""
 
     def extended(self, text: str, *, shard: str | None = None) -> Self:
@@ -117,13 +94,7 @@ class WdsError(Exception):
 
 
 def cli_message(error: BaseException) -> str:
-    """Returns the message of any exception, with advice in the words of the ``wds`` program.
-
-    Example:
-        >>> error = ShardFormatError("it is cut off.", advice=Advice("Pass a handler.", "Give --errors skip."))
-        >>> str(error), cli_message(error)
-        ('it is cut off. Pass a handler.', 'it is cut off. Give --errors skip.')
-    """
+    """Returns the message of any exception, with advice in the words of the ``wds`` program."""
     return getattr(error, "cli_message", "") or str(error)
 
 
@@ -149,8 +120,7 @@ class ShardFormatError(WdsError, ValueError):
         self, message: str = "", *, kind: DamageKind = "damage", offset: int | None = None, **place: Any
     ) -> None:
         super().__init__(message, **place)
-        self.kind = kind
-        self.offset = offset
+        self.kind, self.offset = kind, offset
 
 
 class SampleError(WdsError, ValueError):

@@ -8,19 +8,15 @@ this epoch, and raising passes the exception on. The names are WebDataset's; unl
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torchdata_wds.errors import Advice, cli_message
 
 __all__ = [
-    "Handler",
-    "reraise_exception",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "warn_and_continue",
-    "warn_and_stop",
+    "Handler", "reraise_exception", "ignore_and_continue", "ignore_and_stop", "warn_and_continue", "warn_and_stop",
     "handled",
-]
+]  # fmt: skip
 
 Handler = Callable[[Exception], bool]
 logger = logging.getLogger(__name__)
@@ -36,11 +32,7 @@ _said: set[str] = set()
 
 
 def reraise_exception(exception: Exception) -> bool:
-    """Raises the exception: the default everywhere.
-
-    Raises:
-        Exception: the one given.
-    """
+    """Raises the exception: the default everywhere."""
     _count("reraise_exception", exception)
     raise exception
 
@@ -58,10 +50,7 @@ def ignore_and_stop(exception: Exception) -> bool:
 
 
 def warn_and_continue(exception: Exception) -> bool:
-    """Logs a warning and skips the item.
-
-    The first ten exceptions of a type are logged, then the hundredth, the thousandth and so on.
-    """
+    """Skips the item; logs the first ten exceptions of a type, then the hundredth, the thousandth and so on."""
     _count("warn_and_continue", exception)
     warn_rarely("skipped", exception)
     return True
@@ -120,25 +109,18 @@ def count_loss(skipped: Counter[str], reason: str, exception: Exception | None =
             skipped.examples[reason] = with_notes(exception)
 
 
+@dataclass
 class Asked:
-    """The handler of one iteration of a pipe; `is_over` is whether it has ended the stream.
+    """The handler of one iteration of a pipe, called as by `keep_going`."""
 
-    `skipped` is the pipe's own count; `note` is called first, to note on the exception where it was raised.
-    """
-
-    def __init__(
-        self, handler: Handler, skipped: Counter[str], note: Callable[[Exception], object] = lambda _: None
-    ) -> None:
-        self._handler = handler
-        self._skipped = skipped
-        self._note = note
-        self.is_over = False
+    handler: Handler
+    skipped: Counter[str]  # the pipe's own count
+    note: Callable[[Exception], object] = lambda _: None  # called first, to note where the exception was raised
+    is_over: bool = False  # whether the handler has ended the stream
 
     def __call__(self, exception: Exception) -> bool:
-        """Calls the handler as `keep_going` does."""
-        self._note(exception)
-        if not keep_going(self._handler, exception, self._skipped):
-            self.is_over = True
+        self.note(exception)
+        self.is_over |= not keep_going(self.handler, exception, self.skipped)
         return not self.is_over
 
 
@@ -184,14 +166,7 @@ def _warn_count(outcome: str, kind: str) -> int:
 
 
 def with_notes(exception: BaseException, message: Callable[[BaseException], str] = str) -> str:
-    """Returns the message of an exception after its notes, in which stages say where it was raised.
-
-    Example:
-        >>> error = ValueError("too small")
-        >>> error.add_note("wds_map(crop) failed at sample 'a'")
-        >>> with_notes(error)
-        "wds_map(crop) failed at sample 'a': too small"
-    """
+    """Returns the message of an exception after its notes, in which stages say where it was raised."""
     return ": ".join([*reversed(getattr(exception, "__notes__", [])), message(exception)])
 
 

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
-from typing import Any, BinaryIO, Self, TypedDict, Unpack
+from typing import Any, BinaryIO, Never, Self, TypedDict, Unpack
 
 from torchdata_wds.checks import check_flags, checked_int
 from torchdata_wds.codecs import Encoder, EncoderLike
@@ -167,7 +167,26 @@ class TarWriter(SampleWriter):
         ['one']
     """
 
-    def __init__(self, file: Destination, *, overwrite: bool = True, **options: Unpack[TarOptions]) -> None:
+    def __init__(
+        self,
+        file: Destination,
+        *,
+        encoder: EncoderLike = True,
+        compress: str | bool | None = None,
+        mtime: float = 0,
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o444,
+        lowercase: bool = True,
+        index: bool = False,
+        jpeg_quality: int = 95,
+        png_compression: int = 6,
+        storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+        overwrite: bool = True,
+        **unknown: Never,
+    ) -> None:
+        given = locals()
+        options: Any = {name: given[name] for name in TarOptions.__annotations__} | unknown
         super().__init__(options, "overwrite", overwrite=overwrite)
         self._shard = ShardFile(file, digest=False, **self._file_options)
 

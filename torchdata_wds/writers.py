@@ -48,11 +48,8 @@ _ELSEWHERE = {
     "compression": "write compress='gz', or let the shard's name end in .gz.",
     "format": "headers are USTAR, and PAX where a name or size needs it.",
     "keep_meta": "names like __x__ are the library's own and are not written.",
-    "max_samples": "did you mean 'max_count'?",
-    "max_size": "did you mean 'max_bytes'?",
-    "maxbytes": "did you mean 'max_bytes'?",
-    "maxcount": "did you mean 'max_count'?",
-    "maxsize": "did you mean 'max_bytes'?",
+    **dict.fromkeys(("max_samples", "maxcount"), "did you mean 'max_count'?"),
+    **dict.fromkeys(("max_size", "maxsize", "maxbytes"), "did you mean 'max_bytes'?"),
     "maxshards": "did you mean 'max_shards'?",
     "verbose": "each shard is logged at the level INFO by the logger torchdata_wds.",
 }

@@ -73,12 +73,7 @@ class ShardCache(CacheSettings):
         return Path(path)
 
     def _make(self, url: str, path: str, facts: ShardFacts | None) -> None:
-        """Makes a missing copy, or one that differs from the facts, or waits for the process that does.
-
-        Raises:
-            OSError: if there can be no copy.
-            ShardFormatError: if what the source gives differs from the facts.
-        """
+        """Makes a missing copy, or one that differs from the facts; an OSError if there can be none."""
         may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str
         while True:
             if not os.path.exists(path):  # noqa: PTH110
@@ -114,10 +109,7 @@ class _CopySource(Source):
     """
 
     def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, offset: int) -> None:
-        self._cache = cache
-        self._url = url
-        self._path = path
-        self._file = file
+        self._cache, self._url, self._path, self._file = cache, url, path, file
         self._start = self._position = offset
         self._is_source = False
         self._failure: Exception | None = None

@@ -32,10 +32,7 @@ class Download:
     """
 
     def __init__(self, cache: CacheSettings, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
-        self._cache = cache
-        self._url = url
-        self._lock = lock
-        self._is_quiet = is_quiet
+        self._cache, self._url, self._lock, self._is_quiet = cache, url, lock, is_quiet
         self.position = 0  # how many bytes the file has
         self.has_ended = False  # whether that is all
         self.failure: BaseException | None = None  # why it ended early: a source that failed, or nobody needs it
@@ -52,12 +49,11 @@ class Download:
             if _is_ending:
                 raise OSError("the program is ending")
             self._part, self._file = lock.create_part()
-            if not lock.is_real:
+            if lock.file is None:
                 warn_once(
                     f"no locks in {cache.folder}",
-                    f"the file system of the cache folder {cache.folder} has no locks (flock): copies are kept, "
-                    "but processes that want a shard at the same time each download it, and max_bytes may be passed by "
-                    "that",
+                    f"the file system of the cache folder {cache.folder} has no locks (flock): copies are kept, but "
+                    "processes that want a shard at the same time each download it, and max_bytes may be exceeded",
                 )
         except BaseException:
             lock.release()
@@ -176,7 +172,7 @@ class Download:
         start = time.monotonic()
         source = self._source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
         view = memoryview(bytearray(BUFFER_SIZE))
-        with self._cache.progress_bar(self._url) as advance:
+        with self._cache.progress_bar(self._url) as bar:
             while not self.is_stopping and (count := source.readinto(view)):
                 piece = view[:count]
                 try:
@@ -186,7 +182,8 @@ class Download:
                     self._unwritten = piece
                     self._note(error.strerror or str(error))
                     return
-                advance(count)
+                if bar is not None:
+                    bar.update(count)
         if self.is_stopping:
             raise stopped(self._url)
         self._finish(time.monotonic() - start)
@@ -228,11 +225,9 @@ class Download:
                 os.rename(self._part, self._lock.path)  # noqa: PTH104 - strs
             size = f"{self.position:,}"
             cache.report("downloaded %s: %s bytes in %.1f s", mask_url(self._url), size, seconds)
-        except WdsError as error:
-            self._note(f"{error} (verify=False keeps what does not look whole)")
-            seal(file)
-        except OSError as error:
-            self._note(error.strerror or str(error))
+        except (WdsError, OSError) as error:
+            doubt = f"{error} (verify=False keeps what does not look whole)"
+            self._note(doubt if isinstance(error, WdsError) else error.strerror or str(error))
             seal(file)
 
     def _note(self, reason: str) -> None:

@@ -38,10 +38,7 @@ class FollowedShard(Source):
     """
 
     def __init__(self, cache: CacheSettings, url: str, path: str, *, finish: bool = False) -> None:
-        self._cache = cache
-        self._url = url
-        self._path = path
-        self._finish = finish
+        self._cache, self._url, self._path, self._finish = cache, url, path, finish
         self._position = 0  # what was delivered
         self._checked = 0  # how much of it is known to be the same in what is read now
         self._proof: LockedFile | None = None  # a file that begins with what was delivered

@@ -15,6 +15,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
@@ -36,16 +37,12 @@ UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
 OLD_SECONDS = 24 * 3600.0
 
 
+@dataclass
 class CopyLock:
-    """The lock of one copy: the process that has it may make the copy.
+    """The lock of one copy: the process that has it may make the copy."""
 
-    On a file system without locks every process has it: several may make one copy, each in a file of its own.
-    """
-
-    def __init__(self, path: str, file: LockedFile | None) -> None:
-        self.path = path
-        self._file = file
-        self.is_real = file is not None  # whether it keeps others out
+    path: str
+    file: LockedFile | None  # None without locks here: several processes may make one copy, each in a file of its own
 
     @classmethod
     def acquire(cls, path: str) -> Self | None:
@@ -97,14 +94,14 @@ class CopyLock:
 
         The file has the exclusive lock that tells readers that more will follow.
         """
-        if self._file is not None:
-            os.ftruncate(self._file.fileno(), 0)
+        if self.file is not None:
+            os.ftruncate(self.file.fileno(), 0)
         folder, base = os.path.split(self.path)
         for left in os.listdir(folder):  # noqa: PTH208 - strs here, as in all of this module
             if (found := UNIQUE.search(left)) is not None:
                 path = os.path.join(folder, left)  # noqa: PTH118
                 with contextlib.suppress(OSError):
-                    if (self.is_real and left[: found.start()] == base) or _is_abandoned(path):
+                    if (self.file is not None and left[: found.start()] == base) or _is_abandoned(path):
                         os.unlink(path)  # noqa: PTH108
         name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
         part = os.path.join(folder, name)  # noqa: PTH118
@@ -114,8 +111,8 @@ class CopyLock:
         file = LockedFile(os.open(part, flags, 0o666))
         try:
             lock(file.fileno())
-            if self._file is not None:
-                os.pwrite(self._file.fileno(), os.fsencode(name), 0)
+            if self.file is not None:
+                os.pwrite(self.file.fileno(), os.fsencode(name), 0)
         except BaseException:
             file.close()
             os.unlink(part)  # noqa: PTH108
@@ -124,11 +121,11 @@ class CopyLock:
 
     def release(self) -> None:
         """Releases the lock and removes its file; does nothing in a forked child."""
-        if self._file is not None and not self._file.closed:
+        if self.file is not None and not self.file.closed:
             with contextlib.suppress(OSError):
-                if self._file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
+                if self.file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
                     os.unlink(self.path + LOCK)  # noqa: PTH108
-            self._file.close()
+            self.file.close()
 
 
 def remove_empty(name: str, file: LockedFile) -> None:

@@ -44,14 +44,8 @@ def check_naming(name: Naming) -> Naming:
 def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
     """Returns the name of a copy, as a path inside the cache folder; `origin` is that of `origin_of`.
 
-    A URL that has no such name, or a name that leads out of the folder, is a CacheError.
-
-    Example:
-        >>> url = "s3://bucket/data/train-000.tar.gz?versionId=3"
-        >>> copy_name(url)
-        'train-000-3566d554aa90429fdb966a5dc395f2a0.tar.gz'
-        >>> copy_name(url, "basename"), copy_name(url, "path")
-        ('train-000.tar.gz', 'bucket/data/train-000.tar.gz')
+    For ``s3://bucket/data/x.tar?versionId=3`` it is ``x-<32 hexadecimal digits>.tar``, with "basename" ``x.tar``, and
+    with "path" ``bucket/data/x.tar``. No such name, or one that leads out of the folder, is a CacheError.
     """
     if name is None or name == "unsigned":
         identity = url if origin is None else origin
@@ -80,24 +74,13 @@ def is_own_name(name: str) -> bool:
 
 
 def names_a_tar(url: str) -> bool:
-    """Returns whether a URL or command names a tar archive.
-
-    Example:
-        >>> names_a_tar("s3://b/x.tar.gz?v=1"), names_a_tar("s3://b/x.cbor"), names_a_tar("pipe:cat /data/x.tar")
-        (True, False, True)
-    """
-    if scheme_of(url) == "pipe":
-        return _IN_COMMAND.search(url) is not None
-    return _path_of(url).lower().endswith(SHARD_SUFFIXES)
+    """Returns whether a URL or command names a tar archive."""
+    is_command = scheme_of(url) == "pipe"
+    return bool(_IN_COMMAND.search(url)) if is_command else _path_of(url).lower().endswith(SHARD_SUFFIXES)
 
 
 def unsigned(url: str) -> str:
-    """Removes the query parameters that sign a URL, which change from day to day.
-
-    Example:
-        >>> unsigned("https://h/x.tar?versionId=3&X-Amz-Signature=abc&X-Amz-Expires=60")
-        'https://h/x.tar?versionId=3'
-    """
+    """Removes the query parameters that sign a URL, which change from day to day."""
     base, mark, query = url.partition("?")
     if not mark or scheme_of(url) == "pipe":
         return url
@@ -114,9 +97,8 @@ def unsigned(url: str) -> str:
 def _by_digest(url: str, identity: str) -> str:
     own = _own_name(url)
     suffix = max((suffix for suffix in SHARD_SUFFIXES if own.lower().endswith(suffix)), key=len, default="")
-    if not suffix:
-        found = _OTHER_SUFFIX.search(own)
-        suffix = found[0] if found else ""
+    if not suffix and (found := _OTHER_SUFFIX.search(own)):
+        suffix = found[0]
     stem = own[: len(own) - len(suffix)]
     suffix = ".tar" if suffix.lower() in ("", PART, LOCK) else suffix.lower()
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", stem)[:_LONGEST_STEM].lstrip(".")
@@ -132,9 +114,7 @@ def _own_name(url: str) -> str:
 
 def _path_of(url: str) -> str:
     """Returns the path in a URL, without host and query; of a chained URL, that of its last part."""
-    if is_local(url):
-        return local_path(url)
-    return urlsplit(url.rpartition("::")[2]).path
+    return local_path(url) if is_local(url) else urlsplit(url.rpartition("::")[2]).path
 
 
 def _basename(url: str) -> str:

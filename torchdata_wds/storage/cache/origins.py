@@ -34,16 +34,10 @@ _OTHER_WORDS = frozenset(("auth", "ca", "cache", "cert", "key", "oauth", "passwo
 
 
 def origin_of(url: str, options: StorageOptions) -> str:
-    r"""Returns the place that a shard is read from, as a text that is equal for equal places.
+    """Returns the place that a shard is read from, as a text that is equal for equal places.
 
     It is the URL itself if nothing leads it elsewhere, else the rewritten URL without credentials, or its address in
-    AIStore. A second line has the endpoint, account and the like of its store, if there are any.
-
-    Example:
-        >>> origin_of("s3://b/x.tar", StorageOptions(rewrite="s3://=https://me:secret@mirror/"))
-        'https://mirror/b/x.tar'
-        >>> origin_of("s3://b/x.tar", StorageOptions({"s3": {"key": "k", "endpoint_url": "http://host:9000"}}))
-        's3://b/x.tar\n{"s3": {"endpoint_url": "http://host:9000"}}'
+    AIStore. A second line has the endpoint, account and the like of its store in JSON, if there are any.
     """
     resolved = resolve(url, options)
     place, scheme = resolved.url, resolved.scheme
@@ -111,23 +105,14 @@ def _public(name: str, value: str) -> str:
 def _aws_profile(options: Mapping[str, Any]) -> dict[str, str]:
     """Returns the endpoint of a profile in the configuration file of AWS, found as botocore does."""
     profile, path = aws_config()
-    path = os.path.expanduser(path)  # noqa: PTH111 - a str
-    try:
-        changed = os.stat(path).st_mtime_ns  # noqa: PTH116 - a str
-    except OSError:
-        return {}
-    endpoint = _endpoint_in(path, str(options.get("profile") or profile), changed)
-    return {"endpoint_url": endpoint} if endpoint else {}
-
-
-@lru_cache(maxsize=16)
-def _endpoint_in(path: str, profile: str, changed: int) -> str:  # noqa: ARG001 - a file that was changed is read again
+    profile = options.get("profile") or profile
     parser = configparser.RawConfigParser(strict=False)
     with contextlib.suppress(OSError, configparser.Error, UnicodeDecodeError):
-        parser.read(path)
+        parser.read(os.path.expanduser(path))  # noqa: PTH111 - a str
     name = "default" if profile == "default" else f"profile {profile}"
     chosen = dict(parser.items(name)) if parser.has_section(name) else {}
     services = f"services {chosen.get('services', '')}"
     of_s3 = parser.get(services, "s3", fallback="") if parser.has_section(services) else ""
     nested = re.search(r"^\s*endpoint_url\s*=\s*(\S+)", of_s3, re.MULTILINE)
-    return (nested[1] if nested else chosen.get("endpoint_url", "")).rstrip("/")
+    endpoint = (nested[1] if nested else chosen.get("endpoint_url", "")).rstrip("/")
+    return {"endpoint_url": endpoint} if endpoint else {}

@@ -114,20 +114,18 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
 
 def open_samples(path: Path) -> SampleReader | None:
     """Opens a finished file; None if it does not exist, a CacheError if it is another kind of file, or damaged."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _error(path, _UNUSABLE, error.strerror or str(error)) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise _error(path, _UNUSABLE, "it is a folder or a device; add the name of a file")
+    with _failing(path, _UNUSABLE):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise _error(path, _UNUSABLE, "it is a folder or a device; add the name of a file")
     try:
         head = _head_of(path)
         if not is_ours(head):
             raise _error(path, _UNUSABLE, "it is not a file that cache_samples wrote, and is left as it is")
-        version = int.from_bytes(head[60:64], "big")
-        if version != _VERSION:
+        if (version := int.from_bytes(head[60:64], "big")) != _VERSION:
             reason = f"it is of version {version}, expected {_VERSION}: delete it, and it is made again"
             raise _error(path, _UNUSABLE, reason)
         expected = int.from_bytes(head[16:18], "big") * int.from_bytes(head[28:32], "big")
@@ -238,15 +236,12 @@ def begin_samples(path: Path) -> SampleWriter | None:
 
 def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]:
     """Opens a finished file, or begins it; returns neither if it is being written."""
-    reader = open_samples(path)
-    writer = begin_samples(path) if reader is None else None
-    if writer is None:
+    if (reader := open_samples(path)) is not None or (writer := begin_samples(path)) is None:
         return reader, None
     with contextlib.ExitStack() as stack:
         stack.callback(writer.abort)
         # Another process may have finished it before this one got the lock.
-        reader = open_samples(path)
-        if reader is None:
+        if (reader := open_samples(path)) is None:
             stack.pop_all()
             return None, writer
     return reader, None

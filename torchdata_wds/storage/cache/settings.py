@@ -71,18 +71,14 @@ class CacheSettings:
             record = logger.makeRecord(logger.name, logging.INFO, "", 0, "cache: " + message, values, None)
             logging.StreamHandler(sys.stderr).handle(record)
 
-    @contextlib.contextmanager
-    def progress_bar(self, url: str) -> Iterator[Callable[[int], Any]]:
-        """Shows progress on a terminal if reports are on and tqdm is installed; yields a function of the new bytes."""
-        with contextlib.ExitStack() as stack:
-            advance: Callable[[int], Any] = int
-            if self.verbose or reports_caching():
-                with contextlib.suppress(ImportError):
-                    from tqdm import tqdm  # type: ignore[import-untyped]
+    def progress_bar(self, url: str) -> contextlib.AbstractContextManager[Any]:
+        """Returns a bar on a terminal, whose `update` takes the new bytes; None unless reports are on and tqdm here."""
+        if self.verbose or reports_caching():
+            with contextlib.suppress(ImportError):
+                from tqdm import tqdm  # type: ignore[import-untyped]
 
-                    bar = tqdm(desc=mask_url(url)[-40:], unit="B", unit_scale=True, leave=False, disable=None)
-                    advance = stack.enter_context(bar).update
-            yield advance
+                return tqdm(desc=mask_url(url)[-40:], unit="B", unit_scale=True, leave=False, disable=None)  # type: ignore[no-any-return]
+        return contextlib.nullcontext()
 
     def open_copy(self, url: str, path: str) -> LockedFile | None:
         """Opens a finished copy; None if there is none (any longer), an OSError if it is of no use, but stays."""

@@ -69,12 +69,7 @@ def mask_text(text: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Leaves out of a URL or command what proves who asks, and nothing that may tell one shard from another.
-
-    Example:
-        >>> without_credentials("https://me:pw@host/get?key=a.tar&token=abc")
-        'https://host/get?key=a.tar&token=***'
-    """
+    """Leaves out of a URL or command what proves who asks, and nothing that may tell one shard from another."""
     text = mask_commands(url, users_only=True)
     text = re.sub(r"(?i)(https?://)[^\s/'\"]*@", r"\1", text)
     text = re.sub(_USER_AND_PASSWORD, r"\1@", text)
@@ -241,13 +236,9 @@ _PROGRAMS: dict[str, _Program] = {
 
 
 def mask_commands(text: str, *, users_only: bool = False) -> str:
-    r"""Masks the secrets that known programs take as arguments, in a text that may have commands in it.
+    """Masks the secrets that known programs take as arguments, in a text that may have commands in it.
 
     With `users_only`, only the passwords of ``user:password`` are masked.
-
-    Example:
-        >>> mask_commands("cat x | sshpass -p secret ssh host 'curl -sH \"X-Key: a b\" h'")
-        'cat x | sshpass -p *** ssh host \'curl -sH "X-Key: ***" h\''
     """
     if not users_only and _FROM_STANDARD_INPUT.search(text):
         text = _WRITTEN.sub(lambda found: f"{found[1] or found[2]} {MASK} ", text)
@@ -263,11 +254,10 @@ def _header_option(found: re.Match[str]) -> str:
     return found[0] if _HARMLESS.fullmatch(name) else f"{option}{name}:{blank}{MASK}"
 
 
-class _Scanner:
+class _Scanner(NamedTuple):
     """Goes through a text word by word, and knows the program whose arguments the words are."""
 
-    def __init__(self, users_only: bool) -> None:
-        self._users_only = users_only
+    users_only: bool
 
     def scan(self, text: str, program: _Program | None, depth: int, words: re.Pattern[str] = _WORD) -> str:
         """Masks a text whose first words may be arguments of a program."""
@@ -302,7 +292,7 @@ class _Scanner:
 
     def _mask(self, mask: Mask, word: str) -> str:
         start, value, end = _unquoted(word)
-        return word if self._users_only and mask("a:") != f"a:{MASK}" else f"{start}{mask(value)}{end}"
+        return word if self.users_only and mask("a:") != f"a:{MASK}" else f"{start}{mask(value)}{end}"
 
     def _option(self, program: _Program, word: str) -> tuple[str, Mask | None]:
         """Masks an option with its value; returns how to mask the next word, if that is the value."""

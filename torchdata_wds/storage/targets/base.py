@@ -33,9 +33,8 @@ class Unique:
     """Base of objects whose copy would do damage: pickling and copying are refused."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} cannot be pickled or copied: open it in the process that writes the shard"
-        )
+        kind = type(self).__name__
+        raise TypeError(f"a {kind} cannot be pickled or copied: open it in the process that writes the shard")
 
 
 class Target(Unique, ABC):
@@ -102,9 +101,8 @@ class Target(Unique, ABC):
 
     def _check_usable(self) -> None:
         if self._owner != os.getpid():
-            raise cannot_write(
-                self._shard, f"it was opened in process {self._owner}; open it in the process that writes it"
-            )
+            reason = f"it was opened in process {self._owner}; open it in the process that writes it"
+            raise cannot_write(self._shard, reason)
         if not self._is_open:
             raise cannot_write(self._shard, "it was committed, aborted, or has failed before; open it again")
 
@@ -134,11 +132,8 @@ class FileTarget(Target):
         try:
             return os.write(file.fileno(), view)
         except OSError as error:
-            raise ShardOpenError(
-                f"shard {self._shard} cannot be written at byte {self._position:,}: {error.strerror or error}; "
-                f"{self._advice}",
-                shard=self._shard,
-            ) from error
+            reason = f"cannot be written at byte {self._position:,}: {error.strerror or error}; {self._advice}"
+            raise ShardOpenError(f"shard {self._shard} {reason}", shard=self._shard) from error
 
 
 #: For a shard that exists already.

@@ -34,13 +34,11 @@ class CommandTarget(Target):
                 self._command.kill()
             status = self._command.wait()
             how = f"ended with {status_text(status)}" if ended else "closed its input and went on"
-            raise self._command.report(
-                f"{how} before it had read the whole shard, of which {self._position:,} bytes were written to it"
-            ) from error
+            rest = f"before it had read the whole shard, of which {self._position:,} bytes were written to it"
+            raise self._command.report(f"{how} {rest}") from error
         except OSError as error:
-            raise self._command.report(
-                f"cannot be written to at byte {self._position:,}: {error.strerror or error}"
-            ) from error
+            reason = f"cannot be written to at byte {self._position:,}: {error.strerror or error}"
+            raise self._command.report(reason) from error
 
     def _commit(self) -> None:
         self._command.dismiss_guard()  # which holds its input open as well

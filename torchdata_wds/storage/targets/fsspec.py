@@ -33,9 +33,7 @@ class RemoteTarget(FileTarget):
 
     def __init__(self, url: str, filesystem: Any, path: str, overwrite: bool) -> None:
         super().__init__(url)
-        self._filesystem = filesystem
-        self._path = path
-        self._overwrite = overwrite
+        self._filesystem, self._path, self._overwrite = filesystem, path, overwrite
         self._local: str | None = None
 
     def _create(self) -> LockedFile:
@@ -47,9 +45,8 @@ class RemoteTarget(FileTarget):
             raise cannot_write(
                 self._shard, f"no temporary file can be made: {error.strerror or error}; set TMPDIR to another folder"
             ) from error
-        self._advice = (
-            f"it is collected in {self._local} first; free some space there or set TMPDIR to a folder with more"
-        )
+        elsewhere = "free some space there or set TMPDIR to a folder with more"
+        self._advice = f"it is collected in {self._local} first; {elsewhere}"
         return LockedFile(file)
 
     def _commit(self) -> None:

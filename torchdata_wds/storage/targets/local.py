@@ -194,9 +194,8 @@ def open_standard_output(place: Place, overwrite: bool) -> StandardOutput:  # no
     A reader that has gone away is a BrokenPipeError, as for any program that writes to a pipe.
     """
     if multiprocessing.parent_process() is not None:
-        raise _no_output(
-            "worker processes would mix their shards in it; write it in the main process, with num_workers=0"
-        )
+        mixed = "worker processes would mix their shards in it; write it in the main process, with num_workers=0"
+        raise _no_output(mixed)
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
         raise _no_output("this process has none")

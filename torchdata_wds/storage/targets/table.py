@@ -66,11 +66,7 @@ def open_target(
 def remove_target(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Removes a file if it is there; for ``-`` and ``pipe:`` there is nothing to remove.
-
-    Raises:
-        ShardOpenError: if it cannot be removed, is a folder, or for a web server.
-    """
+    """Removes a file if it is there, and nothing for ``-`` and ``pipe:``; a ShardOpenError if it cannot be removed."""
     place = resolve(url, storage_options)
     if place.is_local:
         remove_local(place.url)
@@ -87,10 +83,7 @@ def list_targets(
 ) -> list[str]:
     """Returns the sorted names of the files in a folder ("" is the working directory), ``.partial`` ones too.
 
-    There are none where there is no such folder, and for ``-`` and ``pipe:``.
-
-    Raises:
-        ShardOpenError: if it cannot be listed, or for a web server.
+    There are none where there is no such folder, and for ``-`` and ``pipe:``; a ShardOpenError if it cannot be listed.
     """
     place = resolve(folder_url, storage_options)
     if place.is_local:

@@ -35,7 +35,7 @@ def _temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
     """Lets each test see the warnings that a process logs once, or seldom."""
-    handlers._said.clear()
+    handlers.said.clear()
     handlers._warned.clear()
 
 

@@ -116,10 +116,8 @@ def place_of(pipe: IterDataPipe[Any]) -> Place:
 def process_place() -> Place:
     """Returns which of how many consumers this process is, over all ranks and workers, whatever graph it runs."""
     ranks, rank = rank_place()
-    worker = get_worker_info()
-    if worker is None:
-        return Place(ranks, rank)
-    return Place(ranks * worker.num_workers, rank * worker.num_workers + worker.id)
+    workers, number = (1, 0) if (worker := get_worker_info()) is None else (worker.num_workers, worker.id)
+    return Place(ranks * workers, rank * workers + number)
 
 
 def distributed_place() -> Place | None:

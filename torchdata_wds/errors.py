@@ -109,11 +109,7 @@ class ShardOpenError(WdsError, OSError):
 class ShardFormatError(WdsError, ValueError):
     """A shard's bytes are not a whole, undamaged archive.
 
-    Args:
-        message: What failed, as in `WdsError`.
-        kind: What is wrong, in one word.
-        offset: Where, in bytes of the decompressed archive; None where that is not known.
-        place: The keywords of `WdsError`.
+    `kind` says what is wrong; `offset` is where, in bytes of the decompressed archive, or None where that is not known.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ this epoch, and raising passes the exception on. The names are WebDataset's; unl
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ _NEVER_SKIPPED = (ImportError, MemoryError)
 _WARNED_IN_FULL = 10
 _warned: Counter[tuple[str, str]] = Counter()
 
-#: The kinds of warnings that this process has logged once, or leaves to the process that spawned it.
-_said: set[str] = set()
+#: The kinds of `warn_once` that this process has logged, or leaves to the process that spawned it.
+said: set[str] = set()
 
 
 def reraise_exception(exception: Exception) -> bool:
@@ -143,19 +143,9 @@ def warn_seldom(kind: str, message: str, advice: Advice | None = None) -> None:
 
 def warn_once(kind: str, message: str) -> None:
     """Logs a warning, the first time in this process that one of its kind comes."""
-    if kind not in _said:
-        _said.add(kind)
+    if kind not in said:
+        said.add(kind)
         logger.warning("%s", message)
-
-
-def said() -> frozenset[str]:
-    """Returns the kinds of `warn_once` that this process has logged, which a process that it spawns need not repeat."""
-    return frozenset(_said)
-
-
-def leave_unsaid(kinds: Iterable[str]) -> None:
-    """Keeps this process from logging kinds of warnings that the process which spawned it has logged."""
-    _said.update(kinds)
 
 
 def _warn_count(outcome: str, kind: str) -> int:

@@ -272,8 +272,7 @@ class ShardWriter(SampleWriter):
         self.max_count = checked_int("max_count", max_count, 1)
         self.max_bytes = max_bytes
         self.max_shards = None if max_shards is None else checked_int("max_shards", max_shards, 1)
-        self.post = post
-        self.opener = opener
+        self.post, self.opener = post, opener
         self.shards: list[ShardInfo] = []
         # what is wrong about all shards shows before the first one is opened
         if (kind := compression_for(pattern.name(0), options.get("compress"))) is not None:

@@ -388,7 +388,7 @@ def test_json_warns_once_when_others_would_read_something_else(
     value: Any, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tuple reads back as a list, and NaN is not JSON: both are written, and one line says so."""
-    handlers._said.clear()
+    handlers.said.clear()
     encode("json", value)
     encode("json", value)
     assert [word in record.message for record in caplog.records] == [True]
@@ -396,7 +396,7 @@ def test_json_warns_once_when_others_would_read_something_else(
 
 def test_json_is_silent_when_everything_reads_back_equal(caplog: pytest.LogCaptureFixture) -> None:
     """A str that says NaN is a str."""
-    handlers._said.clear()
+    handlers.said.clear()
     encode("json", {"a": ["NaN", "Infinity", 1.5, None], "NaN": np.arange(3)})
     assert not caplog.records
 

@@ -208,7 +208,7 @@ def test_load_dataset_warns_when_no_sample_has_an_optional_field(
     mixed_fields: str, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once for each such field; fields that some have, and entries without samples, are silent."""
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
     entries = [{"shards": mixed_fields, "extensions": text, "missing": missing} for text in ("jpg cls", "jpgg cls")]
     for _ in range(2):
         list(load_dataset({"dataset": entries}))

@@ -43,7 +43,7 @@ Graph = Callable[[list[str]], Any]
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
     monkeypatch.setattr(division, "_checked", None)
 
 
@@ -63,7 +63,7 @@ def said(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
     def take() -> list[str]:
         lines = file.read_text().splitlines()
         file.write_text("")
-        handlers._said.clear()
+        handlers.said.clear()
         return lines
 
     yield take
@@ -138,7 +138,7 @@ class World:
         return self._caplog.messages
 
     def forget(self) -> None:
-        handlers._said.clear()
+        handlers.said.clear()
         self._caplog.clear()
 
     def as_worker(self, dataset: Any, workers: int = 2, number: int = 0) -> None:
@@ -508,7 +508,7 @@ def test_division_warns_when_only_workers_are_told(world: World) -> None:
     """Two ranks of two workers each, of which the filter knows one number."""
     world.as_rank()
     for group in (SHARDING_PRIORITIES.DEFAULT, SHARDING_PRIORITIES.MULTIPROCESSING):
-        handlers._said.clear()
+        handlers.said.clear()
         pipe = samples(world.urls)
         world.as_worker(pipe)
         apply_sharding(pipe, 2, 0, group)
@@ -653,7 +653,7 @@ def test_division_says_where_the_filter_belongs_when_it_follows_the_reader(world
         return IterableWrapper(found).wds_compose(read_inside).sharding_filter()
 
     for graph in (late, inside):
-        handlers._said.clear()
+        handlers.said.clear()
         world.forget()
         pipe = graph(world.urls)
         for _ in range(2):

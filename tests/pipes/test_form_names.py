@@ -42,7 +42,7 @@ def webdatasets_methods() -> list[str]:
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was warned about yet."""
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         code = getattr(errno, request.param)
         raise OSError(code, os.strerror(code))
 
-    handlers._said.clear()
+    handlers.said.clear()
     if request.param == "no fcntl":
         monkeypatch.setattr(locks, "fcntl", None)
     else:

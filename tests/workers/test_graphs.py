@@ -111,7 +111,7 @@ def test_ranks_are_asked_for_when_there_is_no_process_group() -> None:
 def test_ranks_are_warned_when_all_of_them_read_everything(monkeypatch: Any, caplog: Any) -> None:
     """Several ranks and no division among them is logged, with the cure."""
     monkeypatch.setattr(division, "distributed_place", lambda: Place(4, 1))
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
     with DataLoader2(uneven_pipe(), reading_service=WorkersReadingService(0)) as loader:
         assert sorted(loader) == items_of(SIZES)
     assert "each of the 4 ranks" in caplog.text

@@ -11,7 +11,7 @@ from torchdata_wds import handlers
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
 
 
 def batches(samples: int) -> Any:

@@ -64,7 +64,7 @@ def test_integer_raises_when_no_decimal_number() -> None:
 @pytest.mark.parametrize("field", ["class", "count", "left.class"])
 def test_class_stays_bytes_with_one_warning_when_it_is_a_word(field: str, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers are numbers, words stay as they are, as webdataset leaves both."""
-    handlers._said.clear()
+    handlers.said.clear()
     decoder = Decoder()
     assert [decoder({field: data})[field] for data in (b"7", b"dog", b" 8\n", b"1.5")] == [7, b"dog", 8, b"1.5"]
     assert ["handle_extension" in record.message for record in caplog.records] == [True]

@@ -380,7 +380,7 @@ def test_load_wds_shards_warns_once_when_every_worker_reads_everything(
         list(fused(urls))
         assert caplog.text.count("sharding_filter") == 1
         caplog.clear()
-        handlers._said.clear()
+        handlers.said.clear()
         list(IterableWrapper(urls).sharding_filter().load_wds_shards().group_by_key())
         assert not caplog.records
 

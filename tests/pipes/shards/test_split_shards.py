@@ -398,13 +398,13 @@ def test_split_shards_warns_once_when_shards_are_too_few(tmp_path: Path, caplog:
     """It says how much is read in vain, and what to do; the first consumer speaks for those in other processes."""
     urls = write_text_shards(tmp_path, [9])
     for one in consumers_of(graph_of(urls), 3):
-        handlers._said.clear()
+        handlers.said.clear()
         list(one)
     assert len(caplog.records) == 1
     size = Path(urls[0]).stat().st_size
     assert "1 for 3: every consumer reads all of them and keeps one sample in 3, which makes 3 readings" in caplog.text
     assert f"saves {2 * size:,} bytes" in caplog.text
-    handlers._said.clear()
+    handlers.said.clear()
     list(consumers_of(IterableWrapper(["s3://x.tar"]).split_shards(), 3)[0])
     assert "saves 2 of them" in caplog.text
 

@@ -10,8 +10,7 @@ import pytest
 
 from torchdata_wds.errors import UnsafeDataError
 from torchdata_wds.storage import StorageOptions
-from torchdata_wds.storage.cache.names import copy_name
-from torchdata_wds.storage.cache.origins import origin_of
+from torchdata_wds.storage.cache.names import copy_name, origin_of
 
 SECRET = "hunter2"
 S3 = "s3://b/x.tar"
@@ -172,7 +171,7 @@ def test_origin_of_needs_no_client_library_to_be_imported() -> None:
     """Reading copies that are there costs no import of s3fs."""
     code = (
         "import sys; from torchdata_wds.storage import StorageOptions;"
-        "from torchdata_wds.storage.cache.origins import origin_of;"
+        "from torchdata_wds.storage.cache.names import origin_of;"
         "origin_of('s3://b/x.tar', StorageOptions({'s3a': {'endpoint_url': 'http://host'}}));"
         "sys.exit(bool({'s3fs', 'aiobotocore'} & set(sys.modules)))"
     )

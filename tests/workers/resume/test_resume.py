@@ -640,7 +640,7 @@ def test_log_warns_when_a_function_runs_in_the_main_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, urls: list[str]
 ) -> None:
     """What it draws is not made again: the warning says where it should run."""
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
     with loader_of(joined(urls), 1) as loader:
         next(iter(loader))
         loader.state_dict()

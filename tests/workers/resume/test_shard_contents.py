@@ -223,7 +223,7 @@ def test_resume_warns_when_handlers_may_have_skipped_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A shard that could not be read when the run began, and can now, moves all places that follow it."""
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
     urls = write_text_shards(tmp_path, SIZES)
     whole = Path(urls[0]).read_bytes()
     Path(urls[0]).write_bytes(whole[:20_000])
@@ -268,7 +268,7 @@ def test_resume_warns_when_a_shard_on_a_server_has_another_tag(
     read_ahead: int, server: CacheServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, where sizes are equal; the same tags are silent, and so are those of a server that sends none."""
-    monkeypatch.setattr(handlers, "_said", set())
+    monkeypatch.setattr(handlers, "said", set())
     for server.tags in (False, True):
         state = stopped(divided(put_shards(server, SIZES * 2), read_ahead=read_ahead), 0, 0, 30)
         left = resumed(state, 0, 1)

@@ -20,8 +20,7 @@ from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
 from torchdata_wds.storage.cache import ShardCache
 from torchdata_wds.storage.cache.locked_files import ShardFacts
-from torchdata_wds.storage.cache.names import check_naming, copy_name, digest_of, names_a_tar, unsigned
-from torchdata_wds.storage.cache.origins import origin_of
+from torchdata_wds.storage.cache.names import check_naming, copy_name, digest_of, names_a_tar, origin_of, unsigned
 from torchdata_wds.storage.places import place_of, resolve
 from torchdata_wds.storage.sources.local import open_local
 from torchdata_wds.storage.urls import STDIN, check_letter

@@ -5,11 +5,10 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import CacheError, ShardFormatError, WdsError
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, wrap_source
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, ShardSource, Source, interrupt, wrap_source
 from torchdata_wds.storage.cache.download import Download
 from torchdata_wds.storage.cache.followers import FollowedShard
 from torchdata_wds.storage.cache.locked_files import CopyLock, ShardFacts, open_copy
@@ -17,9 +16,6 @@ from torchdata_wds.storage.cache.settings import CacheSettings, Check, Waiting
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.urls import mask_url
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 __all__ = ["Check", "ShardCache"]
 _PLAIN_BUFFER_SIZE = 1 << 16
@@ -133,11 +129,11 @@ class _CopySource(Source):
         self.buffer_size = _PLAIN_BUFFER_SIZE
         file.seek(offset)
 
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+    def fill(self, view: memoryview) -> int:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         try:
-            count = self._stream.readinto(buffer) or 0
+            count = self._stream.readinto(view) or 0
             if not count and self._stream is self._file and self._position < self._size:
                 raise OSError(f"it ends at byte {self._position:,} of {self._size:,}")
         except (OSError, ShardFormatError) as error:
@@ -147,7 +143,7 @@ class _CopySource(Source):
                 self._failure = self._remove_damaged(error)
                 raise self._failure from error
             self._turn_to_source(error)
-            count = self._stream.readinto(buffer) or 0
+            count = self._stream.readinto(view) or 0
         self._position += count
         return count
 
@@ -170,8 +166,7 @@ class _CopySource(Source):
         self._stream = stream.detach()
 
     def interrupt(self) -> None:
-        if isinstance(self._stream, Source):
-            self._stream.interrupt()
+        interrupt(self._stream)
 
     def _close(self) -> None:
         self._failure = None

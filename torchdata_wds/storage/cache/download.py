@@ -11,7 +11,7 @@ from typing import Self
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, interrupt, stored_bytes
 from torchdata_wds.storage.cache.locked_files import CopyLock, mark_as_ours, seal
 from torchdata_wds.storage.cache.settings import CacheSettings
 from torchdata_wds.storage.locks import LockedFile
@@ -137,9 +137,8 @@ class Download:
         if not self.is_here:
             return
         self.is_stopping = True
-        source = self._source
-        if isinstance(source, Source):
-            source.interrupt()
+        if (source := self._source) is not None:
+            interrupt(source)
         if self._thread not in (None, threading.current_thread()):
             self._thread.join(patience)
         self._release()
@@ -238,10 +237,8 @@ class Download:
 
 def stopped(url: str) -> ShardOpenError:
     """Makes the error for a read or download that was stopped."""
-    shard = mask_url(url)
-    return ShardOpenError(
-        f"reading shard {shard} was stopped, by another thread or the end of the program", shard=shard
-    )
+    shard, reason = mask_url(url), "was stopped, by another thread or the end of the program"
+    return ShardOpenError(f"reading shard {shard} {reason}", shard=shard)
 
 
 # The downloads of this process that have not ended, stopped when it ends.

@@ -9,19 +9,15 @@ import contextlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from torchdata_wds.errors import ShardOpenError, WdsError
 from torchdata_wds.storage import open_shard
-from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, stored_bytes
+from torchdata_wds.storage.byte_streams import BUFFER_SIZE, Source, interrupt, stored_bytes
 from torchdata_wds.storage.cache.download import Download, stopped
 from torchdata_wds.storage.cache.locked_files import CopyLock, is_of_other_size, is_sealed
 from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Waiting
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.urls import mask_url
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 #: Closing waits for a download that nobody reads any more while it progresses at least once in this many seconds.
 _FINISH_SECONDS = 10.0
@@ -54,9 +50,8 @@ class FollowedShard(Source):
             self.close()
             raise
 
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+    def fill(self, view: memoryview) -> int:
         """Reads the next bytes, waiting for them; 0 only at the verified end."""
-        view = memoryview(buffer)
         while True:
             if self._is_interrupted:
                 raise stopped(self._url)
@@ -86,8 +81,8 @@ class FollowedShard(Source):
         self._is_interrupted = True
         if self._download is not None:
             self._download.stop()
-        if isinstance(self._source, Source):
-            self._source.interrupt()
+        if self._source is not None:
+            interrupt(self._source)
 
     def _find(self) -> None:
         """Finds what to read: the copy, one in the making, a download that is started here, or else the source."""

@@ -148,7 +148,7 @@ class SampleWriter:
 
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
-        self._part = _part_of(path)
+        self._part = path.with_name(path.name + PART)
         self._file = file
         self._count = 0
         self._rows: list[tuple[int, int, bytes]] = []
@@ -220,7 +220,7 @@ def begin_samples(path: Path) -> SampleWriter | None:
 
     Returns None if a living process, or another iteration in this one, is writing it.
     """
-    part = _part_of(path)
+    part = path.with_name(path.name + PART)
 
     def check(file: int) -> None:
         head = os.pread(file, HEADER_SIZE, 0) if stat.S_ISREG(os.fstat(file).st_mode) else b"?"
@@ -254,10 +254,6 @@ def _head_of(path: Path) -> bytes:
 
 def _checksum(rows: list[tuple[str, Any]]) -> int:
     return zlib.crc32(repr(rows).encode())
-
-
-def _part_of(path: Path) -> Path:
-    return path.with_name(path.name + PART)
 
 
 def _sqlite3() -> Any:

@@ -22,8 +22,7 @@ from torchdata_wds.storage.cache.locked_files import (
     remove_empty,
     remove_unlocked,
 )
-from torchdata_wds.storage.cache.names import digest_of, unsigned
-from torchdata_wds.storage.cache.origins import origin_of
+from torchdata_wds.storage.cache.names import digest_of, origin_of, unsigned
 from torchdata_wds.storage.locks import LockedFile, lock
 from torchdata_wds.storage.places import StorageOptions
 from torchdata_wds.storage.urls import mask_url
@@ -71,13 +70,13 @@ class CacheSettings:
             record = logger.makeRecord(logger.name, logging.INFO, "", 0, "cache: " + message, values, None)
             logging.StreamHandler(sys.stderr).handle(record)
 
-    def progress_bar(self, url: str) -> contextlib.AbstractContextManager[Any]:
+    def progress_bar(self, url: str) -> Any:
         """Returns a bar on a terminal, whose `update` takes the new bytes; None unless reports are on and tqdm here."""
         if self.verbose or reports_caching():
             with contextlib.suppress(ImportError):
                 from tqdm import tqdm  # type: ignore[import-untyped]
 
-                return tqdm(desc=mask_url(url)[-40:], unit="B", unit_scale=True, leave=False, disable=None)  # type: ignore[no-any-return]
+                return tqdm(desc=mask_url(url)[-40:], unit="B", unit_scale=True, leave=False, disable=None)
         return contextlib.nullcontext()
 
     def open_copy(self, url: str, path: str) -> LockedFile | None:

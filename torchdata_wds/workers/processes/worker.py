@@ -27,7 +27,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph import DataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
-from torchdata_wds.handlers import leave_unsaid, said, with_notes
+from torchdata_wds.handlers import said, with_notes
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.resume_facts import Fact
 from torchdata_wds.pipes.samples.collate import stack_in
@@ -115,10 +115,10 @@ class WorkerGraph:
     def __getstate__(self) -> dict[str, Any]:
         # torch's wrapper pickles with dill what pickle cannot (lambdas), where dill is installed.
         packed = _IterDataPipeSerializationWrapper(self.datapipe)  # type: ignore[no-untyped-call]
-        return {**vars(self), "datapipe": packed, "_stream": None, "said": said()}
+        return {**vars(self), "datapipe": packed, "_stream": None, "said": frozenset(said)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        leave_unsaid(state.pop("said"))
+        said.update(state.pop("said"))
         vars(self).update(state, datapipe=state["datapipe"]._datapipe)
 
     def items(self, order: Order, worker: int, workers: int) -> Generator[Any, None, None]:

@@ -19,7 +19,6 @@ from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.storage.urls import mask_url
 
 DecoderLike = str | Callable[[str, bytes], Any]
-_SHOWN_BYTES = 16
 
 
 class Decoder(Planner):
@@ -54,8 +53,7 @@ class Decoder(Planner):
         plans = self._plans
         for field, value in sample.items():
             if type(value) is not bytes:
-                data = _as_data(value)
-                if data is None:
+                if (data := _as_data(value)) is None:
                     continue
                 if not isinstance(value, BYTES_TYPES):
                     result[field] = data  # a stream is read only once: it is bytes from here on, decoded or not
@@ -166,7 +164,7 @@ def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: 
     if isinstance(failed.cause, UnsafeDataError):
         return UnsafeDataError(f"{where} {failed.cause}", shard=shard, key=key, field=field)
     data = failed.data
-    found = f"It has {len(data):,} bytes, beginning with {data[:_SHOWN_BYTES]!r}" if data else "The field is empty"
+    found = f"It has {len(data):,} bytes, beginning with {data[:16]!r}" if data else "The field is empty"
     message = f"{where} does not decode as {failed.step}: {describe_cause(failed.cause)}. {found}."
     advice = Advice.of("Repair the sample, leave the field out with only=, or skip such samples with {}.", *SKIPPING)
     return DecodingError(message, shard=shard, key=key, field=field, advice=advice)

@@ -16,7 +16,6 @@ from torchdata_wds.format.samples.names import as_bytes, is_metadata, is_written
 SampleEncoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 EncoderLike = bool | str | Mapping[str, Callable[[Any], bytes]] | SampleEncoder
 
-#: Value -> bytes; raises StepFailedError.
 _Plan = Callable[[Any], bytes]
 
 
@@ -84,8 +83,9 @@ class Encoder(Planner):
 
     def _make_plan(self, field: str) -> Plan:
         if not isinstance(field, str):
-            cause = TypeError("the name of a field must be a str, such as 'jpg'")
-            raise StepFailedError("under its name", field, cause)
+            raise StepFailedError(
+                "under its name", field, TypeError("the name of a field must be a str, such as 'jpg'")
+            )
         return None if is_metadata(field) else self._plan(field)
 
     def _plan(self, field: str) -> _Plan:
@@ -142,12 +142,9 @@ def _allow_bytes(encode: _Plan) -> _Plan:
 
 
 def _refuse_value(value: Any, _: None) -> bytes:
-    if isinstance(value, str):
-        raise TypeError("such a field takes bytes only: give value.encode(), or name the field with .txt at its end")
-    raise TypeError(
-        "such a field takes bytes only: give bytes, or name the field by its type, with .json, .npy, .pth or .pkl at "
-        "its end"
-    )
+    cure = "bytes, or name the field by its type, with .json, .npy, .pth or .pkl at its end"
+    cure = "value.encode(), or name the field with .txt at its end" if isinstance(value, str) else cure
+    raise TypeError(f"such a field takes bytes only: give {cure}")
 
 
 def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,15 +166,12 @@ def _parse_users(encoder: EncoderLike) -> dict[str, Callable[[Any], Any]]:
         )
     users: dict[str, Callable[[Any], Any]] = {}
     for name, function in encoder.items():
-        extensions = parse_extensions("encoder", name)
-        if not extensions:
+        if not (extensions := parse_extensions("encoder", name)):
             raise ValueError(
                 f"encoder maps fields or extensions, such as 'jpg' or 'seg.png', to functions, not {name!r}"
             )
         if any(map(is_metadata, extensions)):
-            raise ValueError(
-                f"encoder maps {name!r}, but names of the form __x__ are copied and never encoded; leave it out"
-            )
+            raise ValueError(f"encoder maps {name!r}, but names like __x__ are copied and never encoded; leave it out")
         if not callable(function):
             raise TypeError(
                 f"encoder must map {name!r} to a function of the value that returns bytes, not {function!r}"
@@ -196,15 +190,14 @@ def _describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field:
     """Makes the exception that names key, field, what was expected, what was found, and what to do."""
     key = str(sample.get("__key__", "?"))
     where = f"field {field!r} of sample {key!r}"
+    is_deep = isinstance(failed.cause, RecursionError)
+    cause = "it is nested too deeply, or contains itself" if is_deep else describe_cause(failed.cause)
+    message = (
+        f"{where} cannot be written {failed.step}: {cause}. It is {describe_value(failed.data)}. "
+        f"Otherwise, give bytes, or a function that makes them: encoder={{{field!r}: function}}."
+    )
     if not failed.step:  # None, which no codec takes
         message = f"{where} is None, which has no bytes: leave the field out of the sample, or give bytes (b'' is fine)"
-    else:
-        is_deep = isinstance(failed.cause, RecursionError)
-        cause = "it is nested too deeply, or contains itself" if is_deep else describe_cause(failed.cause)
-        message = (
-            f"{where} cannot be written {failed.step}: {cause}. It is {describe_value(failed.data)}. "
-            f"Otherwise, give bytes, or a function that makes them: encoder={{{field!r}: function}}."
-        )
     return EncodingError(message, key=key, field=field)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,8 @@ class DecodeOptions:
         if not isinstance(self.errors, str):
             raise TypeError(f"errors must be a str such as 'strict' or 'replace', not {self.errors!r}")
         try:  # some of Python's handlers are for encoding only
-            b"\xff".decode("utf-8", self.errors)
-        except UnicodeDecodeError:
-            pass
+            with suppress(UnicodeDecodeError):
+                b"\xff".decode("utf-8", self.errors)
         except (LookupError, TypeError) as cause:
             raise ValueError(
                 f"errors={self.errors!r} is not a way to decode text: use 'strict', 'replace', 'ignore', "

@@ -14,10 +14,7 @@ Plan = Callable[[Any], Any] | None
 
 # Field names come from the shards: a data set with ever new ones must not fill the memory.
 _MAX_PLANS = 1000
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-_SHOWN_CAUSE = 600
-_SHOWN_VALUE = 60
+_SHOWN_CAUSE, _SHOWN_VALUE = 600, 60
 
 
 class StepFailedError(Exception):
@@ -67,7 +64,7 @@ def shown_call(name: str, owner: object, *arguments: str) -> str:
 
 def changed_options(owner: object) -> dict[str, Any]:
     """Returns the keyword arguments that an object was made with, where they differ from their defaults."""
-    options = [option for option in inspect.signature(type(owner)).parameters.values() if option.kind is _KEYWORD]
+    options = [each for each in inspect.signature(type(owner)).parameters.values() if each.kind is each.KEYWORD_ONLY]
     given = [(option.name, getattr(owner, option.name), option.default) for option in options]
     return {name: value for name, value, default in given if value != default}
 
@@ -109,6 +106,5 @@ def describe_value(value: Any) -> str:
 def describe_cause(cause: Exception) -> str:
     """Returns the type of an exception and its message, in one line and without a full stop."""
     text = " ".join(str(cause).split()).rstrip(".")
-    if len(text) > _SHOWN_CAUSE:
-        text = text[:_SHOWN_CAUSE] + "..."
+    text = text if len(text) <= _SHOWN_CAUSE else text[:_SHOWN_CAUSE] + "..."
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

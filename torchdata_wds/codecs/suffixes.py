@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchdata_wds.codecs.options import DEFAULT_MAX_BYTES, MissingPackageError, import_optional
 from torchdata_wds.storage import open_compressor
@@ -21,14 +21,6 @@ from torchdata_wds.storage.decompression import XZ_MEMORY_LIMIT
 
 _FIRST_PIECE = 512
 _NOT_ZERO = re.compile(rb"[^\0]|\Z")
-_ZSTD_WINDOW = 128 << 20
-
-
-class Compression(NamedTuple):
-    """One compression: what a stream begins with, and what makes a decompressor."""
-
-    magic: bytes
-    new: Callable[[], Any]
 
 
 class _TooLargeError(ValueError):
@@ -51,7 +43,7 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     end, left = 0, max_bytes
     while end < len(data) or not parts:
-        machine = SUFFIXES[suffix].new()
+        machine = SUFFIXES[suffix][1]()
         # The first stream, mostly the only one, is read in large pieces. For those after it they begin small and grow
         # with the stream: the machine copies what follows the stream in a piece, and so all streams take linear time.
         size = min(largest_piece, _FIRST_PIECE if end else len(data))
@@ -81,11 +73,8 @@ def compress(suffix: str, data: bytes) -> bytes:
 
 
 def is_compressed(suffix: str, data: bytes) -> bool:
-    """Returns whether data is whole in a suffix's compression, so that a field of it reads back.
-
-    Data that seems so, but decompresses to more than readers accept by default, is a ValueError.
-    """
-    if not data.startswith(SUFFIXES[suffix].magic):
+    """Returns whether data is whole in a suffix's compression; more than readers accept by default is a ValueError."""
+    if not data.startswith(SUFFIXES[suffix][0]):
         return False
     try:
         decompress(suffix, data, DEFAULT_MAX_BYTES)
@@ -100,12 +89,10 @@ def _zstandard() -> Any:
     return import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
 
 
-#: Suffix -> its compression.
-SUFFIXES: dict[str, Compression] = {
-    "gz": Compression(b"\x1f\x8b", partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
-    "bz2": Compression(b"BZh", bz2.BZ2Decompressor),
-    "xz": Compression(b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)),
-    "zst": Compression(
-        b"\x28\xb5\x2f\xfd", lambda: _zstandard().ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
-    ),
+#: Suffix -> what a stream begins with, and what makes a decompressor.
+SUFFIXES: dict[str, tuple[bytes, Callable[[], Any]]] = {
+    "gz": (b"\x1f\x8b", partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
+    "bz2": (b"BZh", bz2.BZ2Decompressor),
+    "xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)),
+    "zst": (b"\x28\xb5\x2f\xfd", lambda: _zstandard().ZstdDecompressor(max_window_size=128 << 20).decompressobj()),
 }

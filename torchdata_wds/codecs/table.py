@@ -59,10 +59,6 @@ class ExtensionDecoder:
         extensions: Extensions, space separated, a leading dot accepted.
         fn: Turns the field's bytes into its value; None passes the field on to the next decoder.
 
-    Raises:
-        TypeError: if ``extensions`` is not a str, or ``fn`` not callable.
-        ValueError: if there is no extension.
-
     Example:
         >>> decoder = handle_extension("vocab .labels.txt", bytes.split)
         >>> decoder(".train.vocab", b"a b"), decoder(".txt", b"a b")

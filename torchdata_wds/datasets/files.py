@@ -27,9 +27,6 @@ from torchdata_wds.pipes.seeds import Seed, Seeded
 Entries = tuple[SpecEntry, ...]
 Transform = Callable[..., Any]
 
-# Lists are in memory anyway; a smaller buffer would leave the shards of one dataset together.
-_SHUFFLED_SHARDS = 1_000_000
-
 
 class EntryUrl(str):
     """The URL of a shard, with the number of the entry that lists it."""
@@ -182,8 +179,8 @@ def load_dataset(
 
     Args:
         path_or_dict: A local path, a URL, or what such a file would contain.
-        transforms: ``callable(sample, **keys)`` that returns a sample, or None to drop it; `keys` are the other keys of
-            the sample's entry. It is called for all samples, also of entries without such keys.
+        transforms: ``callable(sample, **keys)`` for all samples, which returns one or None to drop it; `keys` are the
+            other keys of the sample's entry, if there are any.
         stop: When a mix by weights ends, as in ``wds_mix``: ``"all"``, ``"first"`` or ``"cycle"``.
         allow_pipe: Whether the file is trusted like the program; ``WDS_SECURE=1`` refuses commands in any case.
         storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for the file and its shards.
@@ -195,10 +192,8 @@ def load_dataset(
         A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
 
     Raises:
-        SpecError: if the file is wrong; it names the file, the entry and the key. Also when iterated, if fewer shards
-            are found than are to be chosen.
-        UnsafeDataError, ShardOpenError, ImportError: for what a stranger's file may not do, a file that cannot be read,
-            and YAML without PyYAML.
+        SpecError: if the file is wrong, with file, entry and key; or when iterated, if there are too few shards.
+        UnsafeDataError, ShardOpenError, ImportError: what a file may not do, one that cannot be read, no PyYAML.
         MissingFieldError: through the handler when iterated, for a sample without a field of its entry's extensions.
         ValueError, TypeError: if an argument is wrong.
 
@@ -231,7 +226,8 @@ def load_dataset(
     for group in groups:
         held = Held(group.entries)
         shards: Any = SpecShardsIterDataPipe(held, storage_options=options)
-        shards = shards.shuffle(buffer_size=_SHUFFLED_SHARDS).sharding_filter()
+        # lists are in memory anyway; a smaller buffer would leave the shards of one dataset together
+        shards = shards.shuffle(buffer_size=1_000_000).sharding_filter()
         if cache_dir is not None:
             shards = shards.cache_shards(cache_dir, storage_options=options, handler=handler)
         # with all fields, which an error about one names
@@ -259,12 +255,12 @@ def _groups(source: Any, allow_pipe: bool, options: storage.StorageOptions) -> l
 def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storage.StorageOptions) -> None:
     """Raises now what would otherwise end the first epoch."""
     names = ", ".join(entry.keys)
-    if entry.keys and transforms is None:
-        raise entry.place.error(
-            f"has {names}, which only a function can use: pass transforms=f to load_dataset, where "
-            f"f(sample, {names}) returns a sample; known keys are {', '.join(ENTRY_KEYS)}"
-        )
-    if entry.keys and transforms is not None:
+    if entry.keys:
+        if transforms is None:
+            raise entry.place.error(
+                f"has {names}, which only a function can use: pass transforms=f to load_dataset, where "
+                f"f(sample, {names}) returns a sample; known keys are {', '.join(ENTRY_KEYS)}"
+            )
         try:
             signature = inspect.signature(transforms)
         except (TypeError, ValueError):  # some functions written in C do not tell theirs

@@ -84,16 +84,13 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 
     Args:
         urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
-        shardshuffle: Whether to shuffle the shards before they are split among workers and ranks; a number is the
-            size of the buffer for that. Ignored if shards are `resampled`.
+        shardshuffle: Whether to shuffle the shards before they are split, unless `resampled`; or the buffer's size.
         extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
         decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
-        transforms: A function (or None) per place of the tuples, as a list; a single function is for the first place.
-            Needs `extensions`.
+        transforms: Functions (or None) for the places of the tuples; a single one is for the first. Needs `extensions`.
         shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
         handler: Given to every stage.
-        resampled: Whether each worker of each rank draws shards at random, endlessly and with replacement, as
-            ``resample_shards()`` does. Chain ``.wds_epoch(n)`` to have epochs.
+        resampled: Whether each worker draws shards without end, as ``resample_shards()``; see ``.wds_epoch(n)``.
         cache_dir: A folder for copies of remote shards, as of ``cache_shards``; None keeps none.
         cache_name: How the copies are named: the ``name=`` of ``cache_shards``.
         cache_size: How many bytes all copies may take: its ``max_bytes=``; None or -1 is no limit.
@@ -121,8 +118,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         A pipe of samples (dict), or of tuples where `extensions` is given.
 
     Raises:
-        ValueError: if an argument is wrong.
-        TypeError: if `resampled` is not True or False, or a function or decoder is not one.
+        ValueError, TypeError: if an argument is wrong.
         ShardListError: if `urls` is an empty list, as of a glob that matched nothing.
 
     Example:
@@ -182,10 +178,9 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     if extensions is not None:
         specs = extensions.split() if isinstance(extensions, str) else extensions
         pipe = pipe.wds_to_tuple(*specs, handler=handler)
-    if transforms is not None:
-        functions = [transforms] if callable(transforms) else transforms
-        pipe = pipe.wds_map_tuple(*functions, handler=handler)
-    return pipe
+    if transforms is None:
+        return pipe
+    return pipe.wds_map_tuple(*([transforms] if callable(transforms) else transforms), handler=handler)
 
 
 def _either(name: str, value: Any, other: str, same: Any) -> Any:
@@ -198,14 +193,17 @@ def _either(name: str, value: Any, other: str, same: Any) -> Any:
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
     if isinstance(urls, IterDataPipe):
         return urls
-    is_one = isinstance(urls, (str, os.PathLike))
-    if isinstance(urls, Mapping) or (is_one and str(urls).lower().endswith((".yaml", ".yml", ".json"))):
+    if isinstance(urls, (str, os.PathLike)):
+        urls = [urls]
+        is_spec = str(urls[0]).lower().endswith((".yaml", ".yml", ".json"))
+    else:
+        is_spec = isinstance(urls, Mapping)
+    if is_spec:
         raise ShardListError(
             "WebDataset takes shards; a dataset file or dict that lists them goes to load_dataset(...)"
         )
-    if not is_one and not isinstance(urls, Iterable):
+    if not isinstance(urls, Iterable):
         raise ShardListError(f"WebDataset takes a pattern or a list of patterns, not {urls!r}")
-    patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
-    if not patterns:
+    if not (patterns := list(urls)):
         raise ShardListError("WebDataset got an empty list of shards: did a glob match nothing?")
     return IterableWrapper(patterns)

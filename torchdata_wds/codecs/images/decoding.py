@@ -60,9 +60,6 @@ class ImageDecoder:
         max_size: The longest side in pixels; None for the file's own size.
         exif_transpose: Whether to turn the image as its EXIF orientation says (Pillow turns TIFF files by itself).
 
-    Raises:
-        ValueError: for an unknown spec, or a ``max_size`` below 1.
-
     Example:
         >>> import io, PIL.Image
         >>> file = io.BytesIO()

@@ -87,9 +87,6 @@ class VideoDecoder(_MediaDecoder):
         audio: Whether to decode the audio, too.
         max_bytes: The most that frames and audio may each take, in bytes; more is an error.
 
-    Raises:
-        TypeError, ValueError: for an option of a wrong type, or out of its range.
-
     Example:
         >>> decoder = torch_video(start=1.5, stride=2, max_frames=8)
         >>> decoder(".txt", b"not a video") is None
@@ -137,12 +134,11 @@ class VideoDecoder(_MediaDecoder):
             data, self.start, self.end, stride=self.stride, max_frames=self.max_frames, max_bytes=self.max_bytes
         )
         info = {"video_fps": rate, "video_pts": torch.tensor(times, dtype=torch.float64)}
-        audio = torch.empty((0, 0), dtype=torch.float32)
         found = read_samples(data, self.start, end, self.max_bytes, with_video=True) if self.audio else None
-        if found is not None:
-            audio = torch.from_numpy(found[0])
-            info.update(audio_fps=found[1], audio_start=found[2])
-        return torch.from_numpy(pixels), audio, info
+        if found is None:
+            return torch.from_numpy(pixels), torch.empty((0, 0), dtype=torch.float32), info
+        info.update(audio_fps=found[1], audio_start=found[2])
+        return torch.from_numpy(pixels), torch.from_numpy(found[0]), info
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -162,9 +158,6 @@ class AudioDecoder(_MediaDecoder):
         start: The second at which to begin.
         end: The second before which to end; None for the end of the file.
         max_bytes: The most that the samples may take, in bytes; more is an error.
-
-    Raises:
-        TypeError, ValueError: for an option of a wrong type, or out of its range.
 
     Example:
         >>> import io, wave

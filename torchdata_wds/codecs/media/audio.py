@@ -28,7 +28,6 @@ _SHORTEST_PAUSE = Fraction(1, 10)
 # The number of frames in the first frame of an MP3 file may be wrong by as many samples as a few frames have.
 _MP3_TOLERANCE = 3 * 1152
 
-
 # The number of a decoded frame's first sample, counted from second 0, and its values.
 _Part = tuple[int, Values]
 
@@ -36,25 +35,19 @@ _Part = tuple[int, Values]
 def read_samples(
     data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool
 ) -> tuple[Values, int, float] | None:
-    """Decodes the audio of a file from one second up to, not with, another; None where there is no audio stream.
-
-    With `with_video` seconds are counted as for the frames, instead of from the first sample, and pauses are silent.
-    What is not in the file at the beginning and at the end is not there.
-
-    Returns:
-        Float32 values (channels, n), the samples per second, and the second of the first one.
-    """
+    """Decodes the audio of a clip into float32 (channels, n), its rate, and the second of the first; None: no audio."""
+    # with video, seconds are counted as for the frames, instead of from the first sample, and pauses are silent
     with open_media(data) as container:
-        streams = container.streams.audio
-        if not streams:
+        if not container.streams.audio:
             return None
-        if streams[0].codec_context is None or not streams[0].codec_context.sample_rate:
+        context = container.streams.audio[0].codec_context
+        if context is None or not context.sample_rate:
             raise ValueError("its audio codec is not known")
-        rate, channels = streams[0].codec_context.sample_rate, streams[0].codec_context.channels
+        rate, channels = context.sample_rate, context.channels
     first = round(start * rate)
     last = None if end is None else round(end * rate)
     found: list[Values] = []
-    size, place = 0, None
+    size, place = 0, first
     with closing(_parts(data, first, with_video)) as parts:
         for begin, values in parts:
             if last is not None and begin >= last:
@@ -62,7 +55,7 @@ def read_samples(
             values = values[:, max(0, first - begin) : None if last is None else last - begin]
             if not values.shape[1]:
                 continue
-            place = max(first, begin) if place is None else place
+            place = place if found else max(first, begin)
             size += values.size * 4
             if size > max_bytes:
                 raise ValueError(
@@ -71,7 +64,7 @@ def read_samples(
                 )
             found.append(values)
     values = np.concatenate(found, axis=1) if found else np.empty((channels, 0), np.float32)
-    return values, rate, (first if place is None else place) / rate
+    return values, rate, place / rate
 
 
 def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, None]:
@@ -146,8 +139,7 @@ def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
     announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
     has_count, tolerance = container.format.name == "flac", 0
     if container.format.name == "mp3":
-        tolerance = _MP3_TOLERANCE
-        start = 0
+        start, tolerance = 0, _MP3_TOLERANCE
         if data[:3] == b"ID3":  # tags, whose size is written with seven bits to the byte
             start = 10 + sum(part << 7 * (3 - number) for number, part in enumerate(data[6:10]))
         has_count = any(mark in data[start : start + 256] for mark in (b"Xing", b"Info"))

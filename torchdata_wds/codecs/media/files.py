@@ -44,10 +44,7 @@ def open_media(data: bytes) -> Iterator[Any]:
 
 
 def find_cut(data: bytes) -> str | None:
-    """Says what is missing at the end of a file that is shorter than its headers say; None where nothing is known.
-
-    MP4 and MOV, Matroska and WebM, AVI and WAV, and Ogg say how long they are; MPEG, WMV, MP3 and raw streams do not.
-    """
+    """Says what is missing at the end of a file that is shorter than its headers say; None where nothing is known."""
     walk = _WALKS.get(data[4:8]) or _WALKS.get(data[:4])
     for name, end in () if walk is None else walk(data):
         if end > len(data):

@@ -24,7 +24,6 @@ _WHOLE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 _WHOLE_CODECS = ("h264", "hevc", "vp9")
 _MOST_PIXELS = 2**31 - 1
 
-
 # PyAV's frame after the second at which it is shown, and the second of the last damaged frame since a sound keyframe,
 # which may have passed into this one.
 _Timed = tuple[float, Any, float | None]
@@ -33,12 +32,7 @@ _Timed = tuple[float, Any, float | None]
 def read_frames(
     data: bytes, start: float, end: float | None, *, stride: int, max_frames: int | None, max_bytes: int
 ) -> tuple[Pixels, list[float], float | None, float | None]:
-    """Decodes the frames of a clip; having none is an error, as is damage in it.
-
-    Returns:
-        The frames (uint8, THWC), their seconds, the frames per second of the file if it says, and where the clip ends:
-        at `end`, or at the first frame that `max_frames` left out.
-    """
+    """Decodes a clip, in which no frame is an error: the frames, their seconds, the file's rate, and the clip's end."""
     with open_media(data) as container:
         rate = _video_of(container, max_bytes).average_rate
     pixels: list[Pixels] = []
@@ -78,10 +72,7 @@ def read_frames(
 
 
 def origin_of(container: Any) -> Fraction:
-    """Finds the time that counts as second 0: that of the stream which begins first, but none before 0.
-
-    MPEG streams begin anywhere; what lies before 0 is the lead-in of an audio codec, which decoding drops.
-    """
+    """Finds the time of second 0: when the first stream begins, but not before 0, in a codec's lead-in."""
     streams = (*container.streams.video, *container.streams.audio)
     starts = [stream.start_time * stream.time_base for stream in streams if stream.start_time is not None]
     return max(Fraction(0), min(starts, default=Fraction(0)))
@@ -108,22 +99,18 @@ def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[_Timed
     """Yields the frames from a time on with their times, by way of the keyframe before it where that works."""
     if start > 0:
         with open_media(data) as container:
-            stream = _video_of(container, max_bytes)
-            frames = _seek(container, stream, start)
+            frames = _seek(container, _video_of(container, max_bytes), start)
             if frames is not None:
                 yield from frames
                 return
     with open_media(data) as container:
-        stream = _video_of(container, max_bytes)
-        yield from (timed for timed in _decode(container, stream) if start <= 0 or timed[0] >= start)
+        frames = _decode(container, _video_of(container, max_bytes))
+        yield from (timed for timed in frames if start <= 0 or timed[0] >= start)
 
 
 def _seek(container: Any, stream: Any, start: float) -> Iterator[_Timed] | None:
-    """Seeks a clip's first frame, and returns the frames from there on.
-
-    None where that does not work: frames have no times, the seek has led past the keyframe that the first frame needs,
-    or there is damage on the way. Then the file is read from its beginning.
-    """
+    """Seeks a clip's first frame, and returns the frames from there on; None: read the file from its beginning."""
+    # frames may have no times, the seek may lead past the keyframe that the first frame needs, or into damage
     if stream.start_time is None or container.format.name == "mpeg":
         return None
     keyed = False
@@ -131,9 +118,8 @@ def _seek(container: Any, stream: Any, start: float) -> Iterator[_Timed] | None:
         container.seek(int((Fraction(start) + origin_of(container)) / stream.time_base), stream=stream)
         frames = _decode(container, stream)
         for timed in frames:
-            time, frame, _ = timed
-            keyed = keyed or (frame.key_frame and time <= start)
-            if time >= start:
+            keyed = keyed or (timed[1].key_frame and timed[0] <= start)
+            if timed[0] >= start:
                 return chain([timed], frames) if keyed else None
     except (import_av().FFmpegError, ValueError):
         pass
@@ -156,8 +142,7 @@ def _decode(container: Any, stream: Any) -> Iterator[_Timed]:
         for frame in packet.decode():
             first = frame.pts if first is None else first
             due = _without_shown(due, first, frame.pts) if due else due
-            has_time = frame.pts is not None
-            time = float(frame.pts * frame.time_base - origin if has_time else number / rate)
+            time = float(number / rate if frame.pts is None else frame.pts * frame.time_base - origin)
             if frame.is_corrupt or frame.key_frame:
                 damage = time if frame.is_corrupt else None
             yield time, frame, damage
@@ -167,11 +152,9 @@ def _decode(container: Any, stream: Any) -> Iterator[_Timed]:
 
 
 def _without_shown(due: set[int], first: int | None, shown: int) -> set[int]:
-    """Takes out the frames that were due up to one that is shown: frames come in the order in which they are shown.
-
-    One that was due and is not shown is an error: FFmpeg leaves out what it cannot decode at all. But before the first
-    one there may be some that need one further back, where a file was cut out of a longer one.
-    """
+    """Takes out the frames that were due up to one that is shown: frames come in the order in which they are shown."""
+    # FFmpeg leaves out what it cannot decode at all; but before the first one there may be some that need one further
+    # back, where a file was cut out of a longer one
     lost = [time for time in due if time < shown and (first is None or time > first)]
     if lost:
         raise ValueError(f"it is damaged: {len(lost)} of its frames cannot be decoded")
@@ -183,6 +166,5 @@ def _to_pixels(frame: Any) -> Pixels:
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
         return pixels
-    values = np.frombuffer(bytes(matrix), np.int32)
-    a, b, c, d = (int(np.sign(value)) for value in values[[0, 1, 3, 4]])
-    return turn(pixels, _ORIENTATIONS.get((a, b, c, d), 1))
+    signs = np.sign(np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]])
+    return turn(pixels, _ORIENTATIONS.get(tuple(signs.tolist()), 1))

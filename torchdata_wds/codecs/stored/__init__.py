@@ -68,29 +68,20 @@ class StoredValue(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """A value cannot be stored; stays in this module."""
-
-    def __init__(self, value: Any, reason: str) -> None:
-        super().__init__(reason)
-        self.value = value
-        self.reason = reason
+    """A value cannot be stored, for a reason: its arguments. Stays in this module."""
 
 
 def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
-    """Encodes a sample, tuple, batch or anything else; `allow_pickle` pickles what cannot be stored otherwise.
-
-    Raises:
-        ValueError: if something in it cannot be stored, or it is nested too deeply; the message says where that is.
-        UnsafeDataError: if it would be pickled, and ``WDS_SECURE=1`` refuses that.
-    """
+    """Encodes any value; `allow_pickle` pickles what cannot be stored otherwise. A ValueError says what cannot be."""
     writer = _Writer(allow_pickle)
     try:
         writer.write(value)
     except _RefusedError as refused:
-        where = _find_value(value, refused.value) or ""
-        what = f"its item at {where} is {describe_value(refused.value)}" if where else describe_value(value)
+        part, reason = refused.args
+        where = _find_value(value, part) or ""
+        what = f"its item at {where} is {describe_value(part)}" if where else describe_value(value)
         raise ValueError(
-            f"{what.removeprefix('of type ')}: {refused.reason}. Convert it before, place cache_samples before the "
+            f"{what.removeprefix('of type ')}: {reason}. Convert it before, place cache_samples before the "
             "stage that makes it, or pass allow_pickle=True"
         ) from refused.__cause__
     except RecursionError as error:
@@ -166,11 +157,7 @@ def _write_int(writer: _Writer, value: int) -> None:
 
 
 def _write_str(writer: _Writer, value: str) -> None:
-    try:
-        data = value.encode()
-    except UnicodeEncodeError:
-        data = value.encode("utf-8", "surrogatepass")
-    writer.sized(b"s", data)
+    writer.sized(b"s", value.encode("utf-8", "surrogatepass"))
 
 
 _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
@@ -282,14 +269,12 @@ def _find_value(inside: Any, wanted: Any) -> str | None:
         return ""
     kind = type(inside)
     pairs: Iterable[tuple[Any, Any]] = ()
+    if kind in (dict, set, frozenset) and any(value is wanted for value in inside):
+        return f", as a key of {len(inside):,}" if kind is dict else ", in a set"
     if kind is dict:
-        if any(key is wanted for key in inside):
-            return f", as a key of {len(inside):,}"
         pairs = inside.items()
     elif kind in (list, tuple) or class_named(kind.__name__) is kind:
         pairs = enumerate(inside)
-    elif kind in (set, frozenset):
-        return ", in a set" if any(value is wanted for value in inside) else None
     for key, value in pairs:
         if (found := _find_value(value, wanted)) is not None:
             return f"[{key!r}]{found}"

@@ -6,7 +6,7 @@ import math
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,12 +37,7 @@ def class_named(name: str) -> Any:
 
 
 def decode_value(data: bytes, *, allow_pickle: bool = False) -> Any:
-    """Decodes what `encode_value` returned; with `allow_pickle` also what was pickled, which runs code of the data.
-
-    Raises:
-        ValueError: if the data is damaged, or unpickling fails.
-        UnsafeDataError: if something in it was pickled, and that is not allowed.
-    """
+    """Decodes what `encode_value` returned; with `allow_pickle` also what was pickled, which runs code of the data."""
     reader = _Reader(data, allow_pickle)
     try:
         value = reader.read()
@@ -136,11 +131,8 @@ def _read_array(reader: _Reader) -> Any:
     """Reads an array that owns its memory, or a scalar."""
     flags, dtype = reader.byte(), np.dtype(reader.name())
     shape, data = reader.shaped(dtype.itemsize)
-    if not data:
-        array: np.ndarray[Any, Any] = np.empty(shape, dtype)
-    else:
-        order = "F" if flags & FORTRAN else "C"
-        array = np.frombuffer(data, dtype).reshape(shape, order=order).copy(order)  # type: ignore[call-overload]
+    order: Literal["F", "C"] = "F" if flags & FORTRAN else "C"
+    array = np.frombuffer(data, dtype).reshape(shape, order=order).copy(order) if data else np.empty(shape, dtype)
     return array[()] if flags & SCALAR else array
 
 
@@ -181,8 +173,7 @@ def _read_image(reader: _Reader) -> Any:
 
 def _read_known(reader: _Reader) -> Any:
     name, values = reader.name(), reader.read()
-    known = class_named(name)
-    if known is None:
+    if (known := class_named(name)) is None:
         raise ValueError(f"objects of the class {name!r} are not stored by name")
     return known(*values) if issubclass(known, tuple) else known(values)
 

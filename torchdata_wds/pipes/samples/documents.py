@@ -23,6 +23,7 @@ from torchdata_wds.format.documents.layouts import (
 from torchdata_wds.handlers import Handler, count_loss, reraise_exception
 from torchdata_wds.option_types import Layout, Missing
 from torchdata_wds.pipes.base import Pipe, register
+from torchdata_wds.pipes.samples.field_specs import name_sample
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
@@ -153,15 +154,12 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         return {**found.sample, **rest, **ours}
 
     def _choose(self, found: FoundDocument) -> list[tuple[ImageEntry, Any]] | None:
-        """Pairs images with their values: bytes, what was decoded before, base64 as a str, or None if it is missing.
-
-        Leaves images out as the options say, and counts them; None if the document is to be left out.
-        """
+        """Pairs the images that the options keep with their values, None if missing; None leaves the document out."""
         entries, lowest = found.document.images, self.min_similarity
         names = [entry.name for entry in entries if entry.name is not None]
         fields = {} if self.layout == "base64" else find_images(names, found.fields)
-        unnamed = sum(map(is_image_field, found.fields.keys() - set(fields.values())))
-        self._count("image without a name in its document", unnamed)
+        unnamed = found.fields.keys() - set(fields.values())
+        self._count("image without a name in its document", sum(map(is_image_field, unnamed)))
         in_json = self.layout in ("auto", "base64")
         images = [
             (entry, entry.base64 if in_json and entry.base64 else found.fields.get(fields.get(entry.name or "", "")))
@@ -200,18 +198,16 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
 
 
 def _missing(found: FoundDocument, lost: list[str]) -> MissingFieldError:
-    key, url = found.sample["__key__"], found.sample.get("__url__")
-    shard = mask_url(str(url)) if url is not None else None
+    place = name_sample(found.sample)[1]
+    shard = f" in shard {place['shard']}" if place["shard"] else ""
     there = sorted(filter(is_image_field, found.fields))
     some, others = (
         ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         for names in (lost, there or ["none"])
     )
     return MissingFieldError(
-        f"document {key!r}{f' in shard {shard}' if shard else ''} names images that are not there: {some}. The images "
-        f"that are there are {others}. Choose what happens to such documents with missing='drop_image', 'skip_sample' "
-        "or 'none'.",
-        shard=shard,
-        key=key,
+        f"document {place['key']!r}{shard} names images that are not there: {some}. The images that are there are "
+        f"{others}. Choose what happens to such documents with missing='drop_image', 'skip_sample' or 'none'.",
+        **place,
         field=lost[0],
     )

@@ -69,8 +69,7 @@ def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFie
 def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bool | None]]) -> Iterator[Any]:
     """Passes samples on, and warns of fields that a stage names and can do without, and that no sample has.
 
-    `named` has for each such field, as ``"stage(option) names 'jpg'"``, a function that returns whether a sample has
-    it, or None for a sample that need not have it.
+    `named` says of each, as ``"stage(option) names 'jpg'"``, whether a sample has it, or None if it need not have it.
     """
     # Fields leave the dict once a sample has them, so that a pass costs nothing when all have been seen.
     absent = dict.fromkeys(named, 0)

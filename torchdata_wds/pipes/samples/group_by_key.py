@@ -110,7 +110,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
                     "is damaged, the last sample before the damage may lose members. Use the same keys= for both",
                 )
         if self.fields is not None:
-            samples = self._noting_fields(samples, self.fields)
+            samples = self._noting_fields(samples)
         if watch is not None:
             watch.samples = 0
             samples = self._counted(samples, watch)
@@ -183,11 +183,9 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
                 shown=storage.mask_url,
             )
 
-    def _noting_fields(
-        self, samples: Iterator[dict[str, Any]], fields: Iterable[str] | str
-    ) -> Iterator[dict[str, Any]]:
+    def _noting_fields(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""
-        absent = set(grouping_rules(self.keys, self.lowercase, fields, "error", "error").fields or ())
+        absent = set(grouping_rules(self.keys, self.lowercase, self.fields).fields or ())
         left_out, count = self.skipped[WITHOUT_FIELDS], 0
         for count, sample in enumerate(samples, 1):
             if absent:
@@ -214,8 +212,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         is_counted = self.fields is None and self.handler is reraise_exception and loader.select is None
         if loader.interleave > 1 and not is_counted:
             begun = None
-        watch.samples = 0 if begun is None else begun.samples
-        skips = {} if begun is None else dict(begun.places)
+        watch.samples, skips = (0, {}) if begun is None else (begun.samples, dict(begun.places))
         if is_counted and in_shard and loader.interleave == 1:
             skips[0 if begun is None else begun.ordinal] = wanted.least - watch.samples
             watch.samples = wanted.least
@@ -260,19 +257,14 @@ def _as_member(item: Any) -> ShardMember | FailedMember:
     found = _ARCHIVE.fullmatch(path)
     url, name = found.groups() if found else ("", path)
     try:
-        if not isinstance(value, (bytes, bytearray, memoryview)):
-            value = _read_all(value)
-        return ShardMember(url, name, bytes(value))
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return ShardMember(url, name, bytes(value))
+        if not hasattr(value, "read"):
+            raise SampleError(f"group_by_key takes pairs (path, bytes or stream), not (path, {type(value).__name__})")
+        with closing(value):  # the stream of a native loader
+            data = value.read()
+        if not isinstance(data, bytes):
+            raise SampleError(f"a stream given to group_by_key reads {type(data).__name__}: open it with mode='rb'")
+        return ShardMember(url, name, data)
     except Exception as error:  # noqa: BLE001  (it belongs to the sample, whose handler is asked)
         return FailedMember(url, name, error)
-
-
-def _read_all(stream: Any) -> bytes:
-    """Reads and closes a stream of a native loader."""
-    if not hasattr(stream, "read"):
-        raise SampleError(f"group_by_key takes pairs (path, bytes or stream), not (path, {type(stream).__name__})")
-    with closing(stream):
-        data = stream.read()
-    if not isinstance(data, bytes):
-        raise SampleError(f"a stream given to group_by_key reads {type(data).__name__}: open it with mode='rb'")
-    return data

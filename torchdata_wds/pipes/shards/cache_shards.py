@@ -86,8 +86,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         while_reading: Whether to read a shard while it is downloaded; False downloads it first.
         cache_local: Whether to copy local files too, such as those of a network file system.
         verbose: Whether to log each hit, download and eviction, as ``WDS_VERBOSE_CACHE=1`` does.
-        storage_options: fsspec options by protocol for downloading, such as ``{"s3": {...}}``.
-        rewrite: Rules for finding URLs elsewhere, as in ``list_shards``; samples keep the original URLs.
+        storage_options, rewrite: As in ``list_shards``, for downloading; samples keep the original URLs.
         handler: Called for each item that is not a URL (ShardListError), or has no name of its own (CacheError).
             Errors of downloads go to the handler of ``load_wds_shards``.
 
@@ -188,10 +187,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
 
 
 def check_copy(path: str, url: str) -> None:
-    """Raises a ShardFormatError unless a file is a complete shard: to the end marker of tar, or a checksum.
-
-    Only what `url` names a tar archive, or begins as one, must be one.
-    """
+    """Raises a ShardFormatError unless a file is complete: to its checksum, or end marker if it is named as a tar."""
     place = place_of(path, storage.StorageOptions())
     with open_local(place) as stream:
         is_tar = names_a_tar(url) or begins_a_tar(stream.read(BLOCK))

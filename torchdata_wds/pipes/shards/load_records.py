@@ -75,8 +75,7 @@ class CborShardLoaderIterDataPipe(RecordLoader):
     Args:
         source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs.
         max_bytes: The size of the largest record that is read, in bytes.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
-        rewrite: Where shards are read instead, as in ``list_shards``.
+        storage_options, rewrite: As in ``list_shards``, for reading.
         handler: Called for each item that is not a whole shard (ShardListError), and each shard that cannot be opened
             (ShardOpenError) or fully read (ShardFormatError).
 

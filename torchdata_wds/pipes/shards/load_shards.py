@@ -58,8 +58,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         select: Which members to read: a glob, several separated by blanks, a list of globs, or a
             ``callable(name) -> bool``; None reads all.
         rename: ``callable(name) -> name``, applied before everything that looks at names.
-        keys: How names become keys, as in ``group_by_key``: it says where samples end, and is that of the index after
-            ``split_shards``.
+        keys: How names become keys, as in ``group_by_key``; after ``split_shards`` that of the index.
         require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
         concatenated: Whether to read on after the end marker, for shards joined with ``cat``.
         read_ahead: How many shards to open before their turn and read up to 16 MiB ahead, each in a thread of its own,
@@ -68,8 +67,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
             place; the order depends on nothing else.
         max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
             shard with an error, unless `select` leaves it out.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``.
-        rewrite: Where shards are read instead, as in ``list_shards``.
+        storage_options, rewrite: As in ``list_shards``, for reading.
         handler: Called for each shard that cannot be opened or fully read.
 
     Yields:

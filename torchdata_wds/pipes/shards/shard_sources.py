@@ -101,10 +101,7 @@ def is_opened(item: Any) -> bool:
 def as_source(
     item: Any, options: storage.StorageOptions, skip: int = 0, *, form: str = "load_wds_shards", slices: bool = True
 ) -> ShardSource:
-    """Returns what an item of a loader's source stands for, without its first `skip` samples.
-
-    Messages have the functional name of the loader, and name slices if it takes them.
-    """
+    """Returns what an item of the source of the loader `form` stands for, without its first `skip` samples."""
     cached, given, found = None, None, item
     if isinstance(item, CachedShard):
         cached, found = item, item.url if item.part is None else item.part
@@ -135,10 +132,7 @@ def as_source(
 def read_ahead(
     items: Iterable[T], lead: int, start: Callable[[T], Ahead | None]
 ) -> Generator[tuple[T, Ahead | None], None, None]:
-    """Takes `lead` items before their turn and starts a thread for each that needs one, which the caller closes.
-
-    With 0 no thread is started. What the items raise comes in its turn.
-    """
+    """Takes `lead` items before their turn, with threads that the caller closes; what items raise comes in its turn."""
     waiting: deque[tuple[T, Ahead | None]] = deque()
     failures: list[Exception] = []
 

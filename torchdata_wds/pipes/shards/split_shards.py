@@ -44,8 +44,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         even: ``"drop"`` makes all shares exactly equal by leaving out at most N - 1 samples, drawn anew each
             epoch. ``"pad"`` makes them equal by yielding at most N - 1 samples a second time, marked
             ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for reading the index.
-        rewrite: Where indexes are read instead, as in ``list_shards``.
+        storage_options, rewrite: As in ``list_shards``, for reading the index.
 
     Yields:
         ShardSlice: ``(url, start, stop, step)``, for ``load_wds_shards``.
@@ -201,10 +200,7 @@ def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> 
 
 
 def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int]) -> list[ShardSlice]:
-    """Turns samples counted over all shards into slices of the shards.
-
-    Shards without a sample are among them, once over all consumers: their reader finds out whether that is true.
-    """
+    """Turns samples counted over all shards into slices, those of empty shards too: their reader checks that."""
     # Counts [3, 0, 4] have the bounds [0, 3, 3, 7]: sample 3 is the first of the third shard, and the empty one goes to
     # the consumer that begins there, or whose piece goes on over it; one at the very end goes to the last consumer.
     bounds = [0, *accumulate(counts)]

@@ -175,9 +175,8 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
     def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
         """Seeds the pipes upstream, so that the next iteration begins in the pass `begun`, as in another process.
 
-        It yields only the `wanted` items of the epoch, none from an earlier pass; None yields the whole epoch, after
-        dropping what had been taken of the pass before. Returns the items of the pass that the source must yield; None
-        if it must begin at its start.
+        It yields only the `wanted` items of the epoch, None the whole epoch, after dropping what the one before took.
+        Returns the items of the pass that the source must yield; None if it must begin at its start.
         """
         stream = self._stream
         assert stream.passes is not None

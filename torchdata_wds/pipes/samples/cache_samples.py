@@ -53,7 +53,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         max_samples: How many samples each consumer yields in each epoch, the first ones of its pass; None keeps all.
         allow_pickle: Whether to pickle values other than None, bool, numbers, str, bytes, lists, tuples, dicts, sets,
             NumPy arrays, tensors and PIL images. Reading such a file needs it too, and runs code that the file chooses.
-        handler: Called for each sample that cannot be stored or read back. If it ends the pass, no file remains.
+        handler: Called for each EncodingError and DecodingError. If it ends the pass, no file remains.
 
     Yields:
         The same samples.
@@ -62,7 +62,6 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         ValueError: if ``wds_epoch`` or a stage of the main process comes before.
         CacheError: if the file is damaged, not a sample cache, too short, or cannot be created.
         UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
-        EncodingError, DecodingError: through the handler, if a sample cannot be stored or read back.
 
     Example:
         >>> import pathlib, tempfile
@@ -88,8 +87,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         self.file = _checked(file)
         if self.file is not None:
             _check_above(source_datapipe)
-        self.max_samples = max_samples
-        self.allow_pickle = allow_pickle
+        self.max_samples, self.allow_pickle = max_samples, allow_pickle
 
     def __iter__(self) -> Iterator[T]:
         if self.file is None:

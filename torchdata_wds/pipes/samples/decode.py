@@ -30,14 +30,10 @@ class SampleDecoderIterDataPipe(ItemMapper):
         exif_transpose: Whether images are turned upright by their EXIF orientation.
         errors: What happens to text that is not UTF-8: ``"strict"``, ``"replace"`` or another of Python's handlers.
         max_bytes: The most that a compressed field (``txt.gz``, ``npz``) may decompress to, in bytes.
-        handler: Called for each sample that does not decode.
+        handler: Called for each sample with a DecodingError, or an UnsafeDataError for a pickle without `allow_pickle`.
 
     Yields:
         dict: Samples with decoded values.
-
-    Raises:
-        DecodingError: through the handler; it names shard, key, field and cause.
-        UnsafeDataError: through the handler, for a pickle without `allow_pickle`.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -69,10 +65,8 @@ class SampleDecoderIterDataPipe(ItemMapper):
         super().__init__(source_datapipe, handler)
         self.decoders = Held(decoders)
         self.only = only
-        self.allow_pickle = allow_pickle
-        self.exif_transpose = exif_transpose
-        self.errors = errors
-        self.max_bytes = max_bytes
+        self.allow_pickle, self.exif_transpose = allow_pickle, exif_transpose
+        self.errors, self.max_bytes = errors, max_bytes
         self._is_unsure = bool(self._decode.only)
 
     def _apply(self, item: Any) -> dict[str, Any]:
@@ -107,13 +101,10 @@ class SampleEncoderIterDataPipe(ItemMapper):
             callable turns a sample into a dict of bytes; False only checks that all is bytes.
         jpeg_quality: Quality of JPEG fields, 1 to 100.
         png_compression: Effort for PNG fields, 0 to 9.
-        handler: Called for each sample that cannot be encoded.
+        handler: Called for each sample that cannot be encoded, with an EncodingError.
 
     Yields:
         dict: Samples with bytes by field.
-
-    Raises:
-        EncodingError: through the handler; it names key, field, what was found and what to do.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -133,8 +124,7 @@ class SampleEncoderIterDataPipe(ItemMapper):
         self._encode = Encoder(encoder, jpeg_quality=jpeg_quality, png_compression=png_compression)
         super().__init__(source_datapipe, handler)
         self.encoder = Held(encoder)
-        self.jpeg_quality = jpeg_quality
-        self.png_compression = png_compression
+        self.jpeg_quality, self.png_compression = jpeg_quality, png_compression
 
     def _apply(self, item: Any) -> dict[str, Any]:
         if not isinstance(item, Mapping):

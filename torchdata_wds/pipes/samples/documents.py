@@ -58,16 +58,13 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         min_images: Documents with fewer images are left out.
         max_images: Of documents with more images, the first are kept.
         min_similarity: Images with a lower similarity are left out; those without one are kept.
-        handler: Called once for each document that is wrong, and for images without a document.
+        handler: Called once for each document whose JSON is wrong (SampleError), that lacks an image
+            (MissingFieldError) or has one that does not decode (DecodingError), and for images without a document.
 
     Yields:
         dict: ``__key__`` and ``__url__``; ``segments``, a list of `TextSegment` and `ImageSegment`;
         ``similarity_matrix``, with a row for each image segment and a column for each text, or None; ``metadata``, the
         rest of the JSON as dict; and fields that are not images.
-
-    Raises:
-        SampleError, MissingFieldError, DecodingError: through the handler, if a document's JSON is wrong, images belong
-            to no document, an image is missing, or does not decode.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -102,12 +99,8 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         if images is not None and not isinstance(images, (str, ImageDecoder)):
             raise TypeError(f"images must be an image spec, what image_decoder makes, or None, not {images!r}")
         super().__init__(source_datapipe, handler)
-        self.layout = layout
-        self.missing = missing
-        self.images = images
-        self.min_images = min_images
-        self.max_images = max_images
-        self.min_similarity = min_similarity
+        self.layout, self.missing, self.images = layout, missing, images
+        self.min_images, self.max_images, self.min_similarity = min_images, max_images, min_similarity
         self._decoder = ImageDecoder(images) if isinstance(images, str) else images
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -93,10 +93,8 @@ class KeyRenamerIterDataPipe(ItemMapper):
         if not self._pairs or not all(map(_is_rename, self._pairs)):
             raise ValueError(f"wds_rename_keys takes pairs (new, glob) or new=glob, not {self._pairs!r}")
         super().__init__(source_datapipe, handler)
-        self.renames = renames
-        self.globs = globs
-        self.keep_unselected = keep_unselected
-        self.must_match = must_match
+        self.renames, self.globs = renames, globs
+        self.keep_unselected, self.must_match = keep_unselected, must_match
         self.duplicate_is_error = duplicate_is_error
 
     def _apply(self, item: Any) -> dict[str, Any]:
@@ -230,8 +228,7 @@ class KeyExtractorIterDataPipe(ItemMapper):
             raise ValueError("wds_extract_keys needs at least one pattern, as wds_extract_keys('*.jpg', '*.cls')")
         super().__init__(source_datapipe, handler)
         self.patterns = tuple(alternatives(pattern) for pattern in patterns)
-        self.duplicate_is_error = duplicate_is_error
-        self.ignore_missing = ignore_missing
+        self.duplicate_is_error, self.ignore_missing = duplicate_is_error, ignore_missing
 
     def _apply(self, item: Any) -> tuple[Any, ...]:
         sample = expect_sample(item, "wds_extract_keys")

@@ -83,11 +83,8 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         fields = fields if fields is None or isinstance(fields, str) else in_order(fields)
         grouping_rules(keys, lowercase, fields, on_duplicate, on_reappearing)
         super().__init__(source_datapipe, handler)
-        self.keys = keys
-        self.lowercase = lowercase
-        self.fields = fields
-        self.on_duplicate = on_duplicate
-        self.on_reappearing = on_reappearing
+        self.keys, self.lowercase, self.fields = keys, lowercase, fields
+        self.on_duplicate, self.on_reappearing = on_duplicate, on_reappearing
         self._watch: Watch | None = None
         self._restart: _Restart | None = None
         self._passed_over = 0

@@ -62,7 +62,6 @@ class ItemMapper(HandlingPipe[Any]):
     """Base of the pipes that turn each item into one other: a subclass says how in `_apply`."""
 
     one_to_one = True
-
     dropped = "None"  # the name that items are counted by for which `_apply` returns None
 
     def __init__(self, source_datapipe: Pipe, handler: Handler = reraise_exception) -> None:

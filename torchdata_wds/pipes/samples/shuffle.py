@@ -76,9 +76,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         for name, value in (("buffer_size", buffer_size), ("initial", initial), ("max_bytes", limit)):
             check_count(name, value, 0)
         self.source_datapipe = source_datapipe
-        self.buffer_size = buffer_size
-        self.initial = initial
-        self.max_bytes = max_bytes
+        self.buffer_size, self.initial, self.max_bytes = buffer_size, initial, max_bytes
         self._seed = Seed()
         self._enabled = True
         self._restart: _Restart | None = None

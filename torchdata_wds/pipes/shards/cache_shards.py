@@ -126,13 +126,10 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         if max_bytes is not None and not max_bytes > 0:
             raise ValueError(f"max_bytes must be more than 0, or None for no limit, not {max_bytes!r}")
         super().__init__(source_datapipe, handler)
-        self.folder = folder
-        self.max_bytes = max_bytes
+        self.folder, self.max_bytes = folder, max_bytes
         self.name = check_naming(name)
-        self.verify = verify
-        self.while_reading = while_reading
-        self.cache_local = cache_local
-        self.verbose = verbose
+        self.verify, self.while_reading = verify, while_reading
+        self.cache_local, self.verbose = cache_local, verbose
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
 

@@ -113,8 +113,7 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
             )
         # It learns the consumer's place and divides nothing: another class of sharder would upset the seeds upstream.
         self.source_datapipe = ShardingFilterIterDataPipe(source_datapipe)
-        self.n = n
-        self.replacement = replacement
+        self.n, self.replacement = n, replacement
         self._seed = Seed()
 
     def __iter__(self) -> Iterator[T]:

@@ -20,7 +20,6 @@ class RecordLoader(HandlingPipe[Any]):
     """Base of the pipes that load record shards: a subclass says of which format."""
 
     reads_shards = True
-
     record_format: RecordFormat
 
     def __init__(

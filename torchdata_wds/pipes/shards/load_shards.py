@@ -68,16 +68,12 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
             shard with an error, unless `select` leaves it out.
         storage_options, rewrite: As in ``list_shards``, for reading.
-        handler: Called for each shard that cannot be opened or fully read.
+        handler: Called for each shard that cannot be opened or whose source fails (ShardOpenError), that is cut or
+            damaged or does not match its index (ShardFormatError), or that ``WDS_SECURE=1`` refuses (UnsafeDataError).
 
     Yields:
         ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad. The
         URL of a shard with a local copy has its path as the attribute ``local_path``.
-
-    Raises:
-        ShardOpenError, ShardFormatError: through the handler, for a shard that cannot be opened, whose source fails, or
-            that is cut or damaged, has a member that is too large, or does not match its index.
-        UnsafeDataError: through the handler, for ``pipe:`` under ``WDS_SECURE=1``.
 
     Example:
         >>> import tarfile
@@ -118,14 +114,9 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         if select is not None:
             name_filter(select)
         super().__init__(source_datapipe, handler)
-        self.select = select
-        self.rename = rename
-        self.keys = keys
-        self.require_end_marker = require_end_marker
-        self.concatenated = concatenated
-        self.read_ahead = read_ahead
-        self.interleave = interleave
-        self.max_member_bytes = max_member_bytes
+        self.select, self.rename, self.keys = select, rename, keys
+        self.require_end_marker, self.concatenated = require_end_marker, concatenated
+        self.read_ahead, self.interleave, self.max_member_bytes = read_ahead, interleave, max_member_bytes
         self.storage_options = storage.StorageOptions(storage_options, rewrite=rewrite)
         self.rewrite = self.storage_options.rewrite
         self._shards_read = 0

@@ -33,15 +33,12 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
         start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
         post: Called, in the process that wrote it, with the `ShardInfo` of each shard as soon as it has its name.
         overwrite: Whether shards that exist are replaced; otherwise they are an error.
-        handler: Called for each sample that cannot be written, but not for errors of the destination.
+        handler: Called for each SampleError (MissingFieldError, ReappearingKeyError, EncodingError), but not for
+            errors of the destination: a ShardOpenError says that a shard cannot be written, or exists.
         **options: Those of `TarWriter`: ``encoder``, ``compress``, ``index``, ``storage_options`` and so on.
 
     Yields:
         ShardInfo: ``path``, ``count`` of samples, ``bytes`` and ``sha256`` of each finished shard.
-
-    Raises:
-        SampleError: through the handler: MissingFieldError, ReappearingKeyError, EncodingError.
-        ShardOpenError: if a shard cannot be written, or exists.
 
     Example:
         >>> import tempfile
@@ -67,11 +64,8 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
         check_options(options, "max_count", "max_bytes", "start_shard", "post", "overwrite", "handler")
         super().__init__(source_datapipe, handler)
         self.pattern = os.fspath(pattern) if isinstance(pattern, os.PathLike) else pattern
-        self.max_count = max_count
-        self.max_bytes = max_bytes
-        self.start_shard = start_shard
-        self.post = post
-        self.overwrite = overwrite
+        self.max_count, self.max_bytes, self.start_shard = max_count, max_bytes, start_shard
+        self.post, self.overwrite = post, overwrite
         options["storage_options"] = StorageOptions(options.get("storage_options"))
         self.options = Held(options)
         self._writer(Place())  # checks the options

@@ -34,12 +34,9 @@ class _Source:
         self.passes = Passes(pipe)
         self.passes.begin_stream()
         self.was_exhausted = False
-        self._pipe = pipe
-        self._stop = stop
-        self._seed = seed
+        self._pipe, self._stop, self._seed = pipe, stop, seed
         self._iterator: Iterator[Any] | None = None
-        self._gave = False
-        self._pass = 0
+        self._pass, self._gave = 0, False
 
     def take(self) -> Any:
         """Returns the next item of this pass, or _END; raises if this pass has no item at all."""

@@ -10,19 +10,13 @@ from typing import TypeVar
 
 from torch.utils.data import IterDataPipe
 
+from torchdata_wds import handlers
 from torchdata_wds.checks import check_flags, is_count
 from torchdata_wds.codecs.stored import StoredValue, decode_value, encode_value
 from torchdata_wds.consumers import Place, divided_place, place_of, process_place, upstream
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import CacheError, DecodingError, EncodingError, UnsafeDataError, WdsError
-from torchdata_wds.handlers import (
-    Handler,
-    ignore_and_continue,
-    keep_going,
-    reraise_exception,
-    warn_and_continue,
-    warn_once,
-)
+from torchdata_wds.handlers import Handler, keep_going, reraise_exception, warn_once
 from torchdata_wds.pipes.base import Pipe, register
 from torchdata_wds.pipes.chain_text import short_name
 from torchdata_wds.pipes.samples.map import HandlingPipe
@@ -102,8 +96,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             self._fix_order()
             warn_once(
                 f"cache_samples busy {path}",
-                f"the sample cache {path} is being written by another process or iteration: samples pass through this "
-                "one",
+                f"the sample cache {path} is being written by another process or iteration: samples pass through here",
             )
             yield from islice(self.source_datapipe, self.max_samples)
 
@@ -200,7 +193,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         for pipe in upstream(self.source_datapipe):
             skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
             if isinstance(skipped, Counter):
-                continues = handler in (warn_and_continue, ignore_and_continue)
+                continues = handler in (handlers.warn_and_continue, handlers.ignore_and_continue)
                 ends = ("ShardOpenError",) if continues else ("Error", "Exception")
                 count += sum(times for name, times in skipped.items() if name.endswith(ends))
         return count

@@ -11,15 +11,9 @@ from torchdata_wds.codecs.images.decoding import ImageDecoder
 from torchdata_wds.codecs.plans import StepFailedError
 from torchdata_wds.consumers import upstream
 from torchdata_wds.errors import MissingFieldError, SampleError
+from torchdata_wds.format.documents import layouts
 from torchdata_wds.format.documents.assembling import FoundDocument, find_documents
-from torchdata_wds.format.documents.layouts import (
-    OUR_FIELDS,
-    ImageEntry,
-    ImageSegment,
-    find_images,
-    in_order_of_place,
-    is_image_field,
-)
+from torchdata_wds.format.documents.layouts import ImageEntry, ImageSegment, find_images, is_image_field
 from torchdata_wds.handlers import Handler, count_loss, reraise_exception
 from torchdata_wds.option_types import Layout, Missing
 from torchdata_wds.pipes.base import Pipe, register
@@ -126,7 +120,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         """Returns the output of a document; None, and counted, if it is left out."""
         document = found.document
         rest = {field: value for field, value in found.fields.items() if not is_image_field(field)}
-        if field := next((field for field in OUR_FIELDS if field in rest), None):
+        if field := next((field for field in layouts.OUR_FIELDS if field in rest), None):
             key = found.sample["__key__"]
             raise SampleError(
                 f"document {key!r} has a field {field!r}, which wds_interleaved makes itself: rename it, or leave it "
@@ -141,7 +135,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
             self.skipped["document with too few images"] += 1
             return None
         placed = [(entry.place, self._segment(found, entry, value)) for entry, value in images]
-        segments, matrix = list(in_order_of_place(document.texts, placed)), document.matrix
+        segments, matrix = list(layouts.in_order_of_place(document.texts, placed)), document.matrix
         similarities = None if matrix is None else [matrix[entry.row] for entry, _ in images]
         ours = {"segments": segments, "similarity_matrix": similarities, "metadata": document.metadata}
         return {**found.sample, **rest, **ours}

@@ -167,18 +167,10 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
             yield from interleave(samples, loader.interleave, lambda: loading.is_over or grouping.is_over, places)
 
     def _group(self, members: Generator[Unit, None, None], ask: Asked) -> Generator[dict[str, Any], None, None]:
+        names = ("keys", "lowercase", "fields", "on_duplicate", "on_reappearing")
+        rules = {name: getattr(self, name) for name in names}
         with closing(members):
-            yield from group_members(
-                members,
-                keys=self.keys,
-                lowercase=self.lowercase,
-                fields=self.fields,
-                on_duplicate=self.on_duplicate,
-                on_reappearing=self.on_reappearing,
-                on_error=ask,
-                skipped=self.skipped,
-                shown=storage.mask_url,
-            )
+            yield from group_members(members, on_error=ask, skipped=self.skipped, shown=storage.mask_url, **rules)
 
     def _noting_fields(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""

@@ -52,10 +52,8 @@ class ShardSource(NamedTuple):
     def open(self, keys: KeyRule, seeks: bool) -> OpenedShard:
         """Opens the shard at the part's first sample if an index can tell (`seeks`: it counts alike), or its start."""
         part = self.part
-        found = None
-        if seeks and self.given is None and part.start >= part.step:  # else there is nothing to gain
-            found = find_sample(part.url, part.start, keys, self.options)
-        if found is not None:
+        gains = seeks and self.given is None and part.start >= part.step
+        if gains and (found := find_sample(part.url, part.start, keys, self.options)) is not None:
             header, begin = found
             source = self
             try:

@@ -92,10 +92,9 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         self.rewrite = self.storage_options.rewrite
 
     def __iter__(self) -> Iterator[ShardSlice]:
-        shards = self.source_datapipe.source_datapipe
+        shards, place = self.source_datapipe.source_datapipe, self._place()
         draw = shards.begin_epoch().random()
         urls = list(map(_as_url, shards))
-        place = self._place()
         if self.index is None:
             if not urls:
                 raise self._nothing_for(0, urls, None)

@@ -45,14 +45,13 @@ class _Source:
             if self._pass or self._seed.epoch == 0:
                 self.passes.begin_pass(self._pass)
             self._iterator = iter(self._pipe)
-        item = next(self._iterator, _END)
-        if item is not _END:
+        if (item := next(self._iterator, _END)) is not _END:
             self._gave = True
             return item
         self.was_exhausted = True
         if not self._gave:
             self._report_empty()
-        return item
+        return _END
 
     def begin_next_pass(self) -> None:
         """Goes back to the beginning of the source, in a new order."""
@@ -128,8 +127,7 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
                     f"wds_mix got the same {type(source).__name__} again as source {number}, counted from 0: a pipe "
                     "has one reader at a time. Build it a second time, or give it a higher weight"
                 )
-        self.source_datapipe = source_datapipe
-        self.others = others
+        self.source_datapipe, self.others = source_datapipe, others
         self.weights = None if weights is None else _checked_weights(weights, len(sources))
         self.stop = stop
         self.counts = [0] * len(sources)

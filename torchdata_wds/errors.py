@@ -59,10 +59,8 @@ class WdsError(Exception):
 
     Args:
         message: What failed, where, what was expected and found, and what to do.
-        shard: URL of the shard, credentials masked.
-        member: Name of the archive member.
-        key: Key of the sample.
-        field: Field of the sample.
+        shard, member: URL of the shard, credentials masked; name of the archive member.
+        key, field: Key of the sample, and its field.
         advice: What to do, appended to the message; a str where library and command line use the same words.
 
     Attributes:

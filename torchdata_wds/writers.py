@@ -168,6 +168,7 @@ class TarWriter(SampleWriter):
         self,
         file: Destination,
         *,
+        overwrite: bool = True,
         encoder: EncoderLike = True,
         compress: str | bool | None = None,
         mtime: float = 0,
@@ -179,7 +180,6 @@ class TarWriter(SampleWriter):
         jpeg_quality: int = 95,
         png_compression: int = 6,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
-        overwrite: bool = True,
         **unknown: Never,
     ) -> None:
         given = locals()

@@ -73,21 +73,17 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _failing(path, _DAMAGED):
+        with _failing(path, _DAMAGED), contextlib.ExitStack() as stack:
             # It never changes: no locks are needed, and a forked process inherits none.
             self._connection = _connect(path, "mode=ro&immutable=1")
-        try:
-            with _failing(path, _DAMAGED):
-                found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name")
-                if tuple(sql for (sql,) in found) != _SCHEMA:
-                    raise _error(path, _DAMAGED, "it has other tables than those of cache_samples")
-                facts = dict(self._connection.execute("SELECT name, value FROM facts"))
-            rows = [(name, facts.get(name)) for name in SampleFacts._fields]
-            if facts.get("crc") != _checksum(rows):
+            stack.callback(self.close)
+            found = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY name")
+            if tuple(sql for (sql,) in found) != _SCHEMA:
+                raise _error(path, _DAMAGED, "it has other tables than those of cache_samples")
+            facts = dict(self._connection.execute("SELECT name, value FROM facts"))
+            if facts.get("crc") != _checksum([(name, facts.get(name)) for name in SampleFacts._fields]):
                 raise _error(path, _DAMAGED, "it does not say how many samples it has")
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
         self.facts = SampleFacts(facts["samples"], bool(facts["ended"]), bool(facts["pickles"]), facts["shares"])
 
     def rows(self, limit: int | None = None) -> Iterator[bytes]:
@@ -154,14 +150,12 @@ class SampleWriter:
         self._rows: list[tuple[int, int, bytes]] = []
         self._size = 0
         self._connection: sqlite3.Connection | None = None
-        try:
-            with _failing(path, _UNWRITABLE):
-                self._connection = _connect(self._part, "vfs=unix-none")
-                for statement in (*(f"PRAGMA {setting}" for setting in _SETTINGS), *_SCHEMA):
-                    self._connection.execute(statement)
-        except BaseException:
-            self.abort()
-            raise
+        with _failing(path, _UNWRITABLE), contextlib.ExitStack() as stack:
+            stack.callback(self.abort)
+            self._connection = _connect(self._part, "vfs=unix-none")
+            for statement in (*(f"PRAGMA {setting}" for setting in _SETTINGS), *_SCHEMA):
+                self._connection.execute(statement)
+            stack.pop_all()
         self.max_bytes = self._connection.getlimit(_sqlite3().SQLITE_LIMIT_LENGTH) - _ROW_OVERHEAD
 
     def append(self, data: bytes) -> None:

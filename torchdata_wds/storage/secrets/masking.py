@@ -54,12 +54,7 @@ _BEARER = r"(?i)\b((?:bearer|basic)\s+)[^\s'\"]+"
 
 
 def mask_text(text: str) -> str:
-    """Masks whatever looks secret in any text: URLs, commands, and messages of libraries that quote them.
-
-    Example:
-        >>> mask_text("curl -su me:pw 'https://host/x.tar?part=1&sig=abc' failed, as https://me:p@ss@host/ did")
-        "curl -su me:*** 'https://host/x.tar?part=1&sig=***' failed, as https://me:***@host/ did"
-    """
+    """Masks whatever looks secret in any text: URLs, commands, and messages of libraries that quote them."""
     text = mask_commands(text)
     text = re.sub(_USER_AND_PASSWORD, rf"\1:{MASK}@", text)
     text = re.sub(_SLASH_IN_PASSWORD, rf"\1:{MASK}@", text)

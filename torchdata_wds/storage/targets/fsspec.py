@@ -42,9 +42,8 @@ class RemoteTarget(FileTarget):
         try:
             file, self._local = tempfile.mkstemp(prefix="wds-", suffix=f"-{name}")
         except OSError as error:
-            raise cannot_write(
-                self._shard, f"no temporary file can be made: {error.strerror or error}; set TMPDIR to another folder"
-            ) from error
+            reason = f"no temporary file can be made: {error.strerror or error}; set TMPDIR to another folder"
+            raise cannot_write(self._shard, reason) from error
         elsewhere = "free some space there or set TMPDIR to a folder with more"
         self._advice = f"it is collected in {self._local} first; {elsewhere}"
         return LockedFile(file)
@@ -62,11 +61,9 @@ class RemoteTarget(FileTarget):
             if not isinstance(error, Exception):
                 logger.warning("the upload of shard %s was interrupted; it is kept whole in %s", self._shard, local)
                 raise
-            raise ShardOpenError(
-                f"shard {self._shard} could not be uploaded: {error_words(error)}. "
-                f"It is kept whole in {local}: upload it from there, or delete it",
-                shard=self._shard,
-            ) from masked_cause(error)
+            kept = f"It is kept whole in {local}: upload it from there, or delete it"
+            reason = f"shard {self._shard} could not be uploaded: {error_words(error)}. {kept}"
+            raise ShardOpenError(reason, shard=self._shard) from masked_cause(error)
 
     def _put(self, local: str) -> None:
         from fsspec.asyn import AsyncFileSystem

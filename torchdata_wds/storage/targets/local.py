@@ -47,11 +47,9 @@ class LocalTarget(FileTarget):
         except OSError as error:
             raise cannot_write(self._shard, f"{self._partial}: {error.strerror or error}") from error
         if file is None:
-            raise cannot_write(
-                self._shard,
-                f"another writer, in this process or a living one, has it open as {self._partial}. Give each its own "
-                "shards: another pattern, or one with {rank} and {worker} in it",
-            )
+            cure = "Give each its own shards: another pattern, or one with {rank} and {worker} in it"
+            reason = f"another writer, in this process or a living one, has it open as {self._partial}."
+            raise cannot_write(self._shard, reason, cure)
         return file
 
     def _commit(self) -> None:

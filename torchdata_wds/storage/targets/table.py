@@ -21,11 +21,8 @@ _WHY = "where a rewriting rule puts"
 
 
 def _refuse_web(place: Place, overwrite: bool = False) -> NoReturn:  # noqa: ARG001 - as all
-    raise cannot_write(
-        place.shown,
-        "web servers are read only; use the store's own scheme (s3://, gs://, ...) or "
-        f"'pipe:curl -fsS -T - {place.shown}'",
-    )
+    cure = f"use the store's own scheme (s3://, gs://, ...) or 'pipe:curl -fsS -T - {place.shown}'"
+    raise cannot_write(place.shown, f"web servers are read only; {cure}")
 
 
 #: Scheme -> backend, which raises what `open_target` does; "" is a local path, and a scheme not listed is fsspec's.

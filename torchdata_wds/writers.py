@@ -72,6 +72,9 @@ class SampleWriter(Unique):
 
     close: Callable[[], None]
     abort: Callable[[], None]
+    shard_for: Callable[
+        [PackedSample], ShardFile | None
+    ]  # the shard that a packed sample goes into; None if all are full
 
     def __init__(self, options: TarOptions, others: str, *, overwrite: bool) -> None:
         check_options(options, *others.split())
@@ -113,10 +116,6 @@ class SampleWriter(Unique):
                 return 0
             shard.append(packed)
         return packed.size
-
-    def shard_for(self, packed: PackedSample) -> ShardFile | None:
-        """Returns the shard that a packed sample goes into; None if all are full."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

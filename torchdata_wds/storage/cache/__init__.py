@@ -53,10 +53,7 @@ class ShardCache(CacheSettings):
         return io.BufferedReader(source, source.buffer_size)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
-        """Makes the copy of a shard if it is missing, or waits for another process's download; returns its path.
-
-        It raises what `open` does, and a CacheError if the copy cannot be kept.
-        """
+        """Makes a missing copy, or waits for who does, and returns its path; a CacheError if it cannot be kept."""
         try:
             self._make(url, path, facts)
         except WdsError:
@@ -158,12 +155,11 @@ class _CopySource(Source):
         self._cache.drop(self._path, self._file)
         self._stream.close()
         try:
-            stream = open_shard(self._url, offset=self._position, storage_options=self._cache.storage_options)
+            source = open_shard(self._url, offset=self._position, storage_options=self._cache.storage_options)
+            self._stream = source.detach()
         except Exception as error:
             self._failure = error
             raise
-        assert isinstance(stream, io.BufferedReader)
-        self._stream = stream.detach()
 
     def interrupt(self) -> None:
         interrupt(self._stream)

@@ -168,10 +168,7 @@ class SampleWriter:
                 self._flush()
 
     def finish(self, *, ended: bool, pickles: bool, shares: int = 1) -> bool:
-        """Completes the file with its facts and gives it its name; a CacheError if it cannot be written.
-
-        Returns whether that succeeded: False if the name is taken by now, or the part was deleted.
-        """
+        """Completes the file and gives it its name; False if that is taken by now, or the part was deleted."""
         assert self._connection is not None
         facts = SampleFacts(self._count, ended, pickles, shares)._asdict()
         rows = [(name, int(value)) for name, value in facts.items()]

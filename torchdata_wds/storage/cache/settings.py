@@ -106,8 +106,7 @@ class CacheSettings:
         if not self.is_named_by_digest and mark_of(file.fileno()) is None:
             return False
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            copy_lock = CopyLock.acquire(path)
-            if copy_lock is not None:
+            if (copy_lock := CopyLock.acquire(path)) is not None:
                 stack.callback(copy_lock.release)
                 if file.is_at(path):
                     os.unlink(path)  # noqa: PTH108 - a str

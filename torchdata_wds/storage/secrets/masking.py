@@ -231,10 +231,7 @@ _PROGRAMS: dict[str, _Program] = {
 
 
 def mask_commands(text: str, *, users_only: bool = False) -> str:
-    """Masks the secrets that known programs take as arguments, in a text that may have commands in it.
-
-    With `users_only`, only the passwords of ``user:password`` are masked.
-    """
+    """Masks what known programs in a text take as secret arguments; `users_only` is passwords of ``user:password``."""
     if not users_only and _FROM_STANDARD_INPUT.search(text):
         text = _WRITTEN.sub(lambda found: f"{found[1] or found[2]} {MASK} ", text)
     scanner = _Scanner(users_only)

@@ -187,10 +187,7 @@ class StandardOutput(Target):
 
 
 def open_standard_output(place: Place, overwrite: bool) -> StandardOutput:  # noqa: ARG001 - as all
-    """Takes standard output, in the main process.
-
-    A reader that has gone away is a BrokenPipeError, as for any program that writes to a pipe.
-    """
+    """Takes standard output, in the main process; a reader that has gone away is a BrokenPipeError, as for any pipe."""
     if multiprocessing.parent_process() is not None:
         mixed = "worker processes would mix their shards in it; write it in the main process, with num_workers=0"
         raise _no_output(mixed)

@@ -78,10 +78,7 @@ def remove_target(
 def list_targets(
     folder_url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Returns the sorted names of the files in a folder ("" is the working directory), ``.partial`` ones too.
-
-    There are none where there is no such folder, and for ``-`` and ``pipe:``; a ShardOpenError if it cannot be listed.
-    """
+    """Returns the sorted names of a folder's files, ``.partial`` ones too; none without a folder, for ``-``, ``pipe:``."""
     place = resolve(folder_url, storage_options)
     if place.is_local:
         return list_local(place.url)

@@ -72,9 +72,7 @@ class SampleWriter(Unique):
 
     close: Callable[[], None]
     abort: Callable[[], None]
-    shard_for: Callable[
-        [PackedSample], ShardFile | None
-    ]  # the shard that a packed sample goes into; None if all are full
+    shard_for: Callable[[PackedSample], ShardFile | None]  # where a packed sample goes; None if all are full
 
     def __init__(self, options: TarOptions, others: str, *, overwrite: bool) -> None:
         check_options(options, *others.split())

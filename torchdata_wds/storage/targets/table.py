@@ -78,7 +78,7 @@ def remove_target(
 def list_targets(
     folder_url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Returns the sorted names of a folder's files, ``.partial`` ones too; none without a folder, for ``-``, ``pipe:``."""
+    """Returns the sorted names of a folder's files, ``.partial`` ones too: none without a folder, and for pipes."""
     place = resolve(folder_url, storage_options)
     if place.is_local:
         return list_local(place.url)

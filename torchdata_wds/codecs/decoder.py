@@ -24,10 +24,8 @@ DecoderLike = str | Callable[[str, bytes], Any]
 class Decoder(Planner):
     """Turns a sample of bytes into a new sample of values; the arguments are those of ``.wds_decode(...)``.
 
-    A compression suffix (``gz bz2 xz zst``) is removed first, and the data decompressed; only a
-    ``handle_extension("nii.gz", fn)`` that names the suffix gets the compressed bytes. Then come the user's decoders in
-    their order, and then the image spec and the table of types decide by the last part of the name. What none of them
-    takes stays bytes; values that are not bytes stay what they are, except open streams, which are read and closed.
+    Data is decompressed first, except for a ``handle_extension("nii.gz", fn)``. The user's decoders come next, then the
+    image spec or the table of types. What none takes stays bytes; only open streams among other values are read.
     """
 
     def __init__(

@@ -22,11 +22,9 @@ _Plan = Callable[[Any], bytes]
 class Encoder(Planner):
     """Turns a sample of values into a new sample of bytes; the arguments are those of ``.wds_encode(...)``.
 
-    Values are encoded by the last part of their field's name; what would not read back equal (JPEG: up to its loss) is
-    refused. The same value gives the same bytes each time, with two exceptions: in pickle and torch fields the bytes
-    also depend on which equal objects in the value are one object, and in pickle fields on the order of sets. Bytes are
-    data already and pass untouched; in a field with a compression suffix (``gz bz2 xz zst``) only if they are whole in
-    that compression. All else in such a field is encoded by the rest of the name and compressed.
+    What would not read back equal (JPEG: up to its loss) is refused. The same value gives the same bytes each time, but
+    in pickle and torch fields they depend on which equal objects are one, and in pickle fields on the order of sets.
+    Bytes pass untouched; in a compressed field (``gz bz2 xz zst``) only if they are whole in that compression.
     """
 
     def __init__(self, encoder: EncoderLike = True, *, jpeg_quality: int = 95, png_compression: int = 6) -> None:
@@ -171,7 +169,9 @@ def _parse_users(encoder: EncoderLike) -> dict[str, Callable[[Any], Any]]:
                 f"encoder maps fields or extensions, such as 'jpg' or 'seg.png', to functions, not {name!r}"
             )
         if any(map(is_metadata, extensions)):
-            raise ValueError(f"encoder maps {name!r}, but names like __x__ are copied and never encoded; leave it out")
+            raise ValueError(
+                f"encoder maps {name!r}, but names of the form __x__ are copied and never encoded; leave it out"
+            )
         if not callable(function):
             raise TypeError(
                 f"encoder must map {name!r} to a function of the value that returns bytes, not {function!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torchdata_wds.codecs.options import MissingPackageError
@@ -17,14 +18,13 @@ _MAX_PLANS = 1000
 _SHOWN_CAUSE, _SHOWN_VALUE = 600, 60
 
 
+@dataclass(eq=False)
 class StepFailedError(Exception):
     """One step of a field, named for the message, failed on its bytes or value with a cause; stays in this package."""
 
-    def __init__(self, step: str, data: Any, cause: Exception) -> None:
-        super().__init__(step)
-        self.step = step
-        self.data = data
-        self.cause = cause
+    step: str
+    data: Any
+    cause: Exception
 
 
 class Planner(ABC):

@@ -1,8 +1,4 @@
-"""Compressed members: the suffixes of field names, and how such fields are decompressed and compressed.
-
-Shards are decompressed by `storage.decompression`, which streams. A field is in memory already and mostly small: one
-call of the library's own decompressor takes half the time.
-"""
+"""Compressed fields, by the suffixes of their names: one call for all is twice as fast as streaming them as shards."""
 
 from __future__ import annotations
 

@@ -173,9 +173,9 @@ def load_dataset(
     ``source_url``, whose file must not point further. URLs are taken verbatim, relative ones to ``base`` or else to the
     file's own folder. If datasets have weights, ``wds_mix`` draws from them; weights of single shards are not used.
 
-    A file may come from a stranger: ``pipe:``, ``-`` and templates (``reference:``) are refused in it, and in what it
-    points to, as are environment variables in a file from the network or with a secret name. A dict was written by the
-    program and may have them. What `storage_options` has for a protocol goes to every server that the file names.
+    A file may come from a stranger: ``pipe:``, ``-`` and templates (``reference:``) are refused in it and in what it
+    points to, as are environment variables in a file from the network or with a secret name; a dict may have them.
+    What `storage_options` has for a protocol goes to every server that the file names.
 
     Args:
         path_or_dict: A local path, a URL, or what such a file would contain.

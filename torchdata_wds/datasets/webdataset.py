@@ -193,17 +193,14 @@ def _either(name: str, value: Any, other: str, same: Any) -> Any:
 def _patterns(urls: str | os.PathLike[str] | Iterable[Any]) -> IterDataPipe[Any]:
     if isinstance(urls, IterDataPipe):
         return urls
-    if isinstance(urls, (str, os.PathLike)):
-        urls = [urls]
-        is_spec = str(urls[0]).lower().endswith((".yaml", ".yml", ".json"))
-    else:
-        is_spec = isinstance(urls, Mapping)
-    if is_spec:
+    is_one = isinstance(urls, (str, os.PathLike))
+    if isinstance(urls, Mapping) or (is_one and str(urls).lower().endswith((".yaml", ".yml", ".json"))):
         raise ShardListError(
             "WebDataset takes shards; a dataset file or dict that lists them goes to load_dataset(...)"
         )
-    if not isinstance(urls, Iterable):
+    if not is_one and not isinstance(urls, Iterable):
         raise ShardListError(f"WebDataset takes a pattern or a list of patterns, not {urls!r}")
-    if not (patterns := list(urls)):
+    patterns = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
+    if not patterns:
         raise ShardListError("WebDataset got an empty list of shards: did a glob match nothing?")
     return IterableWrapper(patterns)

@@ -1,8 +1,4 @@
-"""Images to files: which format holds what; what would not read back equal is refused.
-
-What a format holds was found by writing each of Pillow's modes and reading it back with our own decoder. Pillow writes
-no 16-bit colour: PNG files of it, and PBM, PGM and PPM, are written here.
-"""
+"""Images to files: each format takes what was found to read back equal. Pillow writes no 16-bit colour: we do."""
 
 from __future__ import annotations
 

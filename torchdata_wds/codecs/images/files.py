@@ -53,16 +53,13 @@ def _pillow() -> tuple[Any, tuple[str, ...]]:
 
 def read_orientation(source: Image | bytes) -> int:
     """Reads the EXIF orientation of an image or of EXIF data, 1 to 8; damaged data says nothing and counts as 1."""
-    try:
+    with suppress(ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
+        exif = _pillow()[0].Exif() if isinstance(source, bytes) else source.getexif()
         if isinstance(source, bytes):
-            exif = _pillow()[0].Exif()
             exif.load(source)
-        else:
-            exif = source.getexif()
-        value = exif.get(_ORIENTATION, 1)
-    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
-        return 1
-    return value if value in range(1, 9) else 1
+        value: Any = exif.get(_ORIENTATION)
+        return value if value in range(1, 9) else 1
+    return 1
 
 
 def deep_reader(image: ImageFile) -> Callable[[ImageFile, bytes], Pixels] | None:

@@ -12,7 +12,6 @@ from torchdata_wds.codecs.media.video import read_frames
 from torchdata_wds.codecs.plans import changed_options, shown_call
 from torchdata_wds.codecs.table import ExtensionDecoder, matches, parse_extensions
 
-__all__ = ["AUDIO_FIELDS", "VIDEO_FIELDS", "AudioDecoder", "VideoDecoder", "torch_audio", "torch_video"]
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
 AUDIO_FIELDS = "flac wav mp3 ogg m4a sox wma opus aac"
 
@@ -75,9 +74,8 @@ class VideoDecoder(_MediaDecoder):
 
     FFmpeg (PyAV, the ``[media]`` extra) decodes from memory, in one thread, and reads nothing but the field's bytes:
     playlists and scripts that name other files are refused. Damage that it notices raises, up to the next keyframe, as
-    does an MP4, MOV, Matroska, WebM, AVI or Ogg file that is cut off. Nothing shows that an MPEG, WMV or raw stream is
-    cut, that values changed in a stream without checksums, that WebM has lost a frame, or that a table in the head of
-    an MP4 is wrong.
+    does an MP4, MOV, Matroska, WebM, AVI or Ogg file that is cut off. Nothing shows a cut in an MPEG, WMV or raw
+    stream, changed values without checksums, a frame lost from WebM, or a wrong table in the head of an MP4.
 
     Args:
         start: The second at which the clip begins.
@@ -196,8 +194,4 @@ class AudioDecoder(_MediaDecoder):
         return torch.from_numpy(samples), rate
 
 
-#: Decodes video fields into ``(frames, audio, info)``; see `VideoDecoder`.
-torch_video = VideoDecoder()
-
-#: Decodes audio fields into ``(samples, rate)``; see `AudioDecoder`.
-torch_audio = AudioDecoder()
+torch_video, torch_audio = VideoDecoder(), AudioDecoder()

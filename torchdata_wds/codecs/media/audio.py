@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,7 @@ def _parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, 
             parts = _decode(container, stream, zero, fills=with_video)
             head = next(parts, None)
             if head is not None and head[0] <= first:
-                yield head
-                yield from parts
+                yield from chain([head], parts)
                 return
     with open_media(data) as container:
         stream = container.streams.audio[0]
@@ -92,13 +92,11 @@ def _seek(container: Any, stream: Any, first: int, zero: Fraction) -> bool:
     """Moves to before a sample; False where the file is read from its beginning, as most are."""
     rate = stream.codec_context.sample_rate
     is_exact = container.format.name in _SEEKABLE and stream.time_base * rate == 1
-    if first <= 0 or not is_exact or not stream.codec_context.name.startswith(_LOSSLESS):
-        return False
-    try:
-        container.seek(int(first + zero * rate), stream=stream)
-    except import_av().FFmpegError:
-        return False
-    return True
+    if first > 0 and is_exact and stream.codec_context.name.startswith(_LOSSLESS):
+        with suppress(import_av().FFmpegError):
+            container.seek(int(first + zero * rate), stream=stream)
+            return True
+    return False
 
 
 def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) -> Iterator[_Part]:
@@ -128,7 +126,7 @@ def _decode(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) 
                 raise ValueError(f"it is damaged after sample {place:,}")
             if fills and time - place > rate * _SHORTEST_PAUSE:
                 # takes no memory before it is known whether it is wanted, and how much of it may be
-                yield (place, np.broadcast_to(np.float32(0), (shape[0], time - place)))
+                yield place, np.broadcast_to(np.float32(0), (shape[0], time - place))
                 place = time
             yield place, values
             place += values.shape[1]

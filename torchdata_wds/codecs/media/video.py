@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -20,9 +20,7 @@ _ORIENTATIONS = {
 }
 
 # Where each packet holds one frame and says when it is shown.
-_WHOLE_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-_WHOLE_CODECS = ("h264", "hevc", "vp9")
-_MOST_PIXELS = 2**31 - 1
+_WHOLE_FORMATS, _WHOLE_CODECS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"), ("h264", "hevc", "vp9")
 
 # PyAV's frame after the second at which it is shown, and the second of the last damaged frame since a sound keyframe,
 # which may have passed into this one.
@@ -91,7 +89,7 @@ def _video_of(container: Any, max_bytes: int) -> Any:
     if size > max_bytes:
         raise ValueError(f"each of its frames takes {size:,} bytes, more than max_bytes={max_bytes:,}")
     stream.codec_context.thread_count = 1  # workers share the cores already
-    stream.codec_context.options = {"max_pixels": str(min(max_bytes // 3, _MOST_PIXELS))}
+    stream.codec_context.options = {"max_pixels": str(min(max_bytes // 3, 2**31 - 1))}
     return stream
 
 
@@ -114,15 +112,13 @@ def _seek(container: Any, stream: Any, start: float) -> Iterator[_Timed] | None:
     if stream.start_time is None or container.format.name == "mpeg":
         return None
     keyed = False
-    try:
+    with suppress(import_av().FFmpegError, ValueError):
         container.seek(int((Fraction(start) + origin_of(container)) / stream.time_base), stream=stream)
         frames = _decode(container, stream)
         for timed in frames:
             keyed = keyed or (timed[1].key_frame and timed[0] <= start)
             if timed[0] >= start:
                 return chain([timed], frames) if keyed else None
-    except (import_av().FFmpegError, ValueError):
-        pass
     return None
 
 

@@ -156,17 +156,13 @@ def _write_int(writer: _Writer, value: int) -> None:
         writer.sized(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
-def _write_str(writer: _Writer, value: str) -> None:
-    writer.sized(b"s", value.encode("utf-8", "surrogatepass"))
-
-
 _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
     type(None): lambda writer, _: writer.add(b"N"),
     bool: lambda writer, value: writer.add(b"T" if value else b"F"),
     int: _write_int,
     float: lambda writer, value: writer.add(_F64.pack(b"f", value)),
     complex: lambda writer, value: writer.add(_COMPLEX.pack(b"c", value.real, value.imag)),
-    str: _write_str,
+    str: lambda writer, value: writer.sized(b"s", value.encode("utf-8", "surrogatepass")),
     bytes: lambda writer, value: writer.sized(b"b", value),
     bytearray: lambda writer, value: writer.sized(b"B", bytes(value)),
     dict: lambda writer, value: writer.items(b"d", len(value), chain.from_iterable(value.items())),
@@ -186,10 +182,8 @@ def _write_other(value: Any, writer: _Writer) -> None:
         _write_tensor(value, writer)
     elif (pillow := sys.modules.get("PIL.Image")) is not None and isinstance(value, pillow.Image):
         _write_image(value, writer)
-    elif isinstance(value, str):
-        _write_str(writer, value)
-    elif isinstance(value, bytes):
-        writer.sized(b"b", value)
+    elif isinstance(value, (str, bytes)):
+        _WRITERS[str if isinstance(value, str) else bytes](writer, value)
     elif class_named(kind.__name__) is kind:
         writer.add(b"k" + _name(kind.__name__))
         writer.write(list(value) if isinstance(value, list) else tuple(value))

@@ -142,23 +142,22 @@ def decode_tenbin(data: bytes, options: DecodeOptions) -> list[np.ndarray[Any, A
         chunks.append(memoryview(data)[begin : begin + size])
     if len(chunks) % 2:
         raise ValueError("the last array has a header but no data")
-    return [_build_array(header, payload) for header, payload in zip(chunks[::2], chunks[1::2], strict=True)]
-
-
-def _build_array(header: memoryview, payload: memoryview) -> np.ndarray[Any, Any]:
-    if len(header) < 24 or len(header) % 8:
-        raise ValueError(f"an array's header has {len(header)} bytes")
-    _, _, rank, *shape = struct.unpack(f"<{len(header) // 8}q", header)
-    code = bytes(header[:8]).rstrip(b"\0").decode("ascii", "backslashreplace")
-    if code not in _TENBIN_DTYPES:
-        raise ValueError(f"unknown array type {code!r}")
-    if rank != len(shape) or rank > _TENBIN_MAX_RANK or min(shape, default=0) < 0:
-        raise ValueError(f"an array's header declares rank {rank} and dimensions {shape}")
-    dtype = np.dtype("<" + code)
-    expected = math.prod(shape) * dtype.itemsize
-    if len(payload) != expected:
-        raise ValueError(f"an array of {dtype.name} {tuple(shape)} takes {expected:,} bytes, found {len(payload):,}")
-    return np.frombuffer(payload, dtype=dtype).reshape(shape).copy()
+    arrays: list[np.ndarray[Any, Any]] = []
+    for header, payload in zip(chunks[::2], chunks[1::2], strict=True):
+        if len(header) < 24 or len(header) % 8:
+            raise ValueError(f"an array's header has {len(header)} bytes")
+        _, _, rank, *shape = struct.unpack(f"<{len(header) // 8}q", header)
+        code = bytes(header[:8]).rstrip(b"\0").decode("ascii", "backslashreplace")
+        if code not in _TENBIN_DTYPES:
+            raise ValueError(f"unknown array type {code!r}")
+        if rank != len(shape) or rank > _TENBIN_MAX_RANK or min(shape, default=0) < 0:
+            raise ValueError(f"an array's header declares rank {rank} and dimensions {shape}")
+        dtype, size = np.dtype("<" + code), len(payload)
+        expected = math.prod(shape) * dtype.itemsize
+        if size != expected:
+            raise ValueError(f"an array of {dtype.name} {tuple(shape)} takes {expected:,} bytes, found {size:,}")
+        arrays.append(np.frombuffer(payload, dtype=dtype).reshape(shape).copy())
+    return arrays
 
 
 def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001

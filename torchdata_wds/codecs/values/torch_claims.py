@@ -1,8 +1,7 @@
 """What a torch field asks for before anything of it is loaded: memory that a few bytes of it may claim.
 
-``torch.load(weights_only=True)`` runs no code of a stranger, but it calls ``bytearray(n)``, ``torch.Tensor(n)`` and the
-like with the numbers that the field has. Here the same instructions are followed with stand-ins for all objects, which
-have sizes and no content; what would take much more memory or time than the field has bytes is refused.
+``torch.load(weights_only=True)`` runs no code of a stranger, but calls ``bytearray(n)``, ``torch.Tensor(n)`` and such
+with the field's numbers. Here the same is done with stand-ins, and refused where it takes much more than the field.
 """
 
 from __future__ import annotations
@@ -31,6 +30,17 @@ _ITEM_SIZES = {
 }
 
 _TEXT_ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8")
+
+# Those that torch's own reader knows. What it does not know must not be done here: BYTEARRAY8 alone claims memory.
+_KNOWN_CODES = b"".join(
+    (
+        *(pickle.PROTO, pickle.STOP, pickle.GLOBAL, pickle.REDUCE, pickle.APPEND, pickle.APPENDS, pickle.MARK),
+        *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.NONE, pickle.NEWFALSE, pickle.NEWTRUE),
+        *(pickle.EMPTY_TUPLE, pickle.EMPTY_LIST, pickle.EMPTY_SET, pickle.BININT, pickle.BININT1, pickle.BININT2),
+        *(pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINSTRING, pickle.BINPERSID, pickle.BINGET),
+        *(pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.LONG1),
+    )
+)
 
 # In the old format the field's value is the last of these: a magic number, a version, facts of the machine, the value.
 _OLD_PARTS = 4
@@ -212,23 +222,11 @@ class _Reader(pickle._Unpickler):
         arguments = self.stack.pop()
         self.stack.append(self.stack.pop()(*arguments))
 
-    # Those that torch's own reader knows. What it does not know must not be done here: BYTEARRAY8 alone claims memory.
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        code[0]: pickle._Unpickler.dispatch[code[0]]
-        for code in (
-            *(pickle.PROTO, pickle.STOP, pickle.GLOBAL, pickle.REDUCE, pickle.APPEND, pickle.APPENDS),
-            *(pickle.SETITEM, pickle.SETITEMS, pickle.MARK, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2),
-            *(pickle.TUPLE3, pickle.NONE, pickle.NEWFALSE, pickle.NEWTRUE, pickle.EMPTY_TUPLE),
-            *(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET, pickle.BININT, pickle.BININT1),
-            *(pickle.BININT2, pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINSTRING, pickle.BINPERSID),
-            *(pickle.BINGET, pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.LONG1),
-        )
+        **{code: pickle._Unpickler.dispatch[code] for code in _KNOWN_CODES},
+        **{pickle.EMPTY_DICT[0]: load_empty_dict, pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems},
+        **{pickle.BUILD[0]: load_build, pickle.NEWOBJ[0]: load_newobj},
     }
-    dispatch[pickle.EMPTY_DICT[0]] = load_empty_dict
-    dispatch[pickle.SETITEM[0]] = load_setitem
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-    dispatch[pickle.BUILD[0]] = load_build
-    dispatch[pickle.NEWOBJ[0]] = load_newobj
 
 
 def _view(arguments: tuple[Any, ...]) -> _Standin:

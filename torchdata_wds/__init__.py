@@ -15,6 +15,7 @@ if os.name == "nt":
     )
 
 import torchdata_wds.program_interrupts  # noqa: F401 - before anything that takes time
+from torchdata_wds import workers as _workers  # noqa: F401  (puts torchdata's forms on all pipes)
 from torchdata_wds.codecs import handle_extension, image_decoder
 from torchdata_wds.codecs.media import torch_audio, torch_video
 from torchdata_wds.datasets.files import load_dataset
@@ -77,7 +78,6 @@ from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe as
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochCounter
 from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe as JoinWorkers
 from torchdata_wds.pipes.streams.mix import SampleMixerIterDataPipe as SampleMixer
-from torchdata_wds.workers import native_forms as _native_forms  # noqa: F401  (puts torchdata's forms on all pipes)
 from torchdata_wds.writers import ShardWriter, TarWriter
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torchdata_wds import WebDataset, handlers, ignore_and_continue, wds_collate
 from torchdata_wds.pipes import form_names
 from torchdata_wds.pipes.base import functional_forms
 from torchdata_wds.pipes.form_names import ARGUMENTS, EXPORTS, METHODS, TORCHDATA_FORMS, argument_hint
-from torchdata_wds.workers.native_forms import import_torchdata
+from torchdata_wds.workers import import_torchdata
 
 
 def chains() -> list[IterDataPipe[Any]]:

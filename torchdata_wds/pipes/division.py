@@ -65,10 +65,7 @@ _checked: _Checked | None = None
 
 
 def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
-    """Warns, once a process, if consumers do not divide the work, or if a stock worker may lose items.
-
-    The pipe is about to read shards here. Only the first worker of a loader warns.
-    """
+    """Warns, once a process, if the consumers of a pipe that is about to read shards do not divide the work."""
     if in_stock_worker() and not consumers.is_joined() and not stock_place().number:
         warn_once(
             "join",
@@ -100,10 +97,8 @@ def warn_about_workers(pipe: IterDataPipe[Any]) -> None:
 
 
 def check_division(root: Any, *, workers: int | None = None, for_reader: bool = False) -> _Checked | None:
-    """Warns, once a process, if the consumers of the graph that ends in `root`, and runs here, do not divide its work.
-
-    `workers` is given by a main process that will tell its workers their places. Readers of shards warn by themselves.
-    """
+    """Warns, once a process, if the consumers of the graph that ends in `root` and runs here do not divide it."""
+    # `workers` is given by a main process that will tell its workers their places. Readers warn by themselves.
     global _checked
     graph = graph_of(root) if (_warns() if workers is None else workers * _ranks() > 1) else None
     if graph is None:

@@ -31,10 +31,7 @@ class Latest:
 
 
 def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None, part: str | None = None) -> None:
-    """Adds a note to an exception of a stage's function, with the stage and the sample of `item`, unless it has one.
-
-    `part` has the arguments of the stage that caused it; None shows all.
-    """
+    """Adds a note with the stage (or the `part` that failed) and the sample of `item`, unless there is one."""
     if isinstance(error, WdsError) and (error.key is not None or error.shard is not None):
         return  # the package's own exceptions name their sample themselves
     with suppress(Exception):  # the repr of a user's object may raise anything
@@ -47,10 +44,7 @@ def note_failure(error: BaseException, pipe: IterDataPipe[Any], item: Any = None
 
 
 def note_source_failure(error: BaseException, pipe: IterDataPipe[Any] | None = None) -> None:
-    """Adds a note to an exception that a native stage, or one of the user's, did not handle.
-
-    The traceback has the innermost pipe that ran, and the sample that it was processing. `pipe` caught the exception.
-    """
+    """Adds a note to an exception caught by `pipe`: its traceback has the innermost pipe, and its sample."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     first = 0
     for number, frame in enumerate(frames):

@@ -64,8 +64,8 @@ def check_functions(pipe: IterDataPipe[Any], caller: FrameType) -> None:
     for stage in stages_of(graph if isinstance(graph, IterDataPipe) else pipe):
         for function in _functions(vars(stage).values()):
             if "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__:
-                name = function.__name__
-                kind = "a lambda" if name == "<lambda>" else f"the inner function {name}"
+                is_lambda = function.__name__ == "<lambda>"
+                kind = "a lambda" if is_lambda else f"the inner function {function.__name__}"
                 place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
                 raise pickle.PicklingError(
                     f"{form_name(stage)} holds {kind} ({place}), which cannot be sent to another process: "
@@ -100,10 +100,7 @@ class _MainFinder(pickle.Pickler):
 
 
 def check_main_functions(end: IterDataPipe[Any], others: Iterable[Any] = ()) -> None:
-    """Raises a RuntimeError that names the stage with a function of a main module that workers cannot import.
-
-    The graph that ends in `end`, and the `others`, are sent to the workers.
-    """
+    """Raises a RuntimeError that names the stage with a function of a main module that workers cannot import."""
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) or getattr(main, "__file__", None):
         return

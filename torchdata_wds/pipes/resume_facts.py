@@ -30,6 +30,7 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.storage.byte_streams import StoredVersion
 from torchdata_wds.storage.urls import mask_url
 
+_RESUME = "Resume with the shards of that run, or begin a new epoch"
 _MOST_VERSIONS = 1000  # of how many shards versions are kept: as many as a worker may open ahead of what is delivered
 
 
@@ -134,15 +135,8 @@ class Watch:
         self.passing = number
         self.facts.append(PassBegun(number, item))
 
-    def end_epoch(self, passing: int, taken: int) -> None:
-        """Tells that the epoch ends, after `taken` items of a pass."""
-        self.facts.append(EpochEnded(passing, taken))
-
     def begin_shard(self, ordinal: int, digest: int) -> None:
-        """Tells which item of its source a loader has come to; `digest` is a CRC-32 over the items up to and with it.
-
-        A ShardListError if it came to another one when the stream was first run, or after another number of samples.
-        """
+        """Tells which item of its source a loader has come to; `digest` is a CRC-32 over all up to it."""
         known = self.known.get((self.passing, ordinal))
         if known is not None and known.digest != digest:
             raise other_shards(ordinal)
@@ -155,16 +149,12 @@ class Watch:
         self.facts.append(ShardBegun(self.passing, self.samples, ordinal, digest, tuple(self.places)))
 
     def open_shard(self, ordinal: int, version: StoredVersion) -> None:
-        """Tells the version of an item of a loader's source that it has opened; warns if it had another tag.
-
-        A ChangedShardError if it was of another size when the stream was first run.
-        """
+        """Tells the version of an item that a loader has opened; warns of another tag, refuses another size."""
         then = self.known_versions.get((self.passing, ordinal), version)
         if then.size != version.size:
             raise ChangedShardError(
                 f"shard {mask_url(self.reading)} has {version.size:,} bytes, and had {then.size:,} when the state was "
-                "made that is resumed here: it holds other samples now. Resume with the shards of that run, or "
-                "begin a new epoch",
+                f"made that is resumed here: it holds other samples now. {_RESUME}",
                 shard=mask_url(self.reading),
             )
         if then.tag and version.tag and then.tag != version.tag:
@@ -173,7 +163,7 @@ class Watch:
                 "other tag",
                 f"shard {mask_url(self.reading)} has the ETag {version.tag}, and had {then.tag} when the state was "
                 "made that is resumed here: if it was written anew, samples may come twice or be left out in this "
-                "epoch. Resume with the shards of that run, or begin a new epoch",
+                f"epoch. {_RESUME}",
             )
         self.facts.append(ShardOpened(self.passing, ordinal, version))
 
@@ -194,8 +184,7 @@ class Watch:
         what = f"shard {mask_url(self.reading)} has" if self.reading else "shards before this one have"
         return ShardListError(
             f"{what} another number of samples than when the state was made that is resumed here: up to its end the "
-            f"pass had {then:,}{more} samples then, and has {self.samples:,} now. Resume with the shards of that run, "
-            "or begin a new epoch"
+            f"pass had {then:,}{more} samples then, and has {self.samples:,} now. {_RESUME}"
         )
 
     def take(self) -> list[Fact]:
@@ -271,10 +260,8 @@ class Facts:
                 self.skipping.add(fact.stage)
 
     def pass_of(self, wanted: Wanted) -> PassBegun | None:
-        """Finds the pass that items of the epoch are from, up to the first behind which all are wanted.
-
-        None where they are from several passes, or that is not known, or not how long the pass was if it has ended.
-        """
+        """Finds the pass that items of the epoch are from, up to the first behind which all are wanted."""
+        # None where they are from several passes, or that is unknown, or not how long a pass was that has ended.
         number = max(0, bisect_right(self.passes, wanted.least, key=lambda begun: begun.item) - 1)
         found = self.passes[number]
         if number + 1 == len(self.passes):
@@ -285,10 +272,7 @@ class Facts:
         return found
 
     def shard_of(self, passing: int, sample: int) -> tuple[ShardBegun | None, bool]:
-        """Finds the last known beginning of a shard before a sample of a pass; None where no beginning is known.
-
-        The second value says whether no other shard lies between it and the sample.
-        """
+        """Finds the last known beginning of a shard before a sample, and whether no other lies between them."""
         number = bisect_right(self.shards, (passing, sample), key=lambda begun: begun[:2]) - 1
         if number < 0 or self.shards[number].passing != passing:
             return None, False
@@ -320,11 +304,7 @@ class Step:
         return None
 
     def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way] | None:
-        """Lets the next iteration give only some of its items.
-
-        Returns the items of its source that this takes, and the way as the stages before it see it; None where not
-        enough is known.
-        """
+        """Lets the next iteration give only `wanted` items; returns those it takes and the way before, if known."""
         raise NotImplementedError
 
     def undo(self) -> None:

@@ -50,11 +50,8 @@ class _Yields:
                 self._seen[id(pipe)] = _count_of(pipe), _taken_by(pipe)
 
     def check(self, shards: int, what: str) -> None:
-        """Raises if the nearest stage that has yielded nothing since has taken too much for that.
-
-        A reader may have taken this many shards in that time. `what` begins the message. What a stage holds back may
-        have come long ago: where that stage is not to blame, those that have yielded something are watched from now on.
-        """
+        """Raises, with `what`, if the nearest stage that has yielded nothing since has taken too much (`shards`)."""
+        # What it holds back may have come long ago: if it is not to blame, those that yielded are watched from now on.
         for pipe in running_pipes():
             count, taken = self._seen.get(id(pipe), (None, 0))
             if count == _count_of(pipe):
@@ -158,8 +155,7 @@ class CycledShards:
         elif self._passes() - self._passes_then < _EMPTY_PASSES:
             return
         else:
-            what = f"nothing came of {self._read:,} shards that cycle gave"
-            self._yields.check(self._read - self._read_then, what)
+            self._yields.check(self._read - self._read_then, f"nothing came of {self._read:,} shards that cycle gave")
         self._read_then, self._passes_then = self._read, self._passes()
 
     def _passes(self) -> int:

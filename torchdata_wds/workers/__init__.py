@@ -1,3 +1,15 @@
 """Who runs a graph of DataPipes: the reading service, and the border between its workers and the main process."""
 
 from __future__ import annotations
+
+import importlib
+
+from torchdata_wds.pipes.form_names import install
+
+
+def import_torchdata() -> None:
+    """Imports torchdata, which registers its functional forms; an ImportError says why it cannot be loaded."""
+    importlib.import_module("torchdata_wds.workers.service")  # the one file that imports torchdata
+
+
+install(import_torchdata)  # makes them available on all pipes; torchdata is imported when one is first used

@@ -29,10 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def shard_by_rank(datapipe: DataPipe, distributed: bool) -> Any:
-    """Divides the work of a graph among the ranks, if `distributed`.
-
-    Returns a group of the ranks to share seeds in, where the default one cannot; else None.
-    """
+    """Divides a graph among the ranks, if `distributed`; returns a group to share seeds in, if one is needed."""
     is_divided = ranks_of(datapipe) is not None
     place = distributed_place()
     if not distributed:
@@ -183,10 +180,7 @@ class LocalIterDataPipe(WdsPipe[Any]):
 
 
 class RunningGraph:
-    """A graph whose branches run in worker processes, or all of it as one stream in this process.
-
-    `seed_graph` seeds the pipes of a graph, and `replace` puts one pipe in the place of another.
-    """
+    """A graph whose branches run in worker processes, or all of it as one stream in this process."""
 
     def __init__(
         self, datapipe: Any, functions: WorkerFunctions, seed_graph: SeedGraph, replace: Callable[..., Any]

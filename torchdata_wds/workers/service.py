@@ -1,7 +1,4 @@
-"""The reading service that runs a graph in worker processes.
-
-This is the only file of the package that imports torchdata.
-"""
+"""The reading service that runs a graph in worker processes; the only file of the package that imports torchdata."""
 
 from __future__ import annotations
 
@@ -171,12 +168,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         return graph.end
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: ResetFn | None = None) -> ResetFn | None:
-        """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start.
-
-        Raises:
-            RuntimeError: if the epoch before was paused by ``limit(n)``: DataLoader2 would end the new one at once.
-        """
-        if self._is_paused:
+        """Seeds the graph and starts the workers; DataLoader2 calls it at each epoch's start."""
+        if self._is_paused:  # by ``limit(n)``: DataLoader2 would end the new epoch at once
             raise RuntimeError(
                 "the loader is paused, because the limit(n) of its last iterator was reached: call resume() of that "
                 "iterator before another epoch begins"
@@ -210,11 +203,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
-        """Notes the end of an epoch; DataLoader2 calls it then, and on other occasions.
-
-        Raises:
-            RuntimeError: if it is not the end of the epoch, but of an iterator that Ctrl-C ended earlier.
-        """
+        """Notes the end of an epoch; DataLoader2 calls it then, and on other occasions."""
         if not (self._in_epoch and isinstance(sys.exc_info()[1], StopIteration)):
             return
         if any(run.was_interrupted for run in self._graph.runs):
@@ -283,11 +272,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         return self._skips.counts(by_rule=by_rule)
 
     def checkpoint(self) -> bytes:
-        """Returns the state for ``DataLoader2.state_dict()``, in the middle of an epoch or between two.
-
-        Raises:
-            RuntimeError: if a stage of the main process may hold items in the middle of an epoch.
-        """
+        """Returns the state for ``DataLoader2.state_dict()``; a RuntimeError if a stage may hold items back."""
         if self._graph is None:
             return b""
         if self._shards is None:
@@ -302,12 +287,7 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         ).dump()
 
     def restore(self, datapipe: IterDataPipe[Any], serialized_state: bytes) -> IterDataPipe[Any]:
-        """Divides the graph, and goes on from a state at the next epoch; DataLoader2 calls it instead of `initialize`.
-
-        Raises:
-            ValueError: if the state has another graph, other shards or another number of workers or ranks; it names the
-                differences.
-        """
+        """Divides the graph, and goes on from a state (a ValueError if it is another's); called for `initialize`."""
         if serialized_state:
             restored = Checkpoint.load(serialized_state)
             now = {**self._describe(datapipe), **signatures.describe_shards(*graphs.find_branches(datapipe))}

@@ -12,7 +12,7 @@ from torchdata_wds.checks import check_count
 from torchdata_wds.consumers import Grid, Place, grid_of, place_of, rank_place, upstream
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
-from torchdata_wds.pipes.resume_facts import PassBegun, Step, Wanted, Watch, Way
+from torchdata_wds.pipes.resume_facts import EpochEnded, PassBegun, Step, Wanted, Watch, Way
 from torchdata_wds.pipes.seeds import Passes
 from torchdata_wds.pipes.starvation import most_empty_passes
 
@@ -140,7 +140,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         for item in range(first, share):
             yield stream.take(source, item, watch)
         if watch is not None:
-            watch.end_epoch(stream.number, stream.taken)
+            watch.facts.append(EpochEnded(stream.number, stream.taken))
 
     def __len__(self) -> int:
         """Returns how many items this worker (or rank, before its work is divided) yields in the coming epoch."""

@@ -65,10 +65,7 @@ class WorkerLink:
         self._receiver = Receiver(self._connection, self._process.sentinel, self._credits, limits)
 
     def order(self, order: Order, facts: Facts, *, keeps_facts: bool) -> None:
-        """Asks for a stream in place of any earlier one; `facts` collects what its graph reports.
-
-        With `keeps_facts`, what it reports of the earlier stream still counts. A RuntimeError if the worker has died.
-        """
+        """Asks for a stream in place of any earlier one, whose reports `facts` still collects with `keeps_facts`."""
         self._drop_message()
         self._turn = order.turn
         self._first_turn = self._first_turn or order.turn
@@ -114,10 +111,7 @@ class WorkerLink:
                 self.facts.passes.clear()  # of the epoch before
 
     def take(self, turn: int, timeout: float | None) -> Any:
-        """Returns the next item of an order, or `END`; waits `timeout` seconds, or for ever with None.
-
-        A RuntimeError if the worker has died, or sends nothing in time; and whatever unpickling the item raises.
-        """
+        """Returns the next item of an order, or `END`; a RuntimeError if the worker has died or is too slow."""
         while self._message is None or self._message.turn != turn or self._message.is_empty:
             if self._message is not None and self._message.turn == turn and self._message.is_last:
                 return END

@@ -35,20 +35,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Packer:
-    """Pickles items one after another, each by itself; buffers of 64 KB and more stay outside the pickle.
-
-    Plain tensors are packed by value, like everything else. Tensors that share memory with other processes on purpose,
-    those of other devices, layouts and classes, and those that require gradients go as ``torch.multiprocessing`` sends
-    them.
-    """
+    """Pickles items one after another, each by itself; buffers of 64 KB and more stay outside the pickle."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
         self._outside: list[pickle.PickleBuffer] = []
         self._pickler = _TensorPickler(self._file, _PROTOCOL, True, self._keep_inside)
 
-    def pack(self, item: Any) -> int:
-        """Adds an item; returns how many bytes all items take so far. If pickling the item raises, it is left out."""
+    def pack(self, item: Any) -> tuple[int, int]:
+        """Adds an item, unless pickling it raises; returns where its pickle ends, and how many bytes all items take."""
         size, outside = self._file.tell(), len(self._outside)
         try:
             self._pickler.dump(item)
@@ -60,12 +55,8 @@ class Packer:
         finally:
             # An item that is changed and sent again is pickled again; and nothing is kept alive here.
             self._pickler.clear_memo()
-        return self._file.tell() + sum(buffer.raw().nbytes for buffer in self._outside)
-
-    @property
-    def end(self) -> int:
-        """Where the pickle of the next item will begin."""
-        return self._file.tell()
+        end = self._file.tell()
+        return end, end + sum(buffer.raw().nbytes for buffer in self._outside)
 
     def take(self) -> tuple[bytes, list[memoryview]]:
         """Returns the pickles of all items and the buffers outside them, and starts afresh."""
@@ -93,11 +84,10 @@ class _TensorPickler(ForkingPickler):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel():
+    """Returns whether a tensor is packed by value; others, and those shared on purpose, go as torch sends them."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel() or tensor.requires_grad:
         return False
-    if tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return False
-    if tensor.untyped_storage().is_shared():
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.untyped_storage().is_shared():
         return False
     # Whether it fills its memory without gaps and overlaps, in any order of its dimensions.
     expected = 1
@@ -133,11 +123,7 @@ class Envelope(NamedTuple):
 
 
 class Sender:
-    """The worker's end of its connection to the main process.
-
-    `credits` is a semaphore that counts the messages that may still be sent; `facts` returns what the graph has
-    reported since the last call.
-    """
+    """The worker's end; `credits` counts the messages that may be sent, `facts` returns what the graph reports."""
 
     def __init__(
         self, connection: Connection, credits: Any, segments: SegmentPool, facts: Callable[[], list[Any]] = list
@@ -175,8 +161,8 @@ class Sender:
         """Sends an item, now or with others that follow soon; an OSError if the main process has hung up."""
         with self._lock:
             self._get_credit()
-            size = self._packer.pack(item)
-            self._ends.append(self._packer.end)
+            end, size = self._packer.pack(item)
+            self._ends.append(end)
             late = time.perf_counter() - self._begun >= LINGER
             if late or size >= MOST_BYTES or len(self._ends) >= MOST_ITEMS:
                 self._send()
@@ -274,11 +260,7 @@ class Receiver:
         self.is_settled = True
 
     def receive(self, timeout: float | None) -> Message | None:
-        """Waits up to `timeout` seconds (None: for ever) for a message; returns None if none comes.
-
-        The caller sets `is_settled` once it has noted the message. An OSError or EOFError if the connection has ended,
-        with the worker or by this process; an OSError also if too many files are open.
-        """
+        """Waits up to `timeout` seconds (None: for ever) for a message, or None; its caller then sets `is_settled`."""
         ready = wait([self._connection, self._sentinel], timeout)
         if not ready:
             return None

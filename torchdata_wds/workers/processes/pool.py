@@ -28,10 +28,7 @@ from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, WorkerF
 
 
 class WorkerPool(WdsPipe[Any]):
-    """Stands in the main process for the stages that its workers run, and makes their items, epoch after epoch.
-
-    `place` is that of the rank; other arguments are those of `WorkersReadingService`.
-    """
+    """Stands in the main process for the stages that its workers run, and makes their items, epoch after epoch."""
 
     def __init__(
         self,
@@ -69,10 +66,7 @@ class WorkerPool(WdsPipe[Any]):
         return {}  # for the traversal of a graph: there is nothing above, and nobody sends a pool to another process
 
     def begin(self, seeds: Seeds, streams: Streams) -> None:
-        """Starts an epoch; the workers begin to make its items at once.
-
-        `seeds` are the seed that all workers and ranks share and this rank's own.
-        """
+        """Starts an epoch with the seed of all ranks and this one's own; the workers begin to make items at once."""
         self._seeds = seeds
         self._pass = self._empty = 0
         self._start(seeds, streams)
@@ -90,7 +84,8 @@ class WorkerPool(WdsPipe[Any]):
                     "the other. Check that the shards have samples, what filters leave, and what handlers skip"
                 )
             shared, local = self._seeds
-            streams = Streams(self._num_workers, epoch=self.streams.epoch)
+            streams = Streams(self._num_workers)
+            streams.epoch = self.streams.epoch
             for before, facts in zip(self.streams.facts, streams.facts, strict=True):
                 facts.skips = before.skips  # which are those of the epoch
             self._start((mix(shared, "pass", self._pass), mix(local, "pass", self._pass)), streams)

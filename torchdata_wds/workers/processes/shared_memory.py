@@ -140,10 +140,7 @@ class SegmentPool:
             return segment.lend(size) if (segment := self._take(size)) else None
 
     def store(self, pieces: Iterable[memoryview]) -> tuple[list[Span | memoryview], list[Segment]]:
-        """Puts data where the main process finds it.
-
-        Returns for each piece its place in a segment, or the piece itself if all segments are in use; and the segments.
-        """
+        """Puts data into segments; returns the pieces' places (or the pieces, if all are in use) and segments."""
         with self._lock:
             places: list[Span | memoryview] = [self._span_of_lent(piece) or piece for piece in pieces]
             self._copy(places)

@@ -101,13 +101,10 @@ class Order(NamedTuple):
 
 
 class WorkerGraph:
-    """The part of a graph that one set of workers runs.
-
-    `seed_graph` comes first: unpickling it in a spawned worker silences torchdata before the pipes import it.
-    """
+    """The part of a graph that one set of workers runs."""
 
     def __init__(self, seed_graph: SeedGraph, datapipe: DataPipe, functions: WorkerFunctions) -> None:
-        self.seed_graph = seed_graph
+        self.seed_graph = seed_graph  # first: unpickling it silences torchdata before the pipes import it
         self.functions = functions
         self.datapipe: Any = datapipe
         self._stream: Stream | None = None

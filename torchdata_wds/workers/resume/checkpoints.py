@@ -70,56 +70,39 @@ class Turns:
 
 
 class Streams:
-    """The streams of a set of workers in one epoch, as the main process knows them.
+    """The streams of a set of workers in one epoch, as the main process knows them."""
 
-    `restart` makes them begin where `turns` and `facts` say: the seeds of the epoch that the streams began with, and
-    whether the items before are skipped without making them.
-    """
+    #: Makes them begin where `turns` and `facts` say: the seeds of the epoch that the streams began with, and whether
+    #: the items before are skipped without making them.
+    restart: tuple[Seeds, bool] | None = None
+    epoch = 0  # its number, from 0
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        turns: Turns | None = None,
-        facts: list[Facts] | None = None,
-        continues: bool = False,
-        epoch: int = 0,
-        restart: tuple[Seeds, bool] | None = None,
-    ) -> None:
-        self.turns = turns or Turns([0] * workers, range(workers))  # whose turn it is, and what each had given before
-        self.facts = [Facts([PassBegun(0, 0)]) for _ in range(workers)] if facts is None else list(facts)
+    def __init__(self, workers: int, facts: list[Facts] | None = None, *, continues: bool = False) -> None:
+        self.turns = Turns([0] * workers, range(workers))  # whose turn it is, and what each had given before
+        self.facts = [Facts([PassBegun(0, 0)]) for _ in range(workers)] if facts is None else facts
         self.taken = 0  # how many items have been taken of all since this epoch began here
         self.continues = continues  # whether streams go on from epoch to epoch, by ``wds_epoch``
-        self.epoch = epoch  # its number, from 0
-        self._restart = restart
 
     def points(self) -> list[Point | None]:
         """Returns where each worker's stream begins."""
-        if self._restart is None:
+        if self.restart is None:
             return [None] * len(self.facts)
-        seeds, skips = self._restart
+        seeds, skips = self.restart
         return [Point(count, seeds, facts, skips) for count, facts in zip(self.turns.counts, self.facts, strict=True)]
 
     def next_epoch(self) -> Streams:
-        """Returns where the streams are when the next epoch begins.
-
-        Where a continuing stream stands after an early break, only its worker knows, and reports.
-        """
+        """Returns where the next epoch begins; after an early break, only the workers know, and report."""
         if not self.continues:
             return Streams(len(self.facts))
         for facts in self.facts:
             ended, facts.ended = facts.ended, None
             facts.passes = [] if ended is None else [PassBegun(ended.passing, -ended.taken)]
-            facts.passes_cut = False
-            facts.skips = []
-        return Streams(len(self.facts), facts=self.facts, continues=True)
+            facts.passes_cut, facts.skips = False, []
+        return Streams(len(self.facts), list(self.facts), continues=True)
 
 
 def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, ...]:
-    """Packs facts about one worker's stream, leaving out beginnings of shards and passes that are hardly needed.
-
-    The stream will go on with `item` of the epoch; `ratio` samples make an item.
-    """
+    """Packs facts about a stream that goes on with `item`, of `ratio` samples each; leaves out those hardly needed."""
     width = max((len(shard.places) for shard in facts.shards), default=0)
     room = max(4, _MOST_BYTES // workers // (_SHARD.size + width * _PLACE.size))
     place = bisect_right(facts.passes, item, key=lambda begun: begun.item)
@@ -144,11 +127,9 @@ def pack_facts(facts: Facts, item: int, ratio: int, workers: int) -> tuple[Any, 
 
 
 def _thinned(items: Sequence[Any], here: int, most: int) -> list[Any]:
-    """Keeps the first item, those right before a place and all after it, and ever fewer of those farther away.
-
-    With room for 16, the last 12 before the place stay, and of the earlier ones those 14, 18, 26 and 42 before it:
-    resuming then starts a little too early at worst, and passes over a few shards.
-    """
+    """Keeps the first item, those right before a place and all after it, and ever fewer of those farther away."""
+    # With room for 16, the last 12 before the place stay, and of the earlier ones those 14, 18, 26 and 42 before it:
+    # resuming then starts a little too early at worst, and passes over a few shards.
     place = max(0, here - max(1, most * 3 // 4))
     kept = list(items[place:])
     gap = 2
@@ -198,11 +179,7 @@ class Checkpoint(NamedTuple):
 
 
 def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool) -> Any:
-    """Packs where the streams of a reading service are; None if they begin anew with the next epoch.
-
-    `end` is the last pipe of the main process, where `runs` stand for what runs the parts of the graph; `graph` is the
-    last pipe of each stream of the first one. A RuntimeError if that cannot be known.
-    """
+    """Packs where the `runs` of a service's `graph` are, before `end`; None if they begin anew with the next epoch."""
     continues = any(run.streams.continues for run in runs)
     if (in_epoch or continues) and len(runs) > 1:
         raise RuntimeError(
@@ -222,10 +199,7 @@ def pack_runs(end: DataPipe, runs: Sequence[Any], graph: Any, *, in_epoch: bool)
 
 
 def pack_streams(branch: IterDataPipe[Any], streams: Streams, taken: int) -> Any:
-    """Packs where the streams of a graph are, once `taken` items of the epoch have been taken in all.
-
-    A RuntimeError if that cannot be known.
-    """
+    """Packs where the streams are after `taken` items of the epoch; a RuntimeError if that cannot be known."""
     chain = find_chain(branch)
     if len(chain.epochs) > 1:
         raise RuntimeError("there are several .wds_epoch() in one graph: where each of them is cannot be kept. Use one")
@@ -260,20 +234,13 @@ def unpack_streams(branch: IterDataPipe[Any], packed: Any, stream_seeds: Seeds, 
         logger.info("%s: the items before it are skipped", place)
     elif any(counts):
         logger.warning("%s: the items before it are made once more and dropped, because %s", place, obstacle)
-    return Streams(
-        len(counts),
-        turns=Turns(counts, order),
-        facts=facts,
-        continues=bool(chain.epochs),
-        restart=(stream_seeds, obstacle is None),
-    )
+    streams = Streams(len(counts), facts, continues=bool(chain.epochs))
+    streams.turns, streams.restart = Turns(counts, order), (stream_seeds, obstacle is None)
+    return streams
 
 
 def taken_by(end: DataPipe, front: DataPipe) -> int:
-    """Returns how many items of the workers, for whom `front` stands, went into those that `end` has delivered.
-
-    A RuntimeError if a stage between them may hold items that it has not delivered.
-    """
+    """Returns how many items of `front` went into those `end` has delivered; a RuntimeError if some may be held."""
     taken: int = end._number_of_samples_yielded
     ((pipe, sources),) = traverse_dps(end).values()
     while pipe is not front:

@@ -46,9 +46,8 @@ def is_one_to_one(pipe: DataPipe) -> bool:
 def gives_shards_again(pipe: DataPipe) -> bool:
     """Returns whether a pipe that stands before the loader gives the same shards once more at no cost."""
     is_native = any(type(pipe) is getattr(native, name) for name in _BEFORE_LOADER)
-    return (
-        is_native or is_torchdata(pipe, "Header", "LengthSetter", "Repeater") or bool(said_by(pipe, "repeats_shards"))
-    )
+    is_known = is_native or is_torchdata(pipe, "Header", "LengthSetter", "Repeater")
+    return is_known or bool(said_by(pipe, "repeats_shards"))
 
 
 class _Batches(Step):
@@ -101,11 +100,7 @@ class Chain(NamedTuple):
         return next((step.cuts_epochs for step in self.steps if step.cuts_epochs or step.reorders), False)
 
     def restart(self, wanted: Wanted, facts: Facts, share: int) -> bool:
-        """Lets all stages begin where only the `wanted` items of the last one are still to come.
-
-        ``wds_epoch`` gives `share` items in an epoch. Returns whether enough is known for that; if not, the stages must
-        be seeded again and begin at their beginning.
-        """
+        """Lets all stages begin where only the `wanted` items are to come; returns whether enough is known."""
         way = Way(facts, facts.passes[0].passing, share)
         for number, step in enumerate(self.steps):
             length = facts.lengths.get(way.passing)

@@ -63,14 +63,9 @@ class EpochNumbers:
         self._memory[_TIMES] += 1
 
     @property
-    def times(self) -> int:
-        """How often a number was set."""
-        return int(self._memory[_TIMES])
-
-    @property
-    def given(self) -> int:
-        """The number that was set last."""
-        return int(self._memory[_SET])
+    def given(self) -> tuple[int, int]:
+        """The number that was set last, and how often one was set."""
+        return int(self._memory[_SET]), int(self._memory[_TIMES])
 
     def begin(self, key: int) -> int:
         """Returns the epoch's number for a worker of an iteration that has just begun."""
@@ -78,15 +73,15 @@ class EpochNumbers:
         recent = int(self._memory[_RECENT + key % _RECENT_COUNT])
         if recent >> 32 == key:
             return recent % 2**32
-        times = self.times % 2**_TIMES_BITS
-        epoch = self.given if times != last >> 40 else last % 2**40
+        given, times = self.given
+        epoch = given if times % 2**_TIMES_BITS != last >> 40 else last % 2**40
         self.note(key, epoch)
         return epoch
 
     def note(self, key: int, epoch: int) -> None:
         """Notes the number of an iteration's epoch: the next one follows it, unless another is set."""
         self._memory[_RECENT + key % _RECENT_COUNT] = key << 32 | epoch
-        self._memory[_LAST] = self.times % 2**_TIMES_BITS << 40 | epoch + 1
+        self._memory[_LAST] = self.given[1] % 2**_TIMES_BITS << 40 | epoch + 1
 
 
 def iteration_key() -> int:
@@ -195,12 +190,13 @@ class StatefulPipeline(IterableDataset[Any]):
 
     def _count(self, is_new: bool, epoch: int | None = None) -> int:
         """Returns the number of the epoch that begins (`epoch` if a state has it), and notes it for workers to come."""
-        seen, self._seen = self._seen, self._numbers.times
+        seen = self._seen
+        given, self._seen = self._numbers.given
         worker = get_worker_info()
         if epoch is None and is_new and worker is not None:
             return self._numbers.begin(iteration_key())
         if epoch is None:
-            epoch = self._numbers.given if self._seen != seen else self._epoch + 1
+            epoch = given if self._seen != seen else self._epoch + 1
         if worker is not None:
             self._numbers.note(iteration_key(), epoch)
         return epoch
@@ -214,11 +210,7 @@ class StatefulPipeline(IterableDataset[Any]):
         self._packed.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the stream in this process.
-
-        Raises:
-            RuntimeError: if the graph has several ``.wds_epoch()``, whose places cannot be kept.
-        """
+        """Returns the state of the stream in this process; a RuntimeError if its place cannot be known."""
         run = self._run
         if run is None:
             return {} if self._restored is None else self._restored
@@ -238,11 +230,7 @@ class StatefulPipeline(IterableDataset[Any]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on from a state.
-
-        That iteration raises a ValueError, which names what differs, if the state has another graph, other shards or
-        another number of workers or ranks.
-        """
+        """Makes the next iteration go on from a state; that raises a ValueError if it is of another graph or place."""
         self._restored = state_dict or None
 
     def _start(self, place: Grid) -> LocalIterDataPipe:

@@ -10,6 +10,7 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, SKIP_DAMAGED, Advice, DamageKind, ShardFormatError, ShardOpenError
@@ -18,21 +19,11 @@ from torchdata_wds.format.tar.headers import BLOCK
 from torchdata_wds.storage import ByteStream
 
 RecordFormat = Literal["cbor", "msgpack"]
-
-#: What a record may have at most, unless ``max_bytes=`` says otherwise: 1 GiB.
-DEFAULT_MAX_BYTES = 2**30
+DEFAULT_MAX_BYTES = 2**30  # what a record may have at most, unless ``max_bytes=`` says otherwise: 1 GiB
 _PIECE = 1 << 16
-
-#: What a stream without ``read1`` is asked for at a time: where it fails then, so much before may be lost.
-_SMALL_PIECE = 1 << 12
-
-#: How much of a record that does not lie whole in one piece is put together before it is read as it announces itself.
-_MAX_WINDOW = 1 << 24
-
-#: Seconds after which a piece is taken as it is: the records of a slow source do not wait for it to fill.
-_PATIENCE = 0.02
-_TAR_MAGIC = b"ustar"
-_TAR_MAGIC_AT = 257
+_SMALL_PIECE = 1 << 12  # asked of a stream without ``read1``: where it fails, so much before may be lost
+_MAX_WINDOW = 1 << 24  # so much of a record is put together from pieces before it is read as it announces itself
+_PATIENCE = 0.02  # seconds after which a piece is taken as it is: records of a slow source do not wait for it to fill
 _TEXT_SIZE = 16
 
 
@@ -42,9 +33,8 @@ def read_records(
     """Reads the records of a shard in their order, one at a time in memory.
 
     Nothing in a record runs code. Types that CBOR has tags for (dates, decimals, sets and the like) become Python's;
-    other tags and MessagePack's extension types stay ``CBORTag`` and ``ExtType``.
-
-    `shard` is the URL as messages may show it, `max_bytes` the most that a record may have.
+    other tags and MessagePack's extension types stay ``CBORTag`` and ``ExtType``. `max_bytes` is the most that a record
+    may have.
 
     Example:
         >>> import io, msgpack
@@ -61,40 +51,36 @@ def read_records(
     yield from read(_Pieces(stream), place, library, max_bytes)
 
 
+@dataclass
 class _Place:
     """Where the reader is, for messages: in record `number`, which begins at byte `offset`."""
 
-    def __init__(self, shard: str, record_format: RecordFormat) -> None:
-        self.shard = shard
-        self.record_format = record_format
-        self.offset = 0
-        self.number = 0
+    shard: str
+    record_format: RecordFormat
+    offset: int = 0
+    number: int = 0
 
     def move(self, size: int) -> None:
-        """Goes to the next record."""
         self.offset += size
         self.number += 1
 
     def cut(self, size: int) -> ShardFormatError:
-        """Makes the error for a shard that ends after `size` bytes of the record."""
         begin, end = f"{self.offset:,}", f"{self.offset + size:,}"
         what = f"is cut off inside record {self.number:,}, which begins at byte {begin}: the shard ends at byte {end}."
         return self._error("cut", what, DOWNLOAD_AGAIN)
 
     def too_large(self, max_bytes: int) -> ShardFormatError:
-        """Makes the error for a record of more than the limit."""
         what = f"has a record {self.number:,} at byte {self.offset:,} of more than max_bytes={max_bytes:,} bytes"
         return self._error("too-large", f"{what}: either it is damaged, or the limit must be higher.")
 
     def damaged(self, cause: Exception) -> ShardFormatError:
-        """Makes the error for a record that does not decode."""
         reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
         what = f"is damaged: record {self.number:,}, which begins at byte {self.offset:,}, is no {self.record_format}"
         return self._error("bad-record", f"{what} ({reason}).", DOWNLOAD_AGAIN)
 
     def check_head(self, head: bytes) -> None:
         """Recognises shards of other kinds, whose bytes would pass for numbers."""
-        if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + len(_TAR_MAGIC)] == _TAR_MAGIC:
+        if head.startswith(b"ustar", 257):
             raise self._error("bad-record", "is a tar archive, which .load_wds_shards() reads.")
         if len(head) >= BLOCK and not any(head[:BLOCK]):
             what = f"begins with {BLOCK} zero bytes: it is an empty tar archive, or was never written."
@@ -175,12 +161,10 @@ class _Item:
         self._max_bytes = max_bytes
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Returns False, so that the decoder reads no further than the record goes."""
-        return False
+        return False  # so that the decoder reads no further than the record goes
 
     def read(self, size: int, /) -> bytes:
         """Returns exactly `size` bytes, fewer at the end of the shard."""

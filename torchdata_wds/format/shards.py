@@ -27,9 +27,7 @@ Destination = str | os.PathLike[str] | BinaryIO
 _PLACE = re.compile(r"%(?P<old>0?\d*)d|\{(?P<name>shard|rank|worker)(?::(?P<spec>0?\d*d?))?\}|(?P<percent>%%)")
 _OTHER_PLACE = re.compile(r"\{[^{}]*\}")
 _PLACES = "%06d or {shard:06d} for the number, and {rank} or {worker} where several processes write"
-
-# tar writes whole records of 20 blocks
-_RECORD = 20 * BLOCK
+_RECORD = 20 * BLOCK  # tar writes whole records of 20 blocks
 _FLUSH_AT = 256 << 10
 
 
@@ -56,33 +54,26 @@ def archive_size(content: int) -> int:
 
 
 class OpenFile(Target):
-    """A file that the caller has opened: it is written to, and neither closed nor renamed.
-
-    After an `abort` it has no end marker, so that every reader sees that the shard is not whole.
-    """
+    """A file that the caller has opened: neither closed nor renamed. After an `abort` it has no end marker."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         super().__init__(url)
         self._file = file
 
     def _write(self, view: memoryview) -> int:
-        with self._failing():
-            written = self._file.write(view)
+        written: int = self._call("write", view)
         if not isinstance(written, int) or not 0 < written <= len(view):
             raise self._failure(f"took {written!r} of {len(view):,} bytes")
         self._commit()  # a process that is forked must not write it once more
         return written
 
     def _commit(self) -> None:
-        flush = getattr(self._file, "flush", None)
-        if callable(flush):
-            with self._failing():
-                flush()
+        if callable(getattr(self._file, "flush", None)):
+            self._call("flush")
 
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            yield
+            return getattr(self._file, method)(*arguments)
         except BrokenPipeError:
             raise
         except (OSError, TypeError, ValueError) as error:
@@ -174,8 +165,8 @@ class ShardFile(Unique):
     def close(self) -> ShardInfo:
         """Finishes the shard and lets it appear under its name, then its index.
 
-        An index that is there belongs to another shard. It goes first where that shard is replaced; otherwise only when
-        this shard has the name, for it may be that of a writer that was faster.
+        An index that is there is another shard's. It goes first where that shard is replaced, else only when this one
+        has the name, for it may be that of a writer that was faster.
         """
         try:
             self._check_whole()
@@ -229,8 +220,7 @@ class ShardFile(Unique):
     def _flush(self) -> None:
         data = b"".join(self._pending)
         self._store(data if self._compressor is None else self._compressor.compress(data))
-        self._pending = []
-        self._pending_size = 0
+        self._pending, self._pending_size = [], 0
 
     def _store(self, data: bytes) -> None:
         if data:
@@ -240,11 +230,11 @@ class ShardFile(Unique):
             self._stored += len(data)
 
     def _remove_old_index(self) -> None:
-        if self._old_index is not None:
-            try:
+        try:
+            if self._old_index is not None:
                 storage.remove_target(self._old_index, storage_options=self._options)
-            except ShardOpenError as error:
-                logger.warning("the index of another shard may stay beside this one: %s", error)
+        except ShardOpenError as error:
+            logger.warning("the index of another shard may stay beside this one: %s", error)
 
 
 def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
@@ -252,9 +242,7 @@ def _old_index(url: str, index: bool, overwrite: bool) -> str | None:
     scheme = scheme_of(url)
     if scheme in ("", "file"):
         return index_url(os.path.abspath(local_path(url)))  # noqa: PTH100 - a str, and links stay
-    if index or (overwrite and scheme not in (STDIN, "pipe")):
-        return index_url(url)
-    return None
+    return index_url(url) if index or (overwrite and scheme not in (STDIN, "pipe")) else None
 
 
 class ShardNames:
@@ -282,8 +270,8 @@ class ShardNames:
         shown = f"pattern {mask_url(pattern)!r}"
         if places != 1:
             raise ValueError(f"{shown} has {places} places for the shard's number instead of one: write {_PLACES}")
-        other = None if scheme_of(pattern) == "pipe" else _OTHER_PLACE.search(_PLACE.sub("", pattern))
-        if other is not None:
+        other = _OTHER_PLACE.search(_PLACE.sub("", pattern))
+        if other is not None and scheme_of(pattern) != "pipe":
             raise ValueError(f"{shown} has an unknown place {other[0]}: there are {_PLACES}")
 
     def name(self, number: int) -> str:
@@ -303,9 +291,8 @@ class ShardNames:
     def check_listable(self) -> None:
         """Checks that there is a folder to look for existing shards in."""
         if scheme_of(self.pattern) == "pipe" or any(map(_is_number, _PLACE.finditer(self.pattern.rpartition("/")[0]))):
-            raise ValueError(
-                f"'next' looks for shards in one folder or bucket, which {mask_url(self.pattern)!r} does not have"
-            )
+            shown = mask_url(self.pattern)
+            raise ValueError(f"'next' looks for shards in one folder or bucket, which {shown!r} does not have")
 
     def next_number(self, storage_options: Mapping[str, Mapping[str, Any]] | None = None) -> int:
         """The number behind the highest that a shard of this pattern has."""

@@ -17,7 +17,7 @@ from torchdata_wds.storage.urls import is_local
 
 logger = logging.getLogger(__name__)
 
-#: The keys of an entry that have a meaning here; others go to the program's function.
+# The keys of an entry that have a meaning here; others go to the program's function.
 ENTRY_KEYS = ("shards", "name", "weight", "probability", "extensions", "missing")
 _SAMPLED_KEYS = ("prefix", "buckets", "datasets")
 _COUNTS = ("resample", "choose", "perepoch")
@@ -78,7 +78,7 @@ class SpecGroup:
     weight: float | None = None  # how often a sample is taken from them, relative to other groups
 
 
-#: Entries that are listed together: the place of the list, its weight, and they themselves.
+# Entries that are listed together: the place of the list, its weight, and they themselves.
 Part = tuple[SpecPlace, float | None, list[SpecEntry]]
 
 
@@ -123,9 +123,8 @@ def _entry(item: Any, place: SpecPlace, number: int) -> Part:
     if not isinstance(item, Mapping):
         raise place.error(f"expected a mapping with shards and other keys, found {short(item)}")
     free = {key: value for key, value in item.items() if key not in ENTRY_KEYS}
-    for key in free:
-        if not isinstance(key, str):
-            raise place.error(f"the key {short(key)} is no text; it would be the name of an argument")
+    if odd := [key for key in free if not isinstance(key, str)]:
+        raise place.error(f"the key {short(odd[0])} is no text; it would be the name of an argument")
     name = _checked_name(item, place, number)
     patterns = tuple(map(place.at("shards").check_pattern, _texts(item, "shards", place)))
     fields = _fields(item, place)
@@ -161,7 +160,6 @@ def _fields(item: Mapping[str, Any], place: SpecPlace) -> tuple[FieldItem, ...] 
 
 
 def _sampled_groups(content: Mapping[str, Any], place: SpecPlace) -> list[SpecGroup]:
-    """Checks a specification with ``prefix``, ``buckets`` and ``datasets``: one group."""
     place.check_keys(content, _SAMPLED_KEYS)
     prefix = place.at("prefix").expand(_text(content.get("prefix", ""), place.at("prefix")))
     here = place.at("datasets")
@@ -208,7 +206,6 @@ def _text(value: Any, place: SpecPlace) -> str:
 
 
 def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
-    """The text or list of texts under a key."""
     here = place.at(key)
     if key not in item:
         raise place.error(f"has no {key}; expected a text or a list of texts")
@@ -220,17 +217,13 @@ def _texts(item: Mapping[str, Any], key: str, place: SpecPlace) -> list[str]:
 
 
 def _checked_name(item: Mapping[str, Any], place: SpecPlace, default: str | int) -> str | int:
-    """The name of a dataset."""
-    if "name" not in item:
-        return default
-    name: str = item["name"]
-    if not isinstance(name, str):
+    name: str | int = item.get("name", default)
+    if "name" in item and not isinstance(name, str):
         raise place.at("name").error(f"expected text, found {short(name)}; put it in quotes")
     return name
 
 
 def _checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> float | None:
-    """A number above 0, None where there is none."""
     if key not in item:
         return None
     value = item[key]
@@ -241,7 +234,6 @@ def _checked_weight(item: Mapping[str, Any], key: str, place: SpecPlace) -> floa
 
 
 def _checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least: int = 0) -> int:
-    """A whole number."""
     value: int = item[key]
     if not is_count(value, least):
         raise place.at(key).error(f"expected a whole number from {least}, found {short(value)}")
@@ -250,7 +242,22 @@ def _checked_count(item: Mapping[str, Any], key: str, place: SpecPlace, *, least
 
 def _wids_groups(content: Mapping[str, Any], place: SpecPlace, read: Read) -> list[SpecGroup]:
     """Checks a ``wids`` shard list: one group, or with weights a group per dataset."""
-    parts = list(_wids_parts(content, place, read))
+    _check_wids(content, place)
+    own = bool(content.get("shardlist"))
+    parts: list[Part] = []
+    if own:
+        parts.append(_wids_part(content, place, _checked_name(content, place, 0), place.origin.folder))
+    folder = _base(content, place, place.origin.folder)
+    datasets = content.get("datasets", [])
+    if not isinstance(datasets, (list, tuple)):
+        raise place.at("datasets").error(f"expected a list, found {short(datasets)}")
+    for number, item in enumerate(datasets, start=own):
+        where = place.at("datasets").at(number - own)
+        if isinstance(item, Mapping) and "source_url" in item:
+            parts.append(_referenced(item, where, number, folder, read))
+        else:
+            where.check_keys(item, _WIDS_PART_KEYS)
+            parts.append(_wids_part(item, where, _checked_name(item, where, number), folder))
     if not parts:
         raise place.error("has neither a shardlist nor datasets with one")
     return _groups_by_weight(parts, "weight", "datasets")
@@ -263,24 +270,6 @@ def wids_counts(content: Mapping[str, Any], url: str) -> Iterator[tuple[str, Any
         folder = part.get("base") or content.get("base") or own_folder + slash
         for shard in part.get("shardlist", ()):
             yield join_url(folder, shard["url"].removeprefix("./")), shard["nsamples"]
-
-
-def _wids_parts(content: Mapping[str, Any], place: SpecPlace, read: Read) -> Iterator[Part]:
-    _check_wids(content, place)
-    own = bool(content.get("shardlist"))
-    if own:
-        yield _wids_part(content, place, _checked_name(content, place, 0), place.origin.folder)
-    folder = _base(content, place, place.origin.folder)
-    datasets = content.get("datasets", [])
-    if not isinstance(datasets, (list, tuple)):
-        raise place.at("datasets").error(f"expected a list, found {short(datasets)}")
-    for number, item in enumerate(datasets):
-        where = place.at("datasets").at(number)
-        if isinstance(item, Mapping) and "source_url" in item:
-            yield _referenced(item, where, number + own, folder, read)
-        else:
-            where.check_keys(item, _WIDS_PART_KEYS)
-            yield _wids_part(item, where, _checked_name(item, where, number + own), folder)
 
 
 def _referenced(item: Mapping[str, Any], place: SpecPlace, number: int, folder: str, read: Read) -> Part:

@@ -26,17 +26,12 @@ _MAX_MERGED = 10_000
 _IS_JSON = re.compile(r"\.json(\.(gz|bz2|xz|zstd?))?([?#].*)?\Z", re.IGNORECASE | re.DOTALL)
 _LOCAL = ("", "file")
 _WEB = ("http", "https")
-
-#: fsspec's references are templates, which its older versions render without a sandbox.
-_TEMPLATES = "reference"
+_TEMPLATES = "reference"  # fsspec's references are templates, which its older versions render without a sandbox
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}", re.ASCII)
+_MAX_SHARDS = 10_000_000  # a range is expanded in memory
 
-#: A range is expanded in memory.
-_MAX_SHARDS = 10_000_000
-
-#: How many URLs of a pattern are looked at before it is used; each is looked at again when it is listed.
-_LOOKED_AT = 1000
+_LOOKED_AT = 1000  # URLs of a pattern that are looked at before it is used; each is again when it is listed
 _shortener = reprlib.Repr()
 _shortener.maxstring = _shortener.maxother = 100
 
@@ -93,11 +88,14 @@ class SpecPlace:
 
         Trust is needed for what runs something or reads what belongs to the program; ``WDS_SECURE=1`` forbids commands.
         """
-        danger = _danger(url)
+        scheme = scheme_of(url)
+        danger = {"pipe": "runs a command", STDIN: "reads this program's standard input"}.get(scheme)
+        if scheme not in ("pipe", STDIN, *_LOCAL, *_WEB) and _TEMPLATES in map(protocol_of, url.split("::")):
+            danger = "renders templates"
         if danger is not None:
             shown = mask_url(url)
             what = f"{self}: {shown} {danger}"
-            if scheme_of(url) == "pipe" and is_secure():
+            if scheme == "pipe" and is_secure():
                 raise UnsafeDataError(f"{what}, which WDS_SECURE forbids", shard=shown)
             if not self.origin.trusted:
                 advice = _allow_pipe(", or list these shards in your program")
@@ -131,18 +129,6 @@ class SpecPlace:
 
 def _allow_pipe(otherwise: str) -> Advice:
     return Advice.of(f"Pass {{}} if you trust its author{otherwise}", "allow_pipe=True", "--allow-pipe")
-
-
-def _danger(url: str) -> str | None:
-    """What opening a URL would do besides reading a shard, if anything."""
-    scheme = scheme_of(url)
-    if scheme == "pipe":
-        return "runs a command"
-    if scheme == STDIN:
-        return "reads this program's standard input"
-    if scheme not in (*_LOCAL, *_WEB) and any(protocol_of(part) == _TEMPLATES for part in url.split("::")):
-        return "renders templates"
-    return None
 
 
 def _visible_urls(pattern: str) -> Iterator[str]:
@@ -205,9 +191,8 @@ def read_spec(url: str, *, storage_options: Mapping[str, Mapping[str, Any]] | No
     except WdsError as error:
         raise type(error)(f"dataset file {shown} cannot be read: {error}", shard=shown) from error
     if len(data) > _MAX_BYTES:
-        raise SpecError(
-            f"dataset file {shown} is larger than {_MAX_BYTES:,} bytes: is it a shard? Write shard lists with braces"
-        )
+        what = f"dataset file {shown} is larger than {_MAX_BYTES:,} bytes"
+        raise SpecError(f"{what}: is it a shard? Write shard lists with braces")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -252,19 +237,18 @@ def _parse_yaml(text: str, shown: str) -> Any:
         cure = "pip install 'torchdata_wds[spec]', or write the file as JSON"
         raise ModuleNotFoundError(f"{what}: {cure}", name="yaml") from cause
     try:
-        # A SafeLoader, which makes plain values only.
         return yaml.load(text, _loader(yaml, shown))
     except yaml.YAMLError as error:
         hint = "\nIn a [list], a pattern with braces needs quotes." if "{" in text else ""
         raise SpecError(f"dataset file {shown} is not YAML: {error}{hint}") from error
+    except SpecError:
+        raise
     except (ValueError, TypeError, AttributeError) as error:  # what its scalars raise: dates that are none, "0x_"
-        if isinstance(error, SpecError):
-            raise
         raise SpecError(f"dataset file {shown} holds a value that is not YAML: {error}") from error
 
 
 def _loader(yaml: Any, shown: str) -> Any:
-    """PyYAML's SafeLoader, which alone takes the last of two equal keys, and until 6.0.3 merges aliases without end."""
+    """A SafeLoader (plain values only), which alone takes the last of two equal keys, and until 6.0.3 merges endlessly."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_mapping_node(self, anchor: Any) -> Any:

@@ -11,8 +11,7 @@ from torchdata_wds.format.documents.layouts import Document, find_images, find_j
 from torchdata_wds.format.samples.names import is_metadata
 from torchdata_wds.option_types import Layout
 
-#: How many images may wait for a document that names them: then the older half is given up.
-MOST_WAITING = 1000
+MOST_WAITING = 1000  # how many images may wait for a document that names them: then the older half is given up
 _WAITING = ("auto", "dash")
 _SHOWN_KEYS = 5
 

@@ -22,8 +22,7 @@ IMAGE_EXTENSIONS = (
 _INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})
 _DOCUMENT_KEYS = frozenset({"text_list", "image_info", "similarity_matrix"})
 
-#: The fields that documents have as `.wds_interleaved()` yields them.
-OUR_FIELDS = ("segments", "similarity_matrix", "metadata")
+OUR_FIELDS = ("segments", "similarity_matrix", "metadata")  # of documents as `.wds_interleaved()` yields them
 
 
 class TextSegment(NamedTuple):
@@ -70,16 +69,13 @@ class Document(NamedTuple):
 
 def find_json(sample: Mapping[str, Any]) -> str | None:
     """Finds the field with a document's JSON: ``json``, or else the same in other case."""
-    if "json" in sample:
-        return "json"
-    return next((field for field in sample if field.lower() == "json"), None)
+    return "json" if "json" in sample else next((field for field in sample if field.lower() == "json"), None)
 
 
 def load_json(value: Any) -> Any:
     """Parses JSON that is still bytes; other values were decoded before."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return json.loads(bytes(value).decode("utf-8-sig"))
-    return value
+    is_encoded = isinstance(value, (bytes, bytearray, memoryview))
+    return json.loads(bytes(value).decode("utf-8-sig")) if is_encoded else value
 
 
 def is_document(value: Any) -> bool:
@@ -186,16 +182,16 @@ def _is_finite(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    text = "null" if value is None else repr(value)
     if value is None or isinstance(value, (bool, int, float)):
-        return "null" if value is None else repr(value)
-    text = repr(value)
+        return text
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '...'}"
 
 
 def find_images(names: Iterable[str], fields: Iterable[str]) -> dict[str, str]:
-    """Finds the field of each image: by its name, in lower case, or with another extension, ``jpg`` first.
+    """Finds fields of images by name: exact, in lower case, or with another extension, ``jpg`` first.
 
-    Returns field by name, without the names that have none. A field that may be that of two names is that of neither.
+    A field that may be that of two names is that of neither.
 
     Example:
         >>> find_images(["B.b.PNG", "a"], ["b.b.jpg", "a.png"])
@@ -320,6 +316,5 @@ def _named(segment: ImageSegment, number: int, extension: str) -> tuple[str, str
 
 
 def _unwritable(key: object, reason: str) -> SampleError:
-    return SampleError(
-        f"document {key!r} cannot be written: {reason}", key=key if isinstance(key, str) else None, field="segments"
-    )
+    known = key if isinstance(key, str) else None
+    return SampleError(f"document {key!r} cannot be written: {reason}", key=known, field="segments")

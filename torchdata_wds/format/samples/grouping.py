@@ -13,27 +13,21 @@ from torchdata_wds.format.tar.members import FailedMember, Mark, MemberRun, Pass
 from torchdata_wds.handlers import count_loss, warn_rarely, warn_seldom
 from torchdata_wds.option_types import OnReappearing, SplitName
 
-#: What samples are counted by that have none of the fields to keep.
-WITHOUT_FIELDS = "sample without the chosen fields"
-
-#: Called for what is wrong: True skips it, False ends the iterator.
-OnError = Callable[[Exception], bool]
+WITHOUT_FIELDS = "sample without the chosen fields"  # what samples are counted by that have none of the fields to keep
+OnError = Callable[[Exception], bool]  # called for what is wrong: True skips it, False ends the iterator
 Shown = Callable[[str], str]
 
 _RENAME = Advice(
     "Rename it with rename= of load_wds_shards, or leave it out with select=.", "Write the shard again without it."
 )
-
 _ALLOW = Advice.of(
     "Write the shard sorted (tar --sort=name), or pass {} to take each run of members as a sample of its own (also "
     "where a native loader gives the same archive twice).",
     "on_reappearing='allow'",
     "--on-reappearing allow",
 )
-
 _OTHER_KEYS = Advice.of("{} changes how names are read.", "keys=", "--keys")
 _CHOOSE = Advice("Pass on_duplicate='first' or 'last' to choose.", "Pass --on-duplicate first or last to choose.")
-
 _CHOOSE_OR_KEEP_CASE = Advice(
     "Pass on_duplicate='first' or 'last' to choose, or lowercase=False if they differ in case.",
     "Pass --on-duplicate first or last to choose, or --keep-case if they differ in case.",
@@ -105,7 +99,6 @@ def make_sample(draft: Draft, rules: GroupingRules, shown: Shown) -> dict[str, A
 
 
 def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
-    """Adds what is known of the reading of the shard that samples are from."""
     url: Any = source.url
     if hasattr(url, "local_path"):  # a LocatedUrl
         for sample in samples:
@@ -128,10 +121,9 @@ def _misfit(draft: Draft, field: str, name: str, shard: str, lowercase: bool) ->
 
 
 def make_samples(run: MemberRun, rules: GroupingRules, seen: set[int]) -> list[dict[str, Any]] | None:
-    """Makes the samples of a run of whole ones in one loop, as `check_new` and `make_sample` would make them.
+    """Makes the samples of a run in one loop, or None where one needs the closer look of `check_new` and `make_sample`.
 
-    `seen` are hashes of the keys before them in the shard; theirs are added. None is returned, and nothing changed,
-    where a sample needs the closer look that those two take.
+    `seen` are hashes of the keys before them in the shard; theirs are added.
     """
     fields = {field: field.lower() if rules.lowercase else field for field in set(run.fields)}
     if not RESERVED_FIELDS.isdisjoint(fields.values()):
@@ -170,10 +162,7 @@ def _raise(error: Exception) -> bool:
 def _with_parts(
     units: Iterable[Unit], split: SplitName, on_error: OnError
 ) -> Iterator[tuple[Unit, tuple[str, str] | None]]:
-    """Pairs members with the key and field of their name; one whose name cannot be split goes to the handler.
-
-    A run stays together where all its names can be split at once.
-    """
+    """Pairs members, or runs that can be split at once, with key and field; names that fail go to the handler."""
     for unit in units:
         items: Iterable[Any]
         if not isinstance(unit, MemberRun):
@@ -289,9 +278,7 @@ def _drafts(
             if outside is not None and not has_samples and item is Mark.END:
                 reason = f"no member has a name of the form key.field; the first is {outside.name}"
                 what = f"shard {shown(outside.url)} gives no sample: {reason} ({skip_reason(outside.name)})."
-                warn_seldom(
-                    "shards without samples", what, Advice.of("{} changes how names are read.", "keys=", "--keys")
-                )
+                warn_seldom("shards without samples", what, _OTHER_KEYS)
             outside, has_samples = None, False
             if draft is not None and (closed or item is Mark.END):
                 yield draft

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, NoReturn
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, DamageKind, ShardFormatError
@@ -24,19 +25,15 @@ _END_PIECE = 1 << 20
 _LARGEST_RECORD = 20 * BLOCK
 _FILES = REGULAR | {headers.SPARSE}
 _UNUSUAL = frozenset({headers.SPARSE, headers.MULTI_VOLUME})
-
 _RAISE_LIMIT = Advice(
     "Raise max_member_bytes if you want it; otherwise leave the member out with select=.", "Raise --max-member-bytes."
 )
-
 _LEAVE_OUT = Advice(
     "Leave it out with select=, or set max_member_bytes to what one member may take.", "Try where there is more memory."
 )
-
 _MAYBE_NO_END = Advice.of(
     "Download it again; if its writer never ends archives, pass {}.", "require_end_marker=False", "--no-end-marker"
 )
-
 _CONCATENATED = Advice.of("If archives were joined with cat, pass {}.", "concatenated=True", "--concatenated")
 _TRUNCATE = "Cut it off there with truncate, or write it again."
 
@@ -53,6 +50,7 @@ class TarEntry(NamedTuple):
     sparse: SparseSource | None = None  # what a sparse member's map is read from
 
 
+@dataclass(eq=False)
 class TarEntries:
     """Walks the entries of an archive; the caller takes or skips each payload before it asks for the next.
 
@@ -61,26 +59,20 @@ class TarEntries:
     one, is used as that of `gap_seeker`. `shard` is its URL as messages may show it.
     """
 
-    def __init__(
-        self,
-        stream: ByteSource,
-        shard: str,
-        *,
-        require_end_marker: bool = True,
-        concatenated: bool = False,
-        offset: int = 0,
-        max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES,
-    ) -> None:
-        self.stream = stream
-        self._pass_over: Callable[[int], bool] | None = getattr(stream, "pass_over", None) or gap_seeker(stream)
-        self.shard = shard
-        self.require_end_marker = require_end_marker
-        self.concatenated = concatenated
-        self.offset = offset
-        self.max_member_bytes = max_member_bytes
+    stream: ByteSource
+    shard: str
+    _: KW_ONLY
+    require_end_marker: bool = True
+    concatenated: bool = False
+    offset: int = 0
+    max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
+
+    def __post_init__(self) -> None:
+        self._pass_over: Callable[[int], bool] | None
+        self._pass_over = getattr(self.stream, "pass_over", None) or gap_seeker(self.stream)
         self.has_globals = False  # whether a global header changes names or sizes of the entries behind it
         self.raw: list[bytes] = []  # the blocks of the current entry's headers, for those that look closer
-        self._first = self._start = offset
+        self._first = self._start = self.offset
         self._global: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}  # the records of the last PAX header before the entry
         self._long: dict[str, bytes] = {}  # GNU's long name and long link
@@ -118,10 +110,7 @@ class TarEntries:
         self._start = self.offset
 
     def take(self, entry: TarEntry, *, look: Callable[[Segments, int], None] | None = None) -> bytes:
-        """Reads an entry's content, with the holes of a sparse member filled with zeros.
-
-        `look` is called with the map and the full size of a sparse member whose map is right.
-        """
+        """Reads an entry's content, holes filled with zeros; `look` gets the map and full size of a sparse member."""
         size = entry.size if entry.sparse_size is None else max(entry.size, entry.sparse_size)
         if size > self.max_member_bytes:
             what = f"holds member {entry.name} of {size:,} bytes, more than the limit of {self.max_member_bytes:,},"
@@ -194,8 +183,7 @@ class TarEntries:
         return buffer.getvalue()
 
     def _pass_padding(self, entry: TarEntry) -> None:
-        fill = -entry.size % BLOCK
-        if fill:
+        if fill := -entry.size % BLOCK:
             got = len(self.stream.read(fill))
             if got < fill:
                 got = len(self._read_rest(bytes(got), fill))

@@ -54,10 +54,7 @@ class Window:
         self._breaks.append(len(self.begins) - 1)
 
     def run_at(self, position: int) -> tuple[int, int]:
-        """Finds the members one right behind the other from a position on: the first row, and the one behind the last.
-
-        An entry must begin at the position, or the rows are those of a tar inside a member.
-        """
+        """Finds the members one behind the other from a position on, where an entry must begin: first row and end."""
         first = bisect_left(self.begins, position)
         if first == len(self.begins) or self.begins[first] != position:
             return 0, 0
@@ -116,11 +113,8 @@ def _names(heads: Array) -> list[str]:
 
 
 def _extend(data: bytes, begins: list[int], names: list[str], extended: Iterable[tuple[int, ...]]) -> None:
-    """Lets members begin with the extended headers right before them, and have the names that those give.
-
-    A member keeps its own begin if its extended header says more, or if it has several: no walk over the entries comes
-    to it there.
-    """
+    """Lets members begin with the extended headers right before them, and have the names that those give."""
+    # A member keeps its own begin if its header says more, or if it has several: no walk over the entries comes to it.
     before: dict[int, tuple[int, dict[str, bytes]]] = {}  # where the next header lies: the entry's begin and records
     for begin, start, end, behind, kind in extended:
         records = _read_records(kind, data[start:behind], end - start)
@@ -137,13 +131,11 @@ def _read_records(kind: int, content: bytes, size: int) -> dict[str, bytes] | No
     try:
         if kind == headers.LONG_NAME:
             return {"path": headers.long_name(content, size)}
-        if kind not in headers.PAX:
-            return None
         data = content[:size]
-        records = headers.parse_records(data)
+        records = headers.parse_records(data) if kind in headers.PAX else None
     except HeaderError:
         return None
-    return None if _TELLS_MORE.search(data) and headers.says_more(records) else records
+    return None if records and _TELLS_MORE.search(data) and headers.says_more(records) else records
 
 
 def read_plain_header(block: bytes) -> tuple[str, int] | None:
@@ -162,31 +154,23 @@ def read_plain_header(block: bytes) -> tuple[str, int] | None:
         return None
 
 
-#: The sizes of a window in bytes: the first one is small so that the first sample comes soon. 0 turns windows off.
+# The sizes of a window in bytes: the first one is small so that the first sample comes soon. 0 turns windows off.
 SMALLEST_WINDOW, LARGEST_WINDOW = 1 << 16, 1 << 21
-
-#: A window is worth its price while members take at most so many bytes on average.
-LARGE_MEMBER = 1 << 16
-
-#: So many members are read one by one at first: they show what follows.
-FIRST_MEMBERS = 2
-
-#: After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.
+LARGE_MEMBER = 1 << 16  # a window is worth its price while members take at most so many bytes on average
+FIRST_MEMBERS = 2  # so many members are read one by one at first: they show what follows
+# After a window that was not worth it so many members are read one by one; twice as many after the next, and so on.
 FIRST_PAUSE, LONGEST_PAUSE = 128, 1024
-
-#: A header may lie about a size: larger members are read in pieces, as bytes arrive.
-_LARGEST_READ = 16 << 20
-
-#: Seconds after which a window is taken as far as it has come: the samples of a slow source do not wait for it to fill.
+_LARGEST_READ = 16 << 20  # a header may lie about a size: larger members are read in pieces, as bytes arrive
+# Seconds after which a window is taken as far as it has come: the samples of a slow source do not wait for it to fill.
 PATIENCE = 0.02
 
 
 class LookAhead:
     """The bytes of an archive for `TarEntries`, and between two entries the members that need none of it.
 
-    Windows are read only where the stream has ``read1``, which gives what one read of its source gave. Members of more
-    than `largest` bytes are left to `TarEntries`. `choose` gives a member's new name, and whether it is wanted. It
-    is called for single members where the stream can seek past them (`chooses`); the caller calls it for runs.
+    Windows need ``read1`` of the stream. Members of more than `largest` bytes are left to `TarEntries`. `choose` gives
+    a member's new name, and whether it is wanted: it is called for single members where the stream can seek past them
+    (`chooses`); the caller calls it for runs.
     """
 
     def __init__(

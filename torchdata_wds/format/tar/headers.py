@@ -11,15 +11,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BLOCK = 512
-
-#: Types of entries whose size counts no bytes that follow: links, folders and devices.
-NO_PAYLOAD = frozenset(b"123456")
+NO_PAYLOAD = frozenset(b"123456")  # types of entries whose size counts no bytes that follow: links, folders and devices
 
 # Solaris ACLs and attributes, GNU's folder listings, extended headers, parts of volumes, labels and sparse members.
 _SPECIAL = NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
-
-#: Regular files. POSIX: what is of an unknown type is read as one.
-REGULAR = frozenset(range(256)) - _SPECIAL
+REGULAR = frozenset(range(256)) - _SPECIAL  # regular files. POSIX: what is of an unknown type is read as one.
 DIRECTORY = ord("5")
 HARD_LINK = ord("1")
 SPARSE = ord("S")

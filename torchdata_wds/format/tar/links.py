@@ -21,15 +21,9 @@ from torchdata_wds.format.tar.members import ByteSource, MemberRun, ShardMember
 from torchdata_wds.storage import can_reopen, is_decompressed, open_shard
 
 Reopen = Callable[[int], AbstractContextManager[ByteSource]]
-
-#: How many bytes of targets are kept for the links to come.
-KEPT_BYTES = 64 << 20
-
-#: How many bytes of the last members are kept where a shard cannot be opened again.
-RECENT_BYTES = 4 << 20
-
-#: How often a compressed shard may be decompressed to look up links, as long as it is up to there.
-_PASSES = 32
+KEPT_BYTES = 64 << 20  # how many bytes of targets are kept for the links to come
+RECENT_BYTES = 4 << 20  # how many bytes of the last members are kept where a shard cannot be opened again
+_PASSES = 32  # how often a compressed shard may be decompressed to look up links, as long as it is up to there
 _PIECE = 1 << 20
 _HELD_SIZE = 1 << 20  # a larger member that nobody wants is not held
 _ENTRY_BYTES = 200  # what a name and its place in a dict take, about

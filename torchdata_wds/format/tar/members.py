@@ -94,8 +94,7 @@ class MemberRun(NamedTuple):
             yield field, name, self.data[start:end]
 
 
-#: What a reader gives for one member, or between two.
-Single = ShardMember | PassedMember | FailedMember | Mark
+Single = ShardMember | PassedMember | FailedMember | Mark  # what a reader gives for one member, or between two
 
 #: What a reader gives to those who group: members, many at once where they are small, and what lies between them.
 Unit = Single | MemberRun
@@ -110,8 +109,7 @@ def singles(units: Iterable[Unit]) -> Iterator[Single]:
             yield unit
 
 
-#: What is shorter lies in the stream's buffer, or soon will.
-SMALLEST_GAP = 64 << 10
+SMALLEST_GAP = 64 << 10  # what is shorter lies in the stream's buffer, or soon will
 
 
 class ByteSource(Protocol):

@@ -25,9 +25,7 @@ _PAX_NAME = b"PaxHeaders/member"
 
 # name, mode + uid + gid, size, mtime, checksum, type to devminor, prefix
 _HEADER = struct.Struct(f"{_NAME_SIZE}s24s12s12s8s189s{_PREFIX_SIZE}s12x")
-
-# Data sets have few combinations of fields; one with ever new ones must not fill the memory.
-_MAX_PLANS = 1000
+_MAX_PLANS = 1000  # data sets have few combinations of fields; one with ever new ones must not fill the memory
 
 
 class PackedSample(NamedTuple):

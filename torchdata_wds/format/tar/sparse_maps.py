@@ -13,9 +13,7 @@ from torchdata_wds.format.tar.headers import BLOCK, HeaderError, padding, parse_
 
 #: What a map is read from: the blocks of an old GNU header, or PAX records.
 SparseSource = list[bytes] | dict[str, bytes]
-
-#: Offset in the full content and length of each piece that is stored, in their order.
-Segments = list[tuple[int, int]]
+Segments = list[tuple[int, int]]  # offset in the full content and length of each piece that is stored, in their order
 _PAIR = 24  # two numbers of twelve bytes
 _MOST_PIECES = 1_000_000  # a few kilobytes can be unpacked to a map of many more
 _LONGEST_NUMBER = 20  # digits, and the end of the line

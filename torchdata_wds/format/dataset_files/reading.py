@@ -248,7 +248,7 @@ def _parse_yaml(text: str, shown: str) -> Any:
 
 
 def _loader(yaml: Any, shown: str) -> Any:
-    """A SafeLoader (plain values only), which alone takes the last of two equal keys, and until 6.0.3 merges endlessly."""
+    """A SafeLoader (plain values only); alone it takes the last of two equal keys, and until 6.0.3 merges endlessly."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_mapping_node(self, anchor: Any) -> Any:

@@ -119,17 +119,14 @@ def key_splitter(keys: KeyRule) -> SplitName:
 
     A callable sees every name, hidden ones too, and decides alone.
     """
-    if keys == "first_dot":
-        return split_name
-    if keys == "last_dot":
-        return _split_last_dot
+    if keys in ("first_dot", "last_dot"):
+        return split_name if keys == "first_dot" else _split_last_dot
     if callable(keys):
         return partial(_checked, keys)
     raise ValueError(f"keys must be 'first_dot', 'last_dot' or a callable name -> (key, field) or None, not {keys!r}")
 
 
 def _checked(function: SplitName, name: str) -> tuple[str, str] | None:
-    """Calls a user's splitting function, and checks its answer."""
     answer: object = function(name)
     if answer is None:
         return None
@@ -161,10 +158,8 @@ def grouping_rules(
     check_choice("on_reappearing", on_reappearing, ("error", "warn", "allow"))
     kept = None
     if fields is not None:
-        if isinstance(fields, str):
-            names = re.split(r"[;\s]+", fields.strip("; \t\n"))
-        else:
-            names = list(fields) if isinstance(fields, Iterable) else []
+        separated = re.split(r"[;\s]+", fields.strip("; \t\n")) if isinstance(fields, str) else fields
+        names = list(separated) if isinstance(separated, Iterable) else []
         if not names or not all(isinstance(name, str) and name.strip(".") for name in names):
             raise ValueError(f"fields must name at least one field, as 'jpg cls' or ['jpg', 'cls'], not {fields!r}")
         kept = frozenset((name.lower() if lowercase else name).removeprefix(".") for name in names)
@@ -201,10 +196,8 @@ def check_key(key: object) -> bytes:
 
 def check_field(field: str, key: object, lowercase: bool = True) -> bytes:
     """Checks the name of a field."""
-    reason = ""
-    if not field:
-        reason = "it is empty"
-    elif "/" in field or "\0" in field:
+    reason = "" if field else "it is empty"
+    if "/" in field or "\0" in field:
         reason = "it holds a slash or NUL"
     elif lowercase and field.lower() != field:
         reason = f"it is read as {field.lower()!r}, in lower case."

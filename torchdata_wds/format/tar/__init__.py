@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -75,14 +76,8 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
     links = HardLinks(url, shard, reopen, max_member_bytes=largest)
     seeks_past = _none if sizes_only else None if wanted is None else choose
     source = LookAhead(stream, url, visit, largest, seeks_past)
-    entries = TarEntries(
-        source,
-        shard,
-        offset=offset,
-        require_end_marker=require_end_marker,
-        concatenated=concatenated,
-        max_member_bytes=largest,
-    )
+    ends = {"require_end_marker": require_end_marker, "concatenated": concatenated}
+    entries = TarEntries(source, shard, offset=offset, max_member_bytes=largest, **ends)
     skips = SkippedEntries(shard, skipped, is_whole=not offset)
     with skips.reported(), closing(links):
         for entry in _walk(entries, source, links):
@@ -155,12 +150,10 @@ def _take(entries: TarEntries, source: LookAhead) -> Iterator[MemberRun | ShardM
 
 
 def _none(name: str) -> tuple[str, bool]:
-    """Chooses no member."""
     return name, False
 
 
 def _choice(rename: Callable[[str], str] | None, wanted: Callable[[str], bool] | None, name: str) -> tuple[str, bool]:
-    """Returns a member's new name, and whether the member is wanted."""
     new = name if rename is None else _renamed(rename, name)
     return new, wanted is None or wanted(new)
 
@@ -168,9 +161,8 @@ def _choice(rename: Callable[[str], str] | None, wanted: Callable[[str], bool] |
 def _renamed(rename: Callable[[str], str], name: str) -> str:
     new = rename(name)
     if not isinstance(new, str):
-        raise TypeError(
-            f"rename= returned {new!r} for member {name!r}; it must return a str. select= leaves members out"
-        )
+        what = f"rename= returned {new!r} for member {name!r}"
+        raise TypeError(f"{what}; it must return a str. select= leaves members out")
     return new
 
 
@@ -192,17 +184,16 @@ def name_filter(select: Select) -> Callable[[str], bool]:
     return lambda name: any(match(name.removeprefix("./")) for match in matches)
 
 
+@dataclass
 class SkippedEntries:
-    """The entries of a shard that hold no content: counted, and warned about where that would be silent loss.
+    """The entries of a shard that hold no content: counted, and warned about where that would be silent loss."""
 
-    The reader sets `has_files` at the first member.
-    """
+    shard: str
+    counts: Counter[str]
+    is_whole: bool = True
+    has_files: bool = False  # set by the reader at the first member
 
-    def __init__(self, shard: str, counts: Counter[str], *, is_whole: bool = True) -> None:
-        self.has_files = False
-        self._shard = shard
-        self._counts = counts
-        self._is_whole = is_whole
+    def __post_init__(self) -> None:
         self._kinds: Counter[str] = Counter()
         self._fields: Counter[str] = Counter()  # those with the name of a field
         self._first = ""
@@ -210,7 +201,7 @@ class SkippedEntries:
     def add(self, entry: TarEntry, name: str, wanted: Callable[[str], bool] | None = None) -> None:
         """Counts an entry."""
         kind = HEADER_WORDS.get(entry.kind, f"entry of type {chr(entry.kind)!r}")
-        self._counts[kind] += 1
+        self.counts[kind] += 1
         self._kinds[kind] += 1
         if entry.kind in _NEVER_FIELDS or split_name(name) is None or not (wanted is None or wanted(name)):
             return
@@ -224,17 +215,17 @@ class SkippedEntries:
         is_whole = False
         try:
             yield
-            is_whole = self._is_whole
+            is_whole = self.is_whole
         finally:
             gives_nothing = is_whole and not self.has_files
             cure = f" {_CURE}" if _SYMBOLIC_LINK in (self._fields or self._kinds) else ""
             if self._fields:
                 more = " It has no other members." if gives_nothing else ""
                 loss = f"skipped {_listed(self._fields)} named like fields, whose content it does not hold"
-                what = f"shard {self._shard}: {loss}; the first is {self._first}.{more}{cure}"
+                what = f"shard {self.shard}: {loss}; the first is {self._first}.{more}{cure}"
                 warn_seldom("skipped links and devices", what)
             elif gives_nothing and self._kinds:
-                what = f"shard {self._shard} gives no member: it only has {_listed(self._kinds)}.{cure}"
+                what = f"shard {self.shard} gives no member: it only has {_listed(self._kinds)}.{cure}"
                 warn_seldom("shards without members", what)
 
 

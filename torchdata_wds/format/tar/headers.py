@@ -15,7 +15,7 @@ NO_PAYLOAD = frozenset(b"123456")  # types of entries whose size counts no bytes
 
 # Solaris ACLs and attributes, GNU's folder listings, extended headers, parts of volumes, labels and sparse members.
 _SPECIAL = NO_PAYLOAD | frozenset(b"AEDKLMSVXgx")
-REGULAR = frozenset(range(256)) - _SPECIAL  # regular files. POSIX: what is of an unknown type is read as one.
+REGULAR = frozenset(range(256)) - _SPECIAL  # regular files; POSIX: what is of an unknown type is read as one
 DIRECTORY = ord("5")
 HARD_LINK = ord("1")
 SPARSE = ord("S")
@@ -28,8 +28,7 @@ GLOBAL_PAX = ord("g")
 PAX_HEADER = b"x"
 PAX = frozenset(b"xX")
 
-#: Types of headers that describe the entry after them, or all entries after them.
-EXTENSIONS = PAX | {LONG_NAME, LONG_LINK, GLOBAL_PAX}
+EXTENSIONS = PAX | {LONG_NAME, LONG_LINK, GLOBAL_PAX}  # headers that describe the entry after them, or all
 
 # Some programs write the size of a link's target, or of a folder's list, where nothing follows: all readers know it.
 _NEVER_SIZED = frozenset({HARD_LINK, DIRECTORY})
@@ -94,9 +93,8 @@ def parse_header(block: bytes) -> Header:
     stored = parse_number(field)
     total = byte_sum(block) - sum(field) + 8 * 32  # the field itself counts as eight blanks
     if stored != total:
-        summed = block[:148] + block[156:]
-        signed = sum(summed) - 256 * sum(byte > 127 for byte in summed) + 8 * 32  # as some old tars wrote it
-        if stored != signed:
+        high = sum(byte > 127 for byte in block[:148] + block[156:])
+        if stored != total - 256 * high:  # the sum of signed bytes, as some old tars wrote it
             raise HeaderError(f"the header says checksum {stored}, its bytes give {total}")
     kind = block[156]
     size = parse_number(block[124:136])
@@ -108,13 +106,10 @@ def parse_header(block: bytes) -> Header:
 
 def begins_a_tar(block: bytes) -> bool:
     """Returns whether 512 bytes are the first of a tar archive, maybe an empty one."""
-    if len(block) < BLOCK:
-        return False
     try:
-        parse_header(block)
+        return len(block) >= BLOCK and bool(parse_header(block))
     except HeaderError:
         return not block.strip(b"\0")
-    return True
 
 
 def long_name(content: bytes, size: int) -> bytes:
@@ -142,8 +137,7 @@ def byte_sum(block: bytes) -> int:
 
 
 _SPARSE = frozenset(f"GNU.sparse.{name}" for name in ("major", "map", "size", "realsize"))
-
-#: All that reading looks at. What else a global header says would be carried along for each of the entries after it.
+# All that reading looks at. What else a global header says would be carried along for each of the entries after it.
 RELEVANT = _SPARSE | {"path", "linkpath", "size", "GNU.sparse.minor", "GNU.sparse.name", "GNU.sparse.numblocks"}
 _PAIR = ("GNU.sparse.offset", "GNU.sparse.numbytes")
 
@@ -188,11 +182,9 @@ def each_record(data: bytes) -> Iterator[tuple[str, bytes, int]]:
 def record_number(records: dict[str, bytes], keyword: str) -> int | None:
     """The decimal number of a record, None where there is none."""
     value = records.get(keyword)
-    if value is None:
-        return None
-    if not value.isdigit() or len(value) > 19 or int(value) > _LARGEST_NUMBER:
+    if value is not None and (not value.isdigit() or len(value) > 19 or int(value) > _LARGEST_NUMBER):
         raise HeaderError(f"PAX record {keyword}={value[:40]!r} is not a size")
-    return int(value)
+    return None if value is None else int(value)
 
 
 def is_sparse(records: dict[str, bytes]) -> bool:

@@ -33,8 +33,8 @@ K = TypeVar("K")
 class HardLinks:
     """Finds what the hard links of one shard point at.
 
-    `shard` is its URL as messages may show it; `reopen` opens it again at a byte offset of the decompressed archive,
-    None opens `url`, if possible. Then `recent` holds the members before a link; else it is None.
+    `reopen` opens it again at a byte offset of the decompressed archive, None opens `url` if possible; then `recent`
+    holds the members before a link, else it is None.
     """
 
     def __init__(
@@ -42,9 +42,7 @@ class HardLinks:
     ) -> None:
         self.shard = shard
         self.recent = RecentMembers() if reopen is None else None
-        if reopen is None and can_reopen(url):
-            reopen = partial(_open_at, url)
-        self.reopen = reopen
+        self.reopen = partial(_open_at, url) if reopen is None and can_reopen(url) else reopen
         self.met = False  # whether there has been a link: each entry from here on must be noted
         self._max_member_bytes = max_member_bytes
         self._offsets: dict[str, int] | None = None  # made at the first link; from then on it follows the reader
@@ -93,9 +91,8 @@ class HardLinks:
         try:
             return self._read_target(entry, self.reopen)
         except ShardOpenError as error:
-            raise hard_link_error(
-                entry, self.shard, f"cannot be opened a second time to look it up: {error}. Write"
-            ) from error
+            why = f"cannot be opened a second time to look it up: {error}. Write"
+            raise hard_link_error(entry, self.shard, why) from error
 
     def _read_target(self, entry: TarEntry, reopen: Reopen) -> bytes:
         if self._offsets is None:

@@ -131,9 +131,7 @@ class SamplePacker:
         cut = name.rfind(b"/", 0, _PREFIX_SIZE + 1)
         if len(name) > _NAME_SIZE and size < _TOO_LARGE and cut > 0 and len(name) - cut - 1 <= _NAME_SIZE:
             return self._header(name[cut + 1 :], size, prefix=name[:cut])
-        records = b""
-        if len(name) > _NAME_SIZE:
-            records += _record(b"path", name)
+        records = _record(b"path", name) if len(name) > _NAME_SIZE else b""
         if size >= _TOO_LARGE:
             records += _record(b"size", b"%d" % size)
         extended = self._header(_PAX_NAME, len(records), kind=PAX_HEADER)

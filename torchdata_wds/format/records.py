@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from torchdata_wds.errors import DOWNLOAD_AGAIN, SKIP_DAMAGED, Advice, DamageKind, ShardFormatError, ShardOpenError
 from torchdata_wds.format.tar.file_kinds import describe_magic
 from torchdata_wds.format.tar.headers import BLOCK
+from torchdata_wds.format.tar.members import gather
 from torchdata_wds.storage import ByteStream
 
 RecordFormat = Literal["cbor", "msgpack"]
@@ -103,7 +103,6 @@ class _Pieces:
     """The bytes of a stream in pieces, as they come; what came before a failure is given before that is raised."""
 
     def __init__(self, stream: ByteStream) -> None:
-        self.stream = stream
         self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
         self._size = _PIECE if hasattr(stream, "read1") else _SMALL_PIECE
         self._failure: Exception | None = None
@@ -114,16 +113,8 @@ class _Pieces:
         if self._failure is not None:
             raise self._failure
         pieces: list[bytes] = []
-        missing = self._size
-        begun = time.monotonic()
         try:
-            while missing > 0 and (not pieces or time.monotonic() - begun < _PATIENCE):
-                piece = self._read(missing)
-                if not piece:
-                    self.is_over = True
-                    break
-                pieces.append(piece)
-                missing -= len(piece)
+            self.is_over = gather(self._read, pieces, self._size, _PATIENCE)
         except Exception as error:
             if not pieces:
                 raise

@@ -37,11 +37,8 @@ def find_documents(
 
     Where a document names images that its own sample does not have, in the layouts ``auto`` and ``dash``, it waits for
     samples ``<key>-<image>`` until all have come, the next document comes, or the shard ends; samples that come before
-    their document wait for it, at most `MOST_WAITING`. A document takes only images that it names: one whose key is
-    the beginning of another's takes nothing from that.
-
-    Samples of at most `shards` shards may come in turn: when one more begins, the one unused for longest ends. `shown`
-    turns a URL into what messages may show.
+    their document wait for it, at most `MOST_WAITING`. A document takes only images that it names. Samples of at most
+    `shards` shards may come in turn: when one more begins, the one unused for longest ends.
     """
     finders: dict[str, _Finder] = {}  # the last one is that of the sample before
     for sample in samples:
@@ -75,7 +72,6 @@ class _Finder:
         self.spare: dict[str, Mapping[str, Any]] = {}
 
     def take(self, sample: dict[str, Any], key: str) -> Iterator[FoundDocument | SampleError]:
-        """Takes the next sample; yields what it completes, and what is wrong with it."""
         begins = (key, find_json(sample) is not None)
         if begins == self.first:  # the same shard is read again
             yield from self.end_shard()
@@ -101,7 +97,6 @@ class _Finder:
                 yield self._give_up(list(self.waiting)[: MOST_WAITING // 2])
 
     def end_shard(self) -> Iterator[FoundDocument | SampleError]:
-        """Yields the document that is open, and an error for the images that no document has named."""
         yield from self._close()
         self.spare.clear()
         if self.waiting:

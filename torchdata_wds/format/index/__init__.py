@@ -131,12 +131,8 @@ class ShardIndex(Sequence[IndexedSample]):
             ShardOpenError: if that cannot be written.
         """
         target = open_target(url, overwrite=True, storage_options=storage_options)
-        try:
-            target.write(self.dump())
-            target.commit()
-        except BaseException:
-            target.abort()
-            raise
+        target.write(self.dump())
+        target.commit()
 
     @classmethod
     def load(
@@ -256,10 +252,8 @@ def dali_index(index: ShardIndex) -> str:
         what = f"DALI cannot read shard {header.shard} by an index: it {why}"
         return ShardFormatError(what, shard=header.shard, kind="unsupported")
 
-    if header.compressed:
-        raise unfit("is compressed")
-    if not len(index):
-        raise unfit("has no sample")
+    if header.compressed or not len(index):
+        raise unfit("is compressed" if header.compressed else "has no sample")
     split = key_splitter("last_dot" if header.keys == "last_dot" else "first_dot")
     lines = []
     for sample in index:

@@ -64,10 +64,10 @@ def slice_members(
 ) -> Iterator[Unit]:
     """Leaves out the members of all samples but those of a slice, without cutting them out of what was read.
 
-    A sample is a run of consecutive members with one key, as in grouping and in an index. Members that were chosen
-    away count as well, so that a slice has the same samples whatever `select` is; members without a key do not.
-    Behind kept samples stands `Mark.END`, as soon as they are complete. The rest of the shard is not read, unless the
-    slice is a `TailSlice`. `units` are of one shard, from sample `first` on, which had `least` samples or more before.
+    A sample is a run of members with one key, as in grouping. Members that were chosen away count as well, so that a
+    slice has the same samples whatever `select` is; members without a key do not. Behind kept samples stands
+    `Mark.END`. The rest of the shard is not read, unless the slice is a `TailSlice`. `units` are of one shard, from
+    sample `first` on, which had `least` samples or more before.
     """
     slicer = _Slicer(split, part, first)
     for unit in units:
@@ -94,8 +94,6 @@ def slice_members(
 
 
 class _Slicer:
-    """What is known between two units."""
-
     def __init__(self, split: SplitName, part: ShardSlice, first: int) -> None:
         self.key: str | None = None  # of the last member; None where the next one begins a sample whatever its key is
         self.number = first - 1  # which sample the last member belongs to
@@ -107,11 +105,9 @@ class _Slicer:
 
     @property
     def is_done(self) -> bool:
-        """Whether what follows is of no use."""
         return self._limit is not None and self.number >= self._limit
 
     def take_run(self, run: MemberRun) -> Iterator[Unit]:
-        """Cuts a run down to the slice."""
         columns = split_names(run.names, self._split)
         if columns is None:
             for member in run.members():
@@ -140,7 +136,6 @@ class _Slicer:
             yield Mark.END
 
     def take(self, unit: Single) -> Iterator[Single]:
-        """Passes a member on if it is of the slice."""
         if isinstance(unit, Mark):
             self.key, self._open = None, False
             yield unit
@@ -203,10 +198,8 @@ def find_sample(
 
 def check_size(header: IndexHeader, url: str) -> None:
     """Compares the size that an index says with that of a local shard."""
-    expected = header.bytes
-    if expected is None or not is_local(url):
+    path = Path(local_path(url)) if is_local(url) else None
+    if header.bytes is None or path is None or not path.exists():  # opening it says better that it is missing
         return
-    path = Path(local_path(url))
-    found = path.stat().st_size if path.exists() else expected  # opening it says better that it is missing
-    if found != expected:
-        raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {expected:,}", kind="index")
+    if (found := path.stat().st_size) != header.bytes:
+        raise ShardFormatError(f"the shard has {found:,} bytes, and the index says {header.bytes:,}", kind="index")

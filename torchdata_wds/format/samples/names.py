@@ -50,12 +50,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def split_names(names: Sequence[str], split: SplitName) -> tuple[Sequence[str], Sequence[str]] | None:
-    """Splits many names to keys and fields; None where a name belongs to no sample, or the rule is the user's own.
-
-    Example:
-        >>> split_names(["d/a.jpg", "d/a.cls"], split_name)
-        (('d/a', 'd/a'), ('jpg', 'cls'))
-    """
+    """Splits names to keys and fields; None where one belongs to no sample, or the rule is the user's own."""
     if split is split_name and (columns := _split_plain(names)) is not None:
         return columns
     if split is not split_name and split is not _split_last_dot:
@@ -96,12 +91,7 @@ def _is_metadata_name(name: str) -> bool:
 
 
 def skip_reason(name: str) -> str:
-    """Says why a name belongs to no sample, in the words that the pipes count by.
-
-    Example:
-        >>> skip_reason("d/._a.jpg")
-        'macOS metadata'
-    """
+    """Says why a name belongs to no sample, in the words that the pipes count by."""
     name = name.removeprefix("./")
     base = name[name.rfind("/") + 1 :]
     top = name.partition("/")[0]

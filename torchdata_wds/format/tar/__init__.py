@@ -49,13 +49,6 @@ def read_members(
     Options are those of `ReadOptions`; `skipped` counts what is skipped, by reason. Only the normal end of the iterator
     proves a whole shard: at any damage it raises a `ShardFormatError`, after the members before it.
 
-    Example:
-        >>> import io, tarfile
-        >>> out = io.BytesIO()
-        >>> with tarfile.open(fileobj=out, mode="w") as tar:
-        ...     tar.addfile(tarfile.TarInfo("a.txt"))
-        >>> [member.name for member in read_members(io.BytesIO(out.getvalue()), "x.tar")]
-        ['a.txt']
     """
     chosen = ReadOptions(**{"shard": mask_url(url), **options})
     for item in singles(read_marked_members(stream, url, chosen, Counter() if skipped is None else skipped)):
@@ -66,9 +59,9 @@ def read_members(
 def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skipped: Counter[str]) -> Iterator[Unit]:
     """Does what `read_members` does, and also reports where samples are complete although an error follows.
 
-    Small members come as runs where neither `rename` nor `select` is given.
-    `Mark.END` comes as soon as an end marker is seen, before the rest of the stream is checked. A `PassedMember`
-    stands for each file that `select` leaves out, and comes before the error of a payload that cannot be read.
+    Small members come as runs where neither `rename` nor `select` is given. `Mark.END` comes as soon as an end marker
+    is seen, before the rest of the stream is checked. A `PassedMember` stands for each file that `select` leaves out,
+    and comes before the error of a payload that cannot be read.
     """
     select, rename, visit, shard, reopen, require_end_marker, concatenated, offset, largest, sizes_only = options
     wanted = None if select is None else name_filter(select)
@@ -121,10 +114,7 @@ def read_marked_members(stream: ByteSource, url: str, options: ReadOptions, skip
 
 
 def check_whole(stream: ByteSource, shard: str) -> None:
-    """Raises unless an archive, or several that were joined, reaches its end marker and nothing follows.
-
-    Payloads are passed over by seeking where the stream can.
-    """
+    """Raises unless an archive, or several that were joined, reaches its end marker and nothing follows."""
     source = LookAhead(stream, shard, 0, choose=_none)
     entries = TarEntries(source, shard, concatenated=True)
     for entry in _walk(entries, source, None):
@@ -167,12 +157,7 @@ def _renamed(rename: Callable[[str], str], name: str) -> str:
 
 
 def name_filter(select: Select) -> Callable[[str], bool]:
-    """Turns a ``select=`` argument into a predicate on names; ``*`` matches slashes, a leading ``./`` is ignored.
-
-    Example:
-        >>> name_filter("*.jpg *.cls")("d/a.jpg")
-        True
-    """
+    """Turns a ``select=`` argument into a predicate on names; ``*`` matches slashes, a leading ``./`` is ignored."""
     if isinstance(select, str):
         select = [glob for glob in re.split(r"[;\s]+", select) if glob]
     if callable(select):

@@ -1,30 +1,25 @@
 """The fast readers: many small members of a window at once, or one large member straight into its own bytes.
 
-In a window all headers are checked together, as columns of an array, because there the work per header counts; large
-members are read one by one, without another copy. The content of the last window decides which.
-
-Both take only plain members, as every tar writer of today writes them: regular files with ustar magic, plain octal
-numbers and a right checksum; in a window also long names and PAX records before them that change nothing but the name.
-Neither decides that something is wrong: what they do not take is left to `TarEntries`, which tells damage from the
-unusual.
+In a window all headers are checked together, as columns of an array; large members are read without another copy. The
+last window decides which. Both take only plain members: regular files with ustar magic, octal numbers and a right
+checksum; in a window also long names and PAX records that change nothing but the name. Neither decides that something
+is wrong: what they do not take is left to `TarEntries`, which tells damage from the unusual.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from torchdata_wds.format.tar import headers
 from torchdata_wds.format.tar.headers import BLOCK, HeaderError, byte_sum, full_name, padding, text
-from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker
+from torchdata_wds.format.tar.members import ByteSource, MemberRun, PassedMember, ShardMember, gap_seeker, gather
 
 _WORDS = BLOCK // 8
 _MAGIC = int.from_bytes(b"usta", "little")  # the four bytes at 257 of each header
@@ -201,11 +196,13 @@ class LookAhead:
             self._position = position + size
             return data[position : position + size]
         self._position = len(data)
-        if (self._pause or self._read1 is None) and self._failure is None:
+        if self._failure is not None:
+            raise self._failure
+        if self._pause or self._read1 is None:
             rest = self._stream.read(size - left)
             return data[position:] + rest if left else rest
         pieces = [data[position:]] if left else []
-        self._gather(pieces, size - left)
+        gather(self._read1, pieces, size - left)  # which leaves nothing behind in the stream's own buffer
         return b"".join(pieces)
 
     def pass_over(self, size: int) -> bool:
@@ -233,7 +230,7 @@ class LookAhead:
         if self._pause:
             self._pause -= 1
             return self._read_member()
-        self._look()
+        self._look(self._read1)
         return self._take_run()
 
     def _take_run(self) -> tuple[MemberRun, int] | None:
@@ -275,11 +272,13 @@ class LookAhead:
         self._window, self._position = Window(b"".join(parts)), 0
         return None
 
-    def _look(self) -> None:
+    def _look(self, read: Callable[[int], bytes]) -> None:
         """Reads the next window."""
+        if self._failure is not None:
+            raise self._failure
         pieces: list[bytes] = []
         try:
-            self._gather(pieces, self._size, PATIENCE)
+            gather(read, pieces, self._size, PATIENCE)
         except Exception as error:
             if not pieces:
                 raise
@@ -290,15 +289,3 @@ class LookAhead:
         if len(window.data) > self._largest and any(end - start > self._largest for start, end in places):
             self._window = Window(window.data)  # `TarEntries` refuses the member when its turn comes
         self._held = len(window.data)
-
-    def _gather(self, pieces: list[bytes], missing: int, patience: float = math.inf) -> None:
-        """Reads into `pieces` what the source gives, which leaves nothing behind in the stream's own buffer."""
-        begun = time.monotonic()
-        while missing and time.monotonic() - begun < patience:
-            if self._failure is not None:
-                raise self._failure
-            piece = cast("Callable[[int], bytes]", self._read1)(missing)
-            if not piece:
-                return
-            pieces.append(piece)
-            missing -= len(piece)

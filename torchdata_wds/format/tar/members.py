@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, Self
@@ -117,6 +119,18 @@ class ByteSource(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """Reads exactly `size` bytes, fewer only at the end of the stream."""
+
+
+def gather(read: Callable[[int], bytes], pieces: list[bytes], missing: int, patience: float = math.inf) -> bool:
+    """Adds to `pieces` what a source gives, for `patience` seconds at most; returns whether the source has ended."""
+    begun = time.monotonic()
+    while missing > 0 and (not pieces or time.monotonic() - begun < patience):
+        piece = read(missing)
+        if not piece:
+            return True
+        pieces.append(piece)
+        missing -= len(piece)
+    return False
 
 
 def gap_seeker(stream: Any) -> Callable[[int], bool] | None:

@@ -46,13 +46,7 @@ class PackedSample(NamedTuple):
 
 
 class SamplePacker:
-    """Packs samples whose fields are bytes already; options as those of ``TarWriter``.
-
-    Example:
-        >>> packed = SamplePacker().pack({"__key__": "a", "txt": b"A", "cls": b"1"})
-        >>> packed.names, packed.size
-        ([b'a.cls', b'a.txt'], 2048)
-    """
+    """Packs samples whose fields are bytes already; options as those of ``TarWriter``."""
 
     def __init__(
         self,

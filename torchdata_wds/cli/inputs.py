@@ -85,24 +85,18 @@ def _split_name(pattern: re.Pattern[str], name: str) -> tuple[str, str] | None:
 
 def list_inputs(arguments: argparse.Namespace) -> list[str]:
     """Lists the shards that the arguments name, or the part of them that ``--part`` takes."""
-    urls = list_all_inputs(arguments)
-    tell_part(len(urls), arguments.part)
-    return list(part_of(urls, arguments.part))
+    return list(part_of(list_all_inputs(arguments), arguments.part))
 
 
 def part_of(items: Sequence[T], part: Part | None) -> Sequence[T]:
-    """Takes one part of a list: consecutive items, so that the parts in order are the whole list."""
+    """Takes one part of a list of shards, and says so if it is empty; the parts in order are the whole list."""
     if part is None:
         return items
     # of 3 items in 2 parts, the first has [0:1] and the second [1:3]
     start, stop = (len(items) * number // part.total for number in (part.number, part.number + 1))
+    if start == stop:
+        say(f"part {part.number}/{part.total} has none of {counted(len(items), 'shard')}: nothing to do")
     return items[start:stop]
-
-
-def tell_part(count: int, part: Part | None) -> None:
-    """Says so if a part has none of the shards."""
-    if part is not None and not part_of(range(count), part):
-        say(f"part {part.number}/{part.total} has none of {counted(count, 'shard')}: nothing to do")
 
 
 def list_all_inputs(arguments: argparse.Namespace) -> list[str]:

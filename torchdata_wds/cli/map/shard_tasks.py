@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchdata_wds.cli.inputs import part_of, tell_part
+from torchdata_wds.cli.inputs import part_of
 from torchdata_wds.cli.terminal import Progress, counted, printable, say, shorten
 from torchdata_wds.errors import ShardListError
 from torchdata_wds.format.index import index_url, shard_name
@@ -57,7 +57,6 @@ def work_on_shards(
 ) -> int:
     """Makes the outputs that are not there yet, shows progress, says which shards failed, and returns 1 if one did."""
     # named before a part is taken: numbers count all shards, and two parts never write one file
-    tell_part(len(urls), arguments.part)
     pairs = part_of(list(zip(urls, name_targets(urls, arguments.output), strict=True)), arguments.part)
     skipped = set() if arguments.force else existing_targets(target for _, target in pairs)
     pairs = [pair for pair in pairs if pair[1] not in skipped]

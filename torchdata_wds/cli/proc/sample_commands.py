@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from torchdata_wds.format.samples.names import check_field, is_metadata
 from torchdata_wds.storage.sources.command import CommandGuard, ShellCommand, status_text
 
 logger = logging.getLogger(__name__)
+_failure = partial(failure, subject="the command for ")
 
 #: How much of the end of a command's output is kept, in bytes.
 KEPT_OUTPUT = 1 << 20
@@ -97,22 +99,18 @@ class _Started:
         data = self.shell.pipe.read(_CHUNK)
         self._kept += data or b""
         if len(self._kept) > 2 * KEPT_OUTPUT:
-            self._cut()
+            self._left_out += len(self._kept) - KEPT_OUTPUT
+            del self._kept[:-KEPT_OUTPUT]
         return bool(data)
-
-    def _cut(self) -> None:
-        surplus = max(0, len(self._kept) - KEPT_OUTPUT)
-        self._left_out += surplus
-        del self._kept[:surplus]
 
     def output(self) -> bytes:
         """Returns the end of what the command has written, once it has ended."""
         for _ in range(_MOST_IN_A_PIPE // _CHUNK):
             if not self._read():
                 break
-        self._cut()
-        note = b"[%d bytes before this are left out]\n" % self._left_out if self._left_out else b""
-        return note + self._kept
+        left_out = self._left_out + max(0, len(self._kept) - KEPT_OUTPUT)
+        note = b"[%d bytes before this are left out]\n" % left_out if left_out else b""
+        return note + self._kept[-KEPT_OUTPUT:]
 
 
 class _Running:
@@ -236,24 +234,17 @@ class SampleCommand:
                 made, others = read_folder(Path(name), sample)
                 for new in made if log_field is not None else ():
                     if log_field in new:
-                        what = f"has left a file for the field {log_field!r}, where its output goes"
-                        raise _failure(sample, what)
+                        raise _failure(sample, f"has left a file for the field {log_field!r}, where its output goes")
                     new[log_field] = output
             except SampleError as error:
                 return CommandResult(None, output, error)
         if others:
             files = counted(len(others), "file that belongs", "files that belong")
             shown = ", ".join(map(repr, others[:_NAMED])) + (", ..." if len(others) > _NAMED else "")
-            unused = _failure(
-                sample,
-                f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
-                "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them",
-            )
+            what = f"left {files} to no sample: {shown}. A field is a file 'sample.FIELD', of one more sample "
+            what += "'sample-NAME.FIELD' or 'NAME/sample.FIELD'. Rename such files, or delete them"
+            unused = _failure(sample, what)
         return CommandResult(made, output, failed, unused)
-
-
-def _failure(sample: Mapping[str, Any], what: str) -> SampleError:
-    return failure(sample, what, subject="the command for sample")
 
 
 @contextmanager

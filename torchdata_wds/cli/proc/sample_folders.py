@@ -15,7 +15,7 @@ from typing import Any
 
 from torchdata_wds.errors import SampleError
 from torchdata_wds.format.samples.names import as_bytes, check_field, is_metadata, is_written
-from torchdata_wds.storage import mask_url
+from torchdata_wds.pipes.samples.field_specs import name_sample
 
 _PREFIX = "sample."
 _KEY = "__key__"
@@ -27,12 +27,10 @@ _FILE = re.compile(r"sample(?:-([^.]+))?\.(.+)", re.DOTALL)
 _NO_NAME = {errno.ENAMETOOLONG, errno.EEXIST, errno.EILSEQ, errno.EINVAL}
 
 
-def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, subject: str = "sample") -> SampleError:
+def failure(sample: Mapping[str, Any], what: str, field: str | None = None, *, subject: str = "") -> SampleError:
     """Makes an error about a sample, which is named with its shard."""
-    key, url = sample[_KEY], sample.get("__url__")
-    shard = None if url is None else mask_url(url)
-    place = "" if shard is None else f" of shard {shard}"
-    return SampleError(f"{subject} {key!r}{place} {what}", shard=shard, key=key, field=field)
+    name, place = name_sample(sample)
+    return SampleError(f"{subject}{name} {what}", **place, field=field)
 
 
 def write_folder(sample: Mapping[str, Any], folder: Path) -> None:

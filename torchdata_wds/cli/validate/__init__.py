@@ -16,17 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchdata_wds.cli.command import (
-    Command,
-    UsageError,
-    add_force,
-    add_parallel,
-    add_rekey,
-    flag,
-    option,
-    whole_number,
-)
-from torchdata_wds.cli.inputs import add_input_arguments, list_all_inputs, part_of, tell_part
+from torchdata_wds.cli import command
+from torchdata_wds.cli.command import Command, UsageError, flag, option
+from torchdata_wds.cli.inputs import add_input_arguments, list_all_inputs, part_of
 from torchdata_wds.cli.jobs import map_in_order
 from torchdata_wds.cli.map.shard_tasks import is_target_pattern, name_targets
 from torchdata_wds.cli.outputs import SampleOutput
@@ -49,24 +41,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(parser, "--strict", "exit with 1 at warnings as well")
     flag(parser, "--json", "a JSON object a line, the summary last")
     text = f"show N findings of a kind and shard, and count the others (default: {_MOST})"
-    option(parser, "--most", "N", text, whole_number, default=_MOST)
-    add_parallel(parser, "read N shards at once, in processes")
+    option(parser, "--most", "N", text, command.whole_number, default=_MOST)
+    command.add_parallel(parser, "read N shards at once, in processes")
     group = parser.add_argument_group("repair")
     text = (
         "write the good samples: to one archive, or one for each shard: 'folder/', or a name with {name} (the "
         "shard's, without .tar and the like) or {shard:06d} (its number)"
     )
     option(group, "--fix", "OUT", text)
-    add_force(group)
-    add_rekey(group)
+    command.add_force(group)
+    command.add_rekey(group)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Validates the shards, and returns 1 if there is an error in one."""
     if arguments.fix is None and (arguments.force or arguments.rekey is not None):
         raise UsageError("--force and --rekey are about the archive that --fix writes")
     listed = list_all_inputs(arguments)
-    tell_part(len(listed), arguments.part)
     urls = part_of(listed, arguments.part)
     rules = ValidationRules(
         arguments.keys,
@@ -93,7 +83,8 @@ def _run(arguments: argparse.Namespace) -> int:
     results.take_fields()
     lost = 0 if arguments.fix is None else _repair(arguments, targets, repaired, results)
     results.print_summary()
-    return 1 if lost or results.have("error") or (arguments.strict and results.have("warning")) else 0
+    levels = {level for level, _ in results.counts}
+    return 1 if lost or "error" in levels or (arguments.strict and "warning" in levels) else 0
 
 
 class Results:
@@ -138,10 +129,6 @@ class Results:
         self.counts[finding.level, finding.kind] += 1
         self._print_finding(finding)
 
-    def have(self, level: Level) -> bool:
-        """Returns whether there is a finding of a level."""
-        return any(found == level for found, _ in self.counts)
-
     def print_summary(self) -> None:
         """Prints the numbers of findings of each kind, of shards and of samples."""
         counts: dict[str, dict[str, int]] = {}
@@ -183,9 +170,10 @@ def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequenc
     has_many = is_target_pattern(arguments.fix)
     if has_many:
         try:
-            targets = part_of(name_targets(listed, arguments.fix, in_place=True), arguments.part)
+            targets = name_targets(listed, arguments.fix, in_place=True)
         except ShardListError as error:
             raise UsageError(f"--fix: {error}") from error
+        targets = part_of(targets, arguments.part) if urls else ()  # an empty part is said once
     for target in targets:
         # What cannot be written must fail now, not when all is read. A command is not tried: it would see an empty
         # shard. Nor is a new folder, which is made when there is something to write.
@@ -202,7 +190,7 @@ def _repair(arguments: argparse.Namespace, targets: Sequence[str], parts: list[_
     for target, items in zip(targets, parts if has_many else [chain.from_iterable(parts)], strict=True):
         if has_many and is_local(target):
             Path(local_path(target)).parent.mkdir(parents=True, exist_ok=True)
-        output: SampleOutput | None = None
+        output = None
         options = argparse.Namespace(**{**vars(arguments), "output": target, "compress": None, "index": False})
         with ExitStack() as stack:
             for item in items:

@@ -16,7 +16,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -56,15 +56,14 @@ def duration(text: str) -> float:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     parsers = []
-    for name, work, summary in (
-        ("list", _list, "show each copy of a shard and file of samples"),
-        ("verify", _verify, "read each copy to its end, and report those that are damaged"),
-        ("clear", _clear, "remove unused copies, and what killed processes left"),
-    ):
+    for name, summary in {
+        "list": "show each copy of a shard and file of samples",
+        "verify": "read each copy to its end, and report those that are damaged",
+        "clear": "remove unused copies, and what killed processes left",
+    }.items():
         parsers.append(actions.add_parser(name, help=summary, description=summary))
         option(parsers[-1], "folder", "FOLDER", "the folder of a cache", os.path.expanduser)
         flag(parsers[-1], "-r --recursive", "look into its folders too, as for copies named by host and path")
-        parsers[-1].set_defaults(work=work)
     listing, verifying, clearing = parsers
     flag(listing, "--json", "a JSON object a line")
     flag(verifying, "--remove", "remove what is damaged")
@@ -77,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not os.path.lexists(arguments.folder):
         say(f"the folder {printable(arguments.folder)} does not exist (yet): nothing is cached there")
         return 0
-    work: Callable[[argparse.Namespace, Sequence[CacheFile]], int] = arguments.work
+    work = {"list": _list, "verify": _verify, "clear": _clear}[arguments.action]
     return work(arguments, list_cache(arguments.folder, recursive=arguments.recursive))
 
 
@@ -122,8 +121,7 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
     removed = [file for file in chosen if arguments.dry_run or _remove(file)]
     for file in removed:
         print(f"{file.size:>15,} B  {verb}  {printable(os.path.relpath(file.path, arguments.folder))}")
-    made = [Path(file.path).name for file in files if file.state == "being made" and file.kind != "lock"]
-    if made:
+    if made := [Path(file.path).name for file in files if file.state == "being made" and file.kind != "lock"]:
         say(f"{counted(len(made), 'file is', 'files are')} being made and kept: {printable(', '.join(made[:5]))}")
     size = sum(file.size for file in removed)
     left = counted(sum(file.size for file in files) - size, "byte")
@@ -134,13 +132,12 @@ def _clear(arguments: argparse.Namespace, files: Sequence[CacheFile]) -> int:
 def _remove(file: CacheFile) -> bool:
     """Removes a file, or says why it stays; returns whether it is gone."""
     try:
-        outcome = remove_file(file)
+        if remove_file(file) != "in use":
+            return True
+        say(f"{printable(file.path)} stays: another process makes or reads it")
     except CacheError as error:
         say(printable(str(error)))
-        return False
-    if outcome == "in use":
-        say(f"{printable(file.path)} stays: another process makes or reads it")
-    return outcome != "in use"
+    return False
 
 
 COMMAND = Command(__doc__, _add_arguments, _run)

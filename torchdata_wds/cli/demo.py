@@ -47,7 +47,7 @@ _NAMED = 5  # how many lost or doubled samples are named
 
 #: Samples in each of the demo's own shards: uneven, so that the workers' parts differ in length.
 SIZES = (131, 64, 97, 150, 12, 118, 83, 129)
-_NAME = "train"
+_NAME, _BRACES = "train", f"-{{000000..{len(SIZES) - 1:06d}}}.tar"
 _SIGNS = frozenset("{}*?[]")  # of patterns
 _WIDTH, _HEIGHT, _CLASSES = 160, 120, 10
 _NOT_FOR_TARFILE = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -70,12 +70,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--keep is for the shards that the demo writes itself, and --shards names others")
     if arguments.force and arguments.keep is None:
         raise UsageError("--force is for the shards that --keep leaves")
+    if arguments.keep is not None:
+        arguments.shards = [keep_shards(arguments.keep, overwrite=arguments.force)]
+        say(f"wrote {len(SIZES)} shards: {printable(arguments.shards[0])}")
     if arguments.shards:
         return check_epoch(arguments.shards, arguments.workers)
-    if arguments.keep is not None:
-        pattern = keep_shards(arguments.keep, overwrite=arguments.force)
-        say(f"wrote {len(SIZES)} shards: {printable(pattern)}")
-        return check_epoch([pattern], arguments.workers)
     with tempfile.TemporaryDirectory(prefix="torchdata_wds-") as folder:
         say(f"writing {len(SIZES)} shards to {folder}")
         return check_epoch([write_shards(Path(folder))], arguments.workers)
@@ -167,17 +166,15 @@ def report(expected: Counter[SampleId], found: Counter[SampleId]) -> int:
     """Prints whether every sample came exactly once, and which did not; returns the exit status."""
     wrong = {"lost": expected - found, "doubled": found - expected}
     for outcome, samples in wrong.items():
-        if not samples:
-            continue
-        print(f"{samples.total():,} of {counted(expected.total(), 'sample')} {outcome}:")
+        if samples:
+            print(f"{samples.total():,} of {counted(expected.total(), 'sample')} {outcome}:")
         for url, key in sorted(samples.elements())[:_NAMED]:
             print(f"  {key} of {mask_url(url)}")
         if samples.total() > _NAMED:
             print(f"  and {samples.total() - _NAMED:,} more")
-    if any(wrong.values()):
-        return 1
-    print("every sample came exactly once")
-    return 0
+    if not any(wrong.values()):
+        print("every sample came exactly once")
+    return 1 if any(wrong.values()) else 0
 
 
 def build_pipe(patterns: Sequence[str], fields: Counter[str]) -> WdsPipe[Any]:
@@ -197,8 +194,7 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
     """Mirrors every second image and gives all one size; a sample without image keeps None."""
     if image is None:
         return None
-    if random.random() < 0.5:
-        image = ImageOps.mirror(image)
+    image = ImageOps.mirror(image) if random.random() < 0.5 else image
     pixels = np.asarray(image.resize((_SIDE, _SIDE)), dtype=np.float32) / 255
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -217,7 +213,7 @@ def keep_shards(name: str, *, overwrite: bool = False) -> str:
     if name.endswith("/") or path.is_dir():
         path /= _NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    targets = [path.with_name(_shard_name(path.name, index)) for index in range(len(SIZES))]
+    targets = [path.with_name(f"{path.name}-{index:06d}.tar") for index in range(len(SIZES))]
     there = [target for target in targets if os.path.lexists(target)]
     if there and not overwrite:
         raise FileExistsError(f"{there[0]} already exists: pass another name, or --force to replace it")
@@ -226,14 +222,14 @@ def keep_shards(name: str, *, overwrite: bool = False) -> str:
         write_shards(Path(folder), path.name)
         for target in targets:
             Path(folder, target.name).replace(target)
-    return _pattern(path)
+    return f"{path}{_BRACES}"
 
 
 def write_shards(folder: Path, name: str = _NAME) -> str:
     """Writes shards of images, classes and json to a folder with the standard library; returns their pattern."""
     numbers = itertools.count()
     for index, size in enumerate(SIZES):
-        with tarfile.open(folder / _shard_name(name, index), "w", format=tarfile.USTAR_FORMAT) as tar:
+        with tarfile.open(folder / f"{name}-{index:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
             for number in itertools.islice(numbers, size):
                 label = number % _CLASSES
                 fields = {"cls": str(label).encode(), "jpg": _make_jpeg(number)}
@@ -242,15 +238,7 @@ def write_shards(folder: Path, name: str = _NAME) -> str:
                     info = tarfile.TarInfo(f"sample-{number:06d}.{field}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-    return _pattern(folder / name)
-
-
-def _shard_name(name: str, index: int) -> str:
-    return f"{name}-{index:06d}.tar"
-
-
-def _pattern(path: Path) -> str:
-    return f"{path}-{{000000..{len(SIZES) - 1:06d}}}.tar"
+    return f"{folder / name}{_BRACES}"
 
 
 def _make_jpeg(number: int) -> bytes:

@@ -63,10 +63,8 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
         cells = [escape_cell(sample[name]) for name in key]
         for column, value in zip(columns, values, strict=True):
             try:
-                if isinstance(value, str):
-                    cells.append(escape_cell(mask_url(value) if column == _URL else value))
-                else:
-                    cells.append(write_cell(value, arguments.binary))
+                text = mask_url(value) if column == _URL and isinstance(value, str) else value
+                cells.append(escape_cell(text) if isinstance(text, str) else write_cell(text, arguments.binary))
             except ValueError as error:
                 name, place = name_sample(sample)
                 raise DecodingError(
@@ -120,16 +118,14 @@ def unescape_cell(cell: str) -> str:
 def write_cell(data: bytes, binary: Binary = "error") -> str:
     """Writes bytes as a cell; with ``"base64"``, text that begins with ``base64:`` itself becomes Base64 too."""
     try:
-        text = data.decode()
+        text = data.decode(errors="surrogateescape" if binary == "escape" else "strict")
+        if binary != "base64" or not text.startswith(_BASE64):
+            return escape_cell(text)
     except UnicodeDecodeError as error:
         if binary == "error":
-            raise ValueError(
-                f"byte {error.start:,} of {len(data):,} is {data[error.start : error.start + 1]!r}, which is not UTF-8"
-            ) from error
-        text = data.decode(errors="surrogateescape") if binary == "escape" else _BASE64
-    if binary == "base64" and text.startswith(_BASE64):
-        return _BASE64 + base64.b64encode(data).decode()
-    return escape_cell(text)
+            found = data[error.start : error.start + 1]
+            raise ValueError(f"byte {error.start:,} of {len(data):,} is {found!r}, which is not UTF-8") from error
+    return _BASE64 + base64.b64encode(data).decode()
 
 
 TSV_COMMAND = Command(
@@ -195,8 +191,7 @@ class JsonLines:
     """
 
     def __init__(self, binary: JsonBinary = "base64") -> None:
-        self.binary = binary
-        self.skipped = 0
+        self.binary, self.skipped = binary, 0
         self._decode = Decoder()
 
     def __call__(self, sample: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,7 +29,6 @@ from torchdata_wds.storage import mask_url, open_shard
 from torchdata_wds.storage.byte_streams import stored_bytes
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
 
-_DALI_SUFFIX = ".idx"
 _OUTCOMES = _WRITTEN, _UNCHANGED = "written", "unchanged"
 
 
@@ -73,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 say(f"not indexed: {printable(message_of(result.failure))}")
             progress.advance()
     failed = sum(result.failure is not None for result in results)
-    is_listed = is_list and _write_list(arguments, (url for url, _ in jobs), results, failed)
+    is_listed = is_list and _write_list(arguments, (url for url, _ in jobs), results)
     outcomes = Counter(result.outcome for result in results)
     told = [f"{counted(outcomes[word], 'index', 'indexes')} {word}" for word in _OUTCOMES if outcomes[word]]
     told += [f"{counted(len(jobs), 'shard')} listed"] if is_listed else []
@@ -100,7 +99,7 @@ def dali_index_url(shard: str) -> str:
     # our own index is the shard's URL with a suffix somewhere, as before a query: DALI's suffix goes to the same place
     place = len(os.path.commonprefix([shard, index_url(shard)]))  # noqa: RUF071
     folder, slash, base = shard[:place].rpartition("/")
-    return folder + slash + _without_suffixes(base) + _DALI_SUFFIX + shard[place:]
+    return folder + slash + _dali_name(base) + shard[place:]
 
 
 def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
@@ -108,12 +107,12 @@ def index_in_folder(shard: str, folder: str, *, dali: bool = False) -> str:
     name = shard_name(shard)
     if scheme_of(shard) in (STDIN, "pipe") or name in ("", ".", ".."):
         raise ValueError(f"{mask_url(shard)} has no name that an index could have")
-    base = _without_suffixes(name) + _DALI_SUFFIX if dali else name + INDEX_SUFFIX
+    base = _dali_name(name) if dali else name + INDEX_SUFFIX
     return f"{folder.rstrip('/')}/{base}" if folder.strip("/") else folder + base
 
 
-def _without_suffixes(base: str) -> str:
-    return base[:1] + base[1:].partition(".")[0]
+def _dali_name(base: str) -> str:
+    return base[:1] + base[1:].partition(".")[0] + ".idx"
 
 
 class IndexResult(NamedTuple):
@@ -151,14 +150,14 @@ def make_index(
 def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) -> str:
     """Writes an index, of ours or another program, unless it is there; returns ``"written"`` or ``"unchanged"``."""
     there = None
-    if not (scheme_of(url) in (STDIN, "pipe") or (is_local(url) and not os.path.lexists(local_path(url)))):
+    if scheme_of(url) not in (STDIN, "pipe") and (not is_local(url) or os.path.lexists(local_path(url))):
         with suppress(ShardOpenError), stored_bytes(open_shard(url)) as stream:  # writing the file gives a better error
             there = stream.read()
     if isinstance(index, ShardIndex):
         if there is not None:
             with suppress(ShardFormatError):  # one that has the shard's digest too is as good
                 old = ShardIndex.load(url)
-                size = old.header.bytes if index.header.bytes is not None else None
+                size = None if index.header.bytes is None else old.header.bytes
                 old.header = old.header._replace(sha256=index.header.sha256, bytes=size)
                 if old == index:
                     return _UNCHANGED
@@ -176,15 +175,13 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
     return _WRITTEN
 
 
-def _write_list(
-    arguments: argparse.Namespace, urls: Iterable[str], results: Sequence[IndexResult], failed: int
-) -> bool:
+def _write_list(arguments: argparse.Namespace, urls: Iterable[str], results: Iterable[IndexResult]) -> bool:
     """Writes the list of all shards; returns whether it was written."""
     try:
-        if failed:
-            raise WdsError(f"{counted(failed, 'shard')} would be missing in it")
         listed = [(listed_url(url, arguments.wids), result) for url, result in zip(urls, results, strict=True)]
         headers = [(url, result.header) for url, result in listed if result.header is not None]
+        if missing := len(listed) - len(headers):
+            raise WdsError(f"{counted(missing, 'shard')} would be missing in it")
         md5sums = {url: result.md5 for url, result in listed if result.md5 is not None}
         text = wids_list(headers, name=arguments.name, md5sums=md5sums)
         save_index(text.encode(), arguments.wids, overwrite=arguments.force)

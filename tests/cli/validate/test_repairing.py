@@ -156,4 +156,3 @@ def test_results_compare_fields_over_all_shards(tmp_path: Path, capsys: pytest.C
     results.take_fields()
     assert capsys.readouterr().out.startswith(f"{tmp_path}/2.tar:0: note: other-fields: 2 samples have not the fields")
     assert {level: count for (level, _), count in results.counts.items()} == {"error": 1, "note": 2}
-    assert (results.have("error"), results.have("warning")) == (True, False)

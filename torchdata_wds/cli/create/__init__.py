@@ -67,7 +67,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Writes the archive."""
     kind = arguments.kind or kind_of(arguments.source)
     _check_arguments(arguments, kind)
     options = {name: getattr(arguments, name) for name, (owner, _) in _ONLY.items() if owner == kind}
@@ -148,13 +147,10 @@ def open_part_list(
     base = "" if folder is None else local_path(folder)
     if folder is None and (path is None or path.is_file()):  # a FIFO, as a shell makes for <(command), lies nowhere
         base = folder_of(source)
-    with open_shard(source) as stream:
-        data = stream.read()
-    if kind == "recipe":
-        return Recipe(data, source, base, **options)
-    if options.get("delimiter") is None:
+    if kind == "plan" and options.get("delimiter") is None:
         options["delimiter"] = _DELIMITERS.get(_suffix(source), "\t")
-    return Plan(data, source, base, **options)
+    with open_shard(source) as stream:
+        return (Plan if kind == "plan" else Recipe)(stream.read(), source, base, **options)
 
 
 def _suffix(source: str) -> str:

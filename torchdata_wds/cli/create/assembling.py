@@ -139,24 +139,22 @@ class Problems:
     """What is wrong with a list of parts: all problems are counted, and the first are kept in words."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._count = 0
+        self._name, self._count = name, 0
         self._shown: list[str] = []
 
     def add(self, place: str, problem: object) -> None:
         """Adds a problem: a place, and words or an exception."""
         self._count += 1
-        if len(self._shown) < _SHOWN:
+        if self._count <= _SHOWN:
             said = cli_message(problem) if isinstance(problem, Exception) else problem
             self._shown.append(f"  {place}: {said}")
 
     def check(self) -> None:
         """Raises a `SpecError` if there are any."""
         if self._count:
-            more = self._count - len(self._shown)
-            lines = [*self._shown, f"  and {more:,} more"] if more else self._shown
             head = f"{self._name} has {counted(self._count, 'problem')}, and nothing was written:"
-            raise SpecError("\n".join((head, *lines)))
+            more = [f"  and {self._count - _SHOWN:,} more"] if self._count > _SHOWN else []
+            raise SpecError("\n".join((head, *self._shown, *more)))
 
 
 class PartList(ABC):
@@ -178,8 +176,7 @@ class SampleAssembler:
     """Makes samples of their parts.
 
     Everything is checked before anything is read. `missing` is what to do about a missing file, a URL that cannot be
-    read or a command that fails; the first that are not raised are said. A sample without fields is left out, and is
-    still in `count`.
+    read or a command that fails. A sample without fields is left out, and is still in `count`.
     """
 
     def __init__(self, parts: PartList, missing: Missing = "error") -> None:

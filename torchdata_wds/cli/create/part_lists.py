@@ -90,9 +90,8 @@ class _TextList(PartList):
 class Recipe(_TextList):
     r"""The members of an archive, in their order.
 
-    A line is ``name source``, cut at its first blanks: all that follows belongs to the source. Lines end with ``\n`` or
-    ``\r\n``; blank lines are passed over. With `sort`, lines are sorted by key, which gathers those of a sample.
-    Only with `allow_pipe` may it run commands and render templates.
+    A line is ``name source``, cut at its first blanks: all that follows belongs to the source. Blank lines are passed
+    over. With `sort`, lines are sorted by key. Only with `allow_pipe` may it run commands and render templates.
     """
 
     def __init__(
@@ -112,8 +111,7 @@ class Recipe(_TextList):
     def parts(self, problems: Problems) -> Iterator[Part]:
         """Yields the parts, and adds lines that are wrong to the problems."""
         for index in self._order:
-            line = self._lines[index].removesuffix("\r").lstrip(" \t")
-            if line:
+            if line := self._lines[index].removesuffix("\r").lstrip(" \t"):
                 try:
                     yield Part(*self._member(line), index + 1)
                 except SampleError as error:
@@ -181,12 +179,11 @@ class Plan(_TextList):
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise UsageError(f"the delimiter of a table is one character, and no quote or line end, not {delimiter!r}")
         try:
-            names = [name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None]
-            is_right = set(names) == {"number"} and bool(key_format.format(number=0))
+            names = {name for _, name, _, _ in string.Formatter().parse(key_format) if name is not None}
+            if names != {"number"} or not key_format.format(number=0):
+                raise UsageError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
         except (ValueError, LookupError) as error:
             raise UsageError(f"the format of keys {key_format!r} is wrong: {error}") from error
-        if not is_right:
-            raise UsageError(f"the format of keys {key_format!r} needs {{number}}, and nothing else")
         self._delimiter = delimiter
         self._key_format = key_format
         self._plain = str if no_escapes or delimiter != _TAB else unescape_cell
@@ -225,7 +222,7 @@ class Plan(_TextList):
         problems.check()
         if not columns.keys() - {_KEY}:
             problems.add(f"line {line}", f"no column is a field; expected names of fields, found {short(cells)}")
-        problems.check()
+            problems.check()
         return columns
 
     def _row(self, number: int, line: int, cells: list[str]) -> list[Part]:

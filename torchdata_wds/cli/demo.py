@@ -47,7 +47,7 @@ _NAMED = 5  # how many lost or doubled samples are named
 
 #: Samples in each of the demo's own shards: uneven, so that the workers' parts differ in length.
 SIZES = (131, 64, 97, 150, 12, 118, 83, 129)
-_NAME, _BRACES = "train", f"-{{000000..{len(SIZES) - 1:06d}}}.tar"
+_NAME = "train"
 _SIGNS = frozenset("{}*?[]")  # of patterns
 _WIDTH, _HEIGHT, _CLASSES = 160, 120, 10
 _NOT_FOR_TARFILE = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -219,10 +219,10 @@ def keep_shards(name: str, *, overwrite: bool = False) -> str:
         raise FileExistsError(f"{there[0]} already exists: pass another name, or --force to replace it")
     # beside their place, and renamed in the end: an interrupted demo leaves no part of them
     with tempfile.TemporaryDirectory(prefix=".wds-demo-", dir=path.parent) as folder:
-        write_shards(Path(folder), path.name)
+        pattern = write_shards(Path(folder), path.name)
         for target in targets:
             Path(folder, target.name).replace(target)
-    return f"{path}{_BRACES}"
+    return str(path.with_name(Path(pattern).name))
 
 
 def write_shards(folder: Path, name: str = _NAME) -> str:
@@ -238,7 +238,7 @@ def write_shards(folder: Path, name: str = _NAME) -> str:
                     info = tarfile.TarInfo(f"sample-{number:06d}.{field}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-    return f"{folder / name}{_BRACES}"
+    return f"{folder / name}-{{000000..{len(SIZES) - 1:06d}}}.tar"
 
 
 def _make_jpeg(number: int) -> bytes:

@@ -48,14 +48,10 @@ class Condition:
     def __init__(self, text: str) -> None:
         found = _CONDITION.fullmatch(text)
         if found is None or not found[1].strip():
-            raise argparse.ArgumentTypeError(
-                f"cannot read the condition {text!r}: expected a field, one of = != < <= > >= ~ and a value, as in "
-                "cls=3"
-            )
-        self.name = found[1].strip().removeprefix(".")
-        self.missed = 0
-        self._sign = found[2]
-        self._value = found[3].strip()
+            expected = "expected a field, one of = != < <= > >= ~ and a value, as in cls=3"
+            raise argparse.ArgumentTypeError(f"cannot read the condition {text!r}: {expected}")
+        self.name, self.missed = found[1].strip().removeprefix("."), 0
+        self._sign, self._value = found[2], found[3].strip()
         self._number = _to_number(self._value)
         self._decode = Decoder()
 
@@ -99,12 +95,8 @@ class Condition:
             return value.strip() if isinstance(value, str) else write_json(unfold(value)).decode()
         except (TypeError, ValueError, RuntimeError) as error:
             name, place = name_sample(sample)
-            raise SampleError(
-                f"{self.name!r} of {name} is neither text nor a number nor JSON, and cannot be compared with "
-                f"{self._value!r}: {error}",
-                **place,
-                field=self.name,
-            ) from error
+            what = f"{self.name!r} of {name} is neither text nor a number nor JSON, and cannot be compared with"
+            raise SampleError(f"{what} {self._value!r}: {error}", **place, field=self.name) from error
 
 
 def _to_number(text: str) -> int | float | None:
@@ -127,10 +119,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     choices = field_choices(arguments)
     if len(choices.columns) > 1 or is_metadata(choices.columns[0]):
-        raise UsageError(
-            f"--fields {arguments.fields!r} is not one field of a sample; of several the first that is there, as in "
-            "'jpg;png'"
-        )
+        what = f"--fields {arguments.fields!r} is not one field of a sample"
+        raise UsageError(f"{what}; of several the first that is there, as in 'jpg;png'")
     reader = SampleReader(arguments)
     conditions: list[Condition] = arguments.where
     seen = 0

@@ -50,11 +50,8 @@ class FieldChoices:
         for name, value in itertools.chain.from_iterable(found):
             if name in chosen and name not in _ALWAYS:
                 which, place = name_sample(sample)
-                raise DuplicateFieldError(
-                    f"two items of the list of fields give {which} a field {name!r}; rename one of them, as new=old",
-                    **place,
-                    field=name,
-                )
+                what = f"two items of the list of fields give {which} a field {name!r}; rename one of them, as new=old"
+                raise DuplicateFieldError(what, **place, field=name)
             chosen[name] = value
         return chosen
 
@@ -65,12 +62,9 @@ class FieldChoices:
         for column, fields in zip(self.columns, found, strict=True):
             if len(fields) > 1:
                 which, place = name_sample(sample)
-                raise DuplicateFieldError(
-                    f"{which} has {len(fields)} fields that match {column!r}, and a table has one column for "
-                    f"them: {[name for name, _ in fields]}. Name the one that is meant",
-                    **place,
-                    field=column,
-                )
+                what = f"{which} has {len(fields)} fields that match {column!r}, and a table has one column for them"
+                names = [name for name, _ in fields]
+                raise DuplicateFieldError(f"{what}: {names}. Name the one that is meant", **place, field=column)
         return [fields[0][1] if fields else b"" for fields in found]
 
     def tell(self) -> None:
@@ -147,9 +141,8 @@ class SampleOutput(TarWriter):
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         if arguments.output == STDIN and sys.stdout.isatty():
-            raise UsageError(
-                "refusing to write an archive to a terminal: use -o FILE, or pipe the output to another program"
-            )
+            what = "refusing to write an archive to a terminal"
+            raise UsageError(f"{what}: use -o FILE, or pipe the output to another program")
         self.count = 0
         self._rekey: Rekeying | None = arguments.rekey
         with usage_checked():
@@ -173,9 +166,8 @@ class SampleOutput(TarWriter):
             if type(error) is not ReappearingKeyError and (type(error) is not SampleError or error.field is not None):
                 raise
             stop = "" if str(error).endswith(".") else "."
-            raise error.extended(
-                f"{stop} New keys (--rekey '{{shard}}/{{key}}' or --rekey '#') keep such samples."
-            ) from error
+            cure = "New keys (--rekey '{shard}/{key}' or --rekey '#') keep such samples."
+            raise error.extended(f"{stop} {cure}") from error
         self.count += 1
         return size
 

@@ -67,12 +67,9 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
                 cells.append(escape_cell(text) if isinstance(text, str) else write_cell(text, arguments.binary))
             except ValueError as error:
                 name, place = name_sample(sample)
-                raise DecodingError(
-                    f"field {column!r} of {name} is not text: {error}. Leave the field out, or pass --binary escape "
-                    "or --binary base64",
-                    **place,
-                    field=column,
-                ) from error
+                cure = "Leave the field out, or pass --binary escape or --binary base64"
+                what = f"field {column!r} of {name} is not text: {error}. {cure}"
+                raise DecodingError(what, **place, field=column) from error
         return "\t".join(cells)
 
     if not arguments.no_header:
@@ -92,9 +89,8 @@ def escape_cell(text: str) -> str:
     try:
         escaped.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"character {error.start} of {text[:40]!r} is a lone surrogate, which UTF-8 has no bytes for"
-        ) from error
+        what = f"character {error.start} of {text[:40]!r} is a lone surrogate"
+        raise ValueError(f"{what}, which UTF-8 has no bytes for") from error
     return escaped
 
 

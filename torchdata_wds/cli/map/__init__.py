@@ -69,14 +69,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _function_name(text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(
-            f"expected module:function, such as augment:main for the function main of augment.py, not {text!r}"
-        )
+        expected = "expected module:function, such as augment:main for the function main of augment.py"
+        raise argparse.ArgumentTypeError(f"{expected}, not {text!r}")
     return text
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Runs the function over the shards, and returns 1 if it failed for one."""
     load = functools.partial(load_function, arguments.function, per_sample=arguments.per_sample)
     folder = str(Path.cwd())
     sys.path.insert(0, folder)  # also for processes that are started
@@ -144,12 +142,9 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
                 made = (made,)
             elif not isinstance(made, Iterable) or isinstance(made, (str, bytes)):
                 shard = mask_url(source)
-                raise SampleError(
-                    f"the function has returned {made!r:.60} for sample {key!r} of shard {shard}: it must return a "
-                    "sample (a dict), None to leave it out, or a list of samples",
-                    shard=shard,
-                    key=key,
-                )
+                what = f"the function has returned {made!r:.60} for sample {key!r} of shard {shard}"
+                expected = "it must return a sample (a dict), None to leave it out, or a list of samples"
+                raise SampleError(f"{what}: {expected}", shard=shard, key=key)
             for one in made:
                 writer.write(one)
 
@@ -163,10 +158,8 @@ def _run_on_dask(
     """Runs a function over shards on a Dask cluster.
 
     Local shards must be reachable under the same path everywhere. The function is sent by value with those modules of
-    a folder that it needs, so that the workers do not need that folder; everything else must be installed there.
-
-    The address is the scheduler's, such as ``tcp://host:8786``, or ``local`` for a cluster of `num_workers` processes
-    on this machine. Tasks come with "" or what failed, as they are ready.
+    a folder that it needs; everything else must be installed there. The address is the scheduler's, such as
+    ``tcp://host:8786``, or ``local`` for a cluster of `num_workers` processes on this machine.
     """
     distributed = import_optional("distributed", extra="dask", fields="functions on a Dask cluster")
     data = _by_value(function, Path(folder))

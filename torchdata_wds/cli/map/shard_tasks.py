@@ -217,15 +217,11 @@ def name_targets(urls: Sequence[str], pattern: str, *, in_place: bool = False) -
         targets.append(target)
         place = _identity(target)
         if place in inputs and not (in_place and inputs[place] == url):
-            raise ShardListError(
-                f"output {mask_url(target)} of input {mask_url(url)} would replace the input "
-                f"{mask_url(inputs[place])}; name another folder"
-            )
+            what = f"output {mask_url(target)} of input {mask_url(url)} would replace the input"
+            raise ShardListError(f"{what} {mask_url(inputs[place])}; name another folder")
         if place in makers:
-            raise ShardListError(
-                f"inputs {mask_url(makers[place])} and {mask_url(url)} would both become {mask_url(target)}; "
-                f"an output's name takes {PLACES}"
-            )
+            what = f"inputs {mask_url(makers[place])} and {mask_url(url)} would both become {mask_url(target)}"
+            raise ShardListError(f"{what}; an output's name takes {PLACES}")
         makers[place] = url
     return targets
 
@@ -237,9 +233,8 @@ def _is_folder(pattern: str) -> bool:
 def _base_name(url: str) -> str:
     name = "" if scheme_of(url) in (STDIN, "pipe") else shard_name(url)
     if name in ("", ".", ".."):
-        raise ShardListError(
-            f"input {mask_url(url)} has no base name to name its output by; write {{shard:06d}} into the output's name"
-        )
+        what = f"input {mask_url(url)} has no base name to name its output by"
+        raise ShardListError(f"{what}; write {{shard:06d}} into the output's name")
     return name
 
 

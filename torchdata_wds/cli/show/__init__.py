@@ -57,9 +57,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, f"{_TEXTS}, and {_PICTURES} with --out")
     option(parser, "-w --width", "N", f"longest value ({_WIDTH} characters)", positive_number, default=_WIDTH)
     group = parser.add_argument_group("pictures")
-    text = "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; "
-    text += "x.html: a page of all"
-    option(group, "-o --out", "FILE", text, outputs.one_output, dest="output", default=STDIN)
+    text = "x.png or x.jpg: a contact sheet of the images, with the other fields of --fields below them; x.html: "
+    option(group, "-o --out", "FILE", text + "a page of all", outputs.one_output, dest="output", default=STDIN)
     option(group, "--columns", "N", "of the sheet (8)", positive_number, default=8)
     text = f"longest side of an image ({_SIZE} pixels); 0, for a page, keeps their own sizes"
     option(group, "--size", "N", text, whole_number, default=_SIZE)
@@ -87,8 +86,8 @@ def _kind(arguments: argparse.Namespace) -> str:
         return ""
     shown = mask_url(arguments.output)
     kinds = (*_SHEETS, *_PAGES)
-    kind = next((suffix for suffix in kinds if shown.partition("?")[0].lower().endswith(suffix)), None)
-    if kind is None:
+    kind = next((suffix for suffix in kinds if shown.partition("?")[0].lower().endswith(suffix)), "")
+    if not kind:
         raise UsageError(f"--out takes a name that ends in {', '.join(kinds)}, not {shown!r}")
     if arguments.size == 0 and kind in _SHEETS:
         raise UsageError("a contact sheet needs images of one size: --size 0 is for pages")
@@ -111,8 +110,7 @@ class Showing:
         self._reader = SampleReader(arguments)
         self._arguments, self._kind = arguments, kind
         self._default = _PICTURES if kind else _TEXTS
-        self._is_more = False
-        self._damaged = 0
+        self._is_more, self._damaged = False, 0
 
     def samples(self) -> Iterator[SampleSummary]:
         """Yields the samples, each with its fields summarized."""

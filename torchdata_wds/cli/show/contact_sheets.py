@@ -60,10 +60,8 @@ def sheet_size(count: int, *, columns: int = 8, size: int = 160, lines: int = 0)
     width, height = _room(size, lines)
     area = columns * width + _GAP, -(-count // columns) * height + _GAP
     if area[0] * area[1] > _LARGEST or max(area) > _LONGEST:
-        raise UsageError(
-            f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large: draw fewer or smaller images: "
-            "see --count, --columns and --size"
-        )
+        what = f"a sheet of {area[0]:,} x {area[1]:,} pixels is too large"
+        raise UsageError(f"{what}: draw fewer or smaller images: see --count, --columns and --size")
     return area
 
 

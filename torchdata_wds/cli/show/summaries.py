@@ -193,9 +193,8 @@ def _atom(value: Any) -> str:
             return repr(value)[:_LONGEST_ITEM]
         kind = "array" if isinstance(value, np.ndarray | np.generic) else "tensor"
         dtype = str(value.dtype).removeprefix("torch.")
-        if not tuple(value.shape):
-            return f"{dtype} {value.item()!r}"
-        return f"{kind} {shorten(dtype, _LONGEST_ITEM)} {tuple(value.shape)}{_range(value)}"
+        whole = f"{kind} {shorten(dtype, _LONGEST_ITEM)} {tuple(value.shape)}"
+        return whole + _range(value) if tuple(value.shape) else f"{dtype} {value.item()!r}"
     except Exception:  # noqa: BLE001 - the value's own code may do anything, and the other values are still shown
         return describe_value(value)
 

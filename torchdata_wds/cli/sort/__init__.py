@@ -67,9 +67,8 @@ def _run(arguments: argparse.Namespace) -> int:
     key = SortKey(arguments, outputs.chosen_seed(arguments.seed) if is_shuffle else 0)
     reader = SampleReader(arguments)
 
-    def entry_of(sample: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        value = key(sample)
-        return None if value is None else (value, sample)
+    def entry_of(sample: dict[str, Any]) -> Entry | None:
+        return None if (value := key(sample)) is None else (value, sample)
 
     with outputs.SampleOutput(arguments) as output, closing(reader.taken(entry_of)) as entries:
         ordered = sort_samples(entries, reverse=arguments.reverse, memory=arguments.memory, folder=arguments.tmpdir)
@@ -100,8 +99,7 @@ class SortKey:
 
     def __call__(self, sample: Mapping[str, Any]) -> Any:
         """Returns a sample's value, which can be compared with all others; None if the sample is left out."""
-        field = find_field(sample, self.fields)
-        if field is None:
+        if (field := find_field(sample, self.fields)) is None:
             if self._missing == "error":
                 raise missing_field(sample, self.fields)
             if self._missing == "last":
@@ -115,12 +113,8 @@ class SortKey:
             found = sample[field]
             rest = "" if len(found) <= _SHOWN else f" and {len(found) - _SHOWN:,} more bytes"
             which, place = name_sample(sample)
-            raise DecodingError(
-                f"{which} cannot be sorted by field {field!r}, which is {error}: found {found[:_SHOWN]!r}{rest}. Sort "
-                "it as text, or leave such samples out",
-                **place,
-                field=field,
-            ) from error
+            what = f"{which} cannot be sorted by field {field!r}, which is {error}: found {found[:_SHOWN]!r}{rest}"
+            raise DecodingError(f"{what}. Sort it as text, or leave such samples out", **place, field=field) from error
         if self._seeded is not None:  # the place is the digest of value and key, then that of the sample's number
             own, numbered = self._seeded.copy(), self._seeded.copy()
             # the length keeps value "ab" with key "c" apart from "a" with "bc"
@@ -240,12 +234,10 @@ class _TemporaryFile:
         try:
             yield
         except OSError as error:
-            place = os.fspath(self._folder) if self._folder is not None else tempfile.gettempdir()
-            raise OSError(
-                error.errno,
-                f"samples that are being sorted cannot be kept in a temporary file in {place}: "
-                f"{error.strerror or error}. Give it a folder with room for them, or more memory",
-            ) from error
+            place = tempfile.gettempdir() if self._folder is None else os.fspath(self._folder)
+            what = f"samples that are being sorted cannot be kept in a temporary file in {place}"
+            cure = "Give it a folder with room for them, or more memory"
+            raise OSError(error.errno, f"{what}: {error.strerror or error}. {cure}") from error
 
 
 class _Runs:
@@ -258,9 +250,7 @@ class _Runs:
 
     def __init__(self, folder: str | os.PathLike[str] | None, memory: float, reverse: bool) -> None:
         self.runs: list[_Run] = []
-        self._folder = folder
-        self._memory = memory
-        self._reverse = reverse
+        self._folder, self._memory, self._reverse = folder, memory, reverse
         self._block = int(max(_SMALLEST_BLOCK, min(_LARGEST_BLOCK, memory / 64)))
         self._widest = self._block
         self._files: list[_TemporaryFile] = []  # of large samples, then of blocks; made when they are needed
@@ -306,9 +296,8 @@ class _Runs:
 
     def _write(self, entries: Iterable[Entry], file: _TemporaryFile) -> _Run:
         """Appends a run to a file."""
-        start = file.end
+        start, size = file.end, 0
         block: list[Entry] = []
-        size = 0
         for entry in entries:
             value, stored = entry
             block.append(entry)

@@ -19,18 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from torchdata_wds import storage
-from torchdata_wds.cli.command import (
-    Command,
-    Rekeying,
-    UsageError,
-    add_writing,
-    byte_size,
-    flag,
-    option,
-    positive_number,
-    usage_checked,
-    whole_number,
-)
+from torchdata_wds.cli import command
+from torchdata_wds.cli.command import Command, Rekeying, UsageError, flag, option, positive_number, usage_checked
 from torchdata_wds.cli.inputs import SampleReader, add_input_arguments
 from torchdata_wds.cli.outputs import compression, write_line
 from torchdata_wds.cli.terminal import counted, discard_output, say, stdout_is_apart
@@ -61,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     option(parser, "-n --count", "N", "samples in a shard (default: 100000)", positive_number, default=100_000)
     text = "the most bytes of a shard before compression, headers counted (default: 1e9)"
-    option(parser, "-s --size", "BYTES", text, byte_size, default=1e9)
+    option(parser, "-s --size", "BYTES", text, command.byte_size, default=1e9)
     text = "NAME gives NAME-000000.tar and so on; or a pattern with %%06d or {shard:06d}"
     option(parser, "-o --output", "NAME", text, required=True)
     option(parser, "--start", "N", "number of the first, or 'next'", _first_number, default=0)
@@ -69,11 +59,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "run this by sh for each finished shard, with {path}, {name}, {folder}, {shard} (the number), {count}"
     option(parser, "--post", "COMMAND", text)
     flag(parser, "--delete", "remove each shard for which --post has succeeded")
-    add_writing(parser)
+    command.add_writing(parser)
 
 
 def _first_number(text: str) -> int | str:
-    return text if text == "next" else whole_number(text)
+    return text if text == "next" else command.whole_number(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -83,8 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     finished = Finished(arguments)
     start, stop = finished.next_number, finished.next_number + (arguments.max_shards or math.inf)
     for url in reader.urls if arguments.force else ():
-        number = number_of(finished.names, url)
-        if number is not None and start <= number < stop:
+        if (number := number_of(finished.names, url)) is not None and start <= number < stop:
             raise UsageError(f"{storage.mask_url(url)} is read, and must not be replaced: give the output another name")
     with usage_checked():
         writer = ShardWriter(
@@ -105,10 +94,8 @@ def _run(arguments: argparse.Namespace) -> int:
             used = _write(samples, arguments.rekey, writer, reader)
             is_full = writer.is_full  # before the last shard is closed, whatever is in it
     finally:
-        say(
-            f"finished {counted(finished.shards, 'shard')} with {counted(finished.samples, 'sample')} and "
-            f"{counted(finished.bytes, 'byte')}"
-        )
+        samples_and_bytes = f"{counted(finished.samples, 'sample')} and {counted(finished.bytes, 'byte')}"
+        say(f"finished {counted(finished.shards, 'shard')} with {samples_and_bytes}")
     if is_full:
         say(
             f"stopped after {counted(finished.shards, 'shard')}, as --max-shards asks for, without looking for more "
@@ -243,30 +230,26 @@ class HookCommand:
                 raise ValueError(f"{template!r} has a quote that is not closed: {template[found.start() :]!r}")
             inside = next((name for name in names if f"{{{name}}}" in (found["quoted"] or "")), None)
             if inside is not None:
-                raise ValueError(
-                    f"{{{inside}}} stands inside quotes in {template!r}: leave them out, it is quoted already"
-                )
+                what = f"{{{inside}}} stands inside quotes in {template!r}"
+                raise ValueError(f"{what}: leave them out, it is quoted already")
             if found["name"] is not None and found["name"] not in names:
                 there = ", ".join(f"{{{known}}}" for known in names)
                 raise ValueError(f"{template!r} has an unknown place {found[0]}: there are {there}")
 
     def fill(self, values: Mapping[str, object]) -> str:
         """Puts values into the places."""
-
-        def word(found: re.Match[str]) -> str:
-            return found[0] if found["name"] is None else shlex.quote(str(values[found["name"]]))
-
-        return _TOKEN.sub(word, self._template)
+        return _TOKEN.sub(
+            lambda found: found[0] if found["name"] is None else shlex.quote(str(values[found["name"]])), self._template
+        )
 
     def run(self, values: Mapping[str, object]) -> None:
         """Runs the command with values for its places, and waits for it.
 
         An exception meanwhile, as at Ctrl-C, kills it with all processes it started, as does the end of this process.
         """
-        command = self.fill(values)
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
-        )
+        filled = self.fill(values)
+        words = ["/bin/sh", "-c", filled]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True)
         try:
             with closing(CommandGuard(process.pid)):
                 status = process.wait()
@@ -276,7 +259,7 @@ class HookCommand:
             process.wait()
             raise
         if status:
-            raise ChildProcessError(f"the command {mask_text(command)!r} failed with {status_text(status)}")
+            raise ChildProcessError(f"the command {mask_text(filled)!r} failed with {status_text(status)}")
 
 
 COMMAND = Command(__doc__, _add_arguments, _run)

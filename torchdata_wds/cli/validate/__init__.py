@@ -95,12 +95,9 @@ class Results:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.counts: Counter[tuple[Level, str]] = Counter()
-        self.shards = {"good": 0, "bad": 0}
-        self.samples = {"good": 0, "bad": 0}
+        self.shards, self.samples = {"good": 0, "bad": 0}, {"good": 0, "bad": 0}
         self._field_sets = FieldSets()
-        self._most: int = arguments.most
-        self._as_json: bool = arguments.json
-        self._goes_on = arguments.fix is not None
+        self._arguments = arguments
 
     def take(self, report: ShardReport) -> None:
         """Adds the findings of a shard, and prints those that are kept and the number of the others."""
@@ -121,7 +118,7 @@ class Results:
         for finding in self._field_sets.findings():
             self.counts[finding.level, finding.kind] += finding.samples
             given[finding.shard] += 1
-            if given[finding.shard] <= self._most:
+            if given[finding.shard] <= self._arguments.most:
                 self._print_finding(finding)
 
     def tell(self, finding: Finding) -> None:
@@ -145,12 +142,12 @@ class Results:
         self._print(record, f"{finding.shard}{place}: {finding.level}: {finding.kind}: {finding.message}")
 
     def _print(self, record: dict[str, Any], *lines: str) -> None:
-        text = json.dumps(record) if self._as_json else "\n".join(map(printable, lines))
+        text = json.dumps(record) if self._arguments.json else "\n".join(map(printable, lines))
         try:
             with paused():
                 print(text, flush=True)
         except BrokenPipeError:
-            if not self._goes_on:
+            if self._arguments.fix is None:
                 raise
             discard_output()
 
@@ -162,10 +159,8 @@ def _targets(arguments: argparse.Namespace, urls: Sequence[str], listed: Sequenc
     """Returns the outputs that ``--fix`` names for shards; those `listed`, of all parts, name them."""
     if arguments.fix in ("", STDIN):
         raise UsageError("--fix needs a file or a folder: the report has standard output")
-    for url in urls:
-        if not can_reopen(url):
-            shard = mask_url(url)
-            raise UsageError(f"--fix reads each shard twice, and {shard} can be read only once: name a file")
+    if unfit := [mask_url(url) for url in urls if not can_reopen(url)]:
+        raise UsageError(f"--fix reads each shard twice, and {unfit[0]} can be read only once: name a file")
     targets: Sequence[str] = [arguments.fix]
     has_many = is_target_pattern(arguments.fix)
     if has_many:
@@ -261,11 +256,9 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Ite
                 yield held.pop(key)
     count = validation.report.plan.count
     if count != plan.count or not is_same or any(left.values()):
-        raise ShardFormatError(
-            f"shard {validation.shard} is not the same when it is read again: {plan.count:,} samples then, {count:,} "
-            "now. Repair it when nothing changes it, or from a copy",
-            shard=validation.shard,
-        )
+        what = f"shard {validation.shard} is not the same when it is read again: {plan.count:,} samples then,"
+        cure = "Repair it when nothing changes it, or from a copy"
+        raise ShardFormatError(f"{what} {count:,} now. {cure}", shard=validation.shard)
 
 
 def _note(item: CheckedSample, kind: str, message: str) -> Finding:

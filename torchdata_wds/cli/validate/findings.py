@@ -129,8 +129,7 @@ class IndexCheck:
         try:
             index = ShardIndex.load(index_url(url))
         except ShardFormatError as error:
-            self.fault = cli_message(error)
-            self.is_readable = False
+            self.fault, self.is_readable = cli_message(error), False
             return
         except (ShardOpenError, UnsafeDataError, ValueError):  # there is none, or no place for one
             return
@@ -154,10 +153,8 @@ class IndexCheck:
             self.fault = cli_message(error)
             return
         if (row.key, row.start, row.stop) != (key, start, stop):
-            self._blame(
-                f"sample {number:,} is {key!r} from byte {start:,} to {stop:,}, and the index says {row.key!r} from "
-                f"byte {row.start:,} to {row.stop:,}"
-            )
+            what = f"sample {number:,} is {key!r} from byte {start:,} to {stop:,}"
+            self._blame(f"{what}, and the index says {row.key!r} from byte {row.start:,} to {row.stop:,}")
 
     def finish(self, count: int, tar_bytes: int) -> None:
         """Compares the number of samples and the archive's size at the shard's end."""

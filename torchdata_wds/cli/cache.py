@@ -252,11 +252,7 @@ def check_file(file: CacheFile) -> str | None:
 def choose_old(
     files: Iterable[CacheFile], *, older_than: float | None = None, max_bytes: float | None = None, now: float
 ) -> list[CacheFile]:
-    """Chooses the files to remove: all left-over ones, then finished ones, the least recently used first.
-
-    Finished files are chosen if they were not used for `older_than` seconds, or until the remaining ones take at most
-    `max_bytes`; without either limit, all are.
-    """
+    """Chooses files: left-over ones, then finished ones by the limits (without one, all), the longest unused first."""
     files = list(files)
     chosen = [file for file in files if file.state == "left over"]
     whole = sorted((file for file in files if file.state == "whole"), key=lambda file: file.used)

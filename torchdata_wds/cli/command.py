@@ -157,11 +157,7 @@ def range_of(text: str) -> slice:
 
 
 class Rekeying:
-    """Gives samples new keys by a pattern in the syntax of `str.format`, the argument ``--rekey``.
-
-    It takes ``{number}``, ``{key}`` and ``{shard}`` (the base name up to its first dot), of which the first or second
-    must be there, to tell samples apart; ``#`` is ``{number:09d}``.
-    """
+    """Gives samples new keys by a pattern with ``{number}`` or ``{key}``, and ``{shard}``: the argument ``--rekey``."""
 
     def __init__(self, text: str) -> None:
         self.pattern = text.replace("#", "{number:09d}")

@@ -125,11 +125,7 @@ def scan(urls: Sequence[str]) -> tuple[Counter[SampleId], Counter[str], int]:
 
 
 def _members_of(url: str) -> list[tuple[str, int]]:
-    """Lists the names and sizes of a shard's regular members, in order.
-
-    A local shard is read with tarfile. What tarfile cannot read (other places, zstd, damage) is read with this
-    package's reader, whose errors say more.
-    """
+    """Lists the names and sizes of a shard's regular members, in order: by tarfile, as an independent reader."""
     if os.path.isfile(url):  # noqa: PTH113 - a name that is too long is not a file
         with (
             contextlib.suppress(*_NOT_FOR_TARFILE),
@@ -200,10 +196,7 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
 
 
 def keep_shards(name: str, *, overwrite: bool = False) -> str:
-    """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them.
-
-    `name` is what precedes ``-000000.tar``; in a folder, which exists or ends in ``/``, that is ``train``.
-    """
+    """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them."""
     if not is_local(name) or not name or not _SIGNS.isdisjoint(name):
         raise UsageError(
             f"--keep takes a local folder, or what the names begin with, without {' '.join(sorted(_SIGNS))}; "

@@ -117,10 +117,7 @@ def list_all_inputs(arguments: argparse.Namespace) -> list[str]:
 
 
 def _read_list(url: str, allow_pipe: bool) -> Iterator[str]:
-    """Reads a list of patterns, which may be a stranger's.
-
-    Relative names start at the working directory, as for tar; in a list from another machine, at the list's folder.
-    """
+    """Reads a list of patterns, which may be a stranger's; in one from another machine, names start at its folder."""
     with storage.open_shard(url) as stream:
         data = stream.read()
     try:

@@ -29,11 +29,7 @@ CHECK_INTERVAL = 1.0
 
 
 def map_in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Generator[R, None, None]:
-    """Calls a function for each item and yields the results in the order of the items.
-
-    With one process, or one item, no process is started and nothing is pickled. What the function raises is raised when
-    its result is due; a RuntimeError then, if its process was killed.
-    """
+    """Yields the results for items in their order, or raises what was raised; a RuntimeError for a killed process."""
     count = min(processes, len(items))
     if count <= 1:
         yield from map(function, items)

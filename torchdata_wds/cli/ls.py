@@ -53,15 +53,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class SizeReader(SampleReader):
-    """Reads samples for their sizes, from headers alone where that is faster.
-
-    Attributes:
-        counts: Samples, members and bytes of each shard that could be opened, empty or not, in order.
-    """
+    """Reads samples for their sizes, from headers alone where that is faster."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(arguments)
-        self.counts: list[tuple[str, dict[str, int]]] = []
+        self.counts: list[tuple[str, dict[str, int]]] = []  # of each shard that could be opened, empty or not
         self._skipped: Counter[str] = Counter()
         self._hidden = not arguments.totals
 

@@ -19,11 +19,7 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")  # tabs, line ends and fo
 
 
 def printable(text: str) -> str:
-    r"""Escapes as in Python's strings, as ``\x1b``, all that would move a cursor, hide, or turn the line's direction.
-
-    Letters of all scripts stay. Control and format characters, line ends, odd blanks, lone surrogates and unassigned
-    code points do not.
-    """
+    r"""Escapes as in Python's strings, as ``\x1b``, what would move a cursor, hide, or turn the line's direction."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -50,10 +46,7 @@ def guess_text(data: bytes, length: int) -> str | None:
 
 
 def say(text: str, command: str = "") -> None:
-    """Writes a message of one or more lines to standard error, with the command's name if it is its last.
-
-    Names in it may be a stranger's: nothing in them moves the cursor. A closed standard error does not stop the work.
-    """
+    """Writes a message to standard error; names in it may be a stranger's, and nothing in them moves the cursor."""
     lines = "\n".join(map(printable, text.split("\n")))
     with contextlib.suppress(BrokenPipeError), paused():
         print(f"{PROGRAM}{command and ' '}{command}: {lines}", file=sys.stderr, flush=True)
@@ -124,23 +117,17 @@ def paused() -> Iterator[None]:
 
 
 def stdout_is_apart() -> bool:
-    """Returns whether standard output goes to a file or nowhere, and so cannot mix with the lines of a terminal.
-
-    Where a pipe ends is not known: ``| cat`` ends on the terminal.
-    """
+    """Returns whether standard output goes to a file or nowhere, and so cannot mix with the lines of a terminal."""
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
         return False
+    # where a pipe ends is not known: `| cat` ends on the terminal
     return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not sys.stdout.isatty())
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """Counts things done: in a bar on a terminal, elsewhere in a line every few seconds.
-
-    The bar is tqdm's. Where that is not installed, a terminal gets lines too. `what` is a plural; `hidden` shows
-    nothing at all, as where a command prints to the same terminal.
-    """
+    """Counts things done: in tqdm's bar on a terminal, elsewhere or without tqdm in a line every few seconds."""
 
     def __init__(
         self, what: str, total: int | None = None, *, only_on_terminal: bool = False, hidden: bool = False

@@ -126,11 +126,7 @@ def kind_of(source: str) -> SourceKind:
 def open_part_list(
     source: str, kind: SourceKind | None = None, *, folder: str | None = None, **options: Any
 ) -> PartList:
-    """Opens a folder, or reads a recipe or plan from a path, ``-`` (standard input) or any other URL.
-
-    Relative paths in a list are relative to `folder`, by default that of the list, and for a list that is not a regular
-    file the working directory. Options are those of `Recipe` or `Plan`.
-    """
+    """Opens a folder, recipe or plan; its relative paths start at `folder`, by default that of the list."""
     if not source:  # as a shell makes of a variable that is not set; to a Path it is the working directory
         raise SpecError("the name of the source is empty")
     kind = kind or kind_of(source)

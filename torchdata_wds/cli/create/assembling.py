@@ -173,11 +173,7 @@ class PartList(ABC):
 
 
 class SampleAssembler:
-    """Makes samples of their parts.
-
-    Everything is checked before anything is read. `missing` is what to do about a missing file, a URL that cannot be
-    read or a command that fails. A sample without fields is left out, and is still in `count`.
-    """
+    """Makes samples of their parts, all of which are checked before the first is read."""
 
     def __init__(self, parts: PartList, missing: Missing = "error") -> None:
         self.count = self.missing_files = self.left_out = 0

@@ -31,11 +31,7 @@ _CUT = "\0"
 
 
 class SampleFolder(PartList):
-    """The files in a folder and the folders below it, sorted by key.
-
-    Keys are relative to the folder. Links to files are followed; links to folders, which may lead in a circle or out of
-    the folder, and folders whose name begins with a dot are not.
-    """
+    """The files in a folder and the folders below it, sorted by key, which is relative to the folder."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"folder {printable(path)}", path.rstrip("/") or path)
@@ -61,7 +57,7 @@ class SampleFolder(PartList):
                         name = below + entry.name
                         is_link = entry.is_symlink()
                         if is_link and os.path.isdir(entry.path):  # noqa: PTH112 - as above
-                            self.skipped["link to a folder"] += 1
+                            self.skipped["link to a folder"] += 1  # it may lead in a circle, or out of the folder
                         elif entry.is_dir(follow_symlinks=False):
                             if entry.name.startswith("."):
                                 self.skipped["hidden folder"] += 1
@@ -273,10 +269,7 @@ class Plan(_TextList):
 
 
 def parse_path(text: str, folder: str = "", *, trusted: bool = False) -> tuple[Kind, str]:
-    """Parses a source that is a path, relative to a folder or URL, ``file:path`` or a URL.
-
-    Only if `trusted`, and never under ``WDS_SECURE=1``, may a URL render templates.
-    """
+    """Parses a path, ``file:path`` or a URL, which renders templates only if `trusted`, never with ``WDS_SECURE=1``."""
     scheme = scheme_of(text)
     if text == STDIN:
         raise SampleError("standard input ('-') cannot be the source of a member; write './-' for a file of that name")

@@ -186,10 +186,7 @@ class SampleCommand:
         self._arguments = arguments
 
     def run(self, samples: Iterable[Mapping[str, Any]]) -> Generator[CommandResult, None, None]:
-        """Runs the command on each sample, and yields a result for each; a bounded number is read ahead.
-
-        Closing the generator early kills the commands that run.
-        """
+        """Yields a result for each sample, a bounded number of which is read ahead; closing it kills the commands."""
         running = _Running()
         pending: list[Future[CommandResult]] = []
         pool = ThreadPoolExecutor(self._arguments.parallel, thread_name_prefix="sample-command")

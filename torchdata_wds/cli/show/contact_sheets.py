@@ -38,10 +38,7 @@ class Tile(NamedTuple):
 
 
 def draw_sheet(tiles: Sequence[Tile], *, columns: int = 8, size: int = 160) -> Image.Image:
-    """Draws a contact sheet, an RGB image, left to right and down, with at most `columns` images in a row.
-
-    `size` is their longest side: larger ones are reduced, much smaller ones enlarged to a multiple of their size.
-    """
+    """Draws an RGB contact sheet of images whose longest side is `size`, at most `columns` in a row."""
     columns = min(columns, len(tiles))
     labels = [_label_lines(tile.labels, max(size, _NARROWEST)) for tile in tiles]
     lines = max(map(len, labels))

@@ -77,10 +77,7 @@ class Summarizer:
     def each(
         self, samples: Iterable[Mapping[str, Any]], threads: int = 0
     ) -> Generator[tuple[Mapping[str, Any], list[FieldSummary]], None, None]:
-        """Yields each sample and its summary, in order.
-
-        Threads are for thumbnails, which Pillow makes without Python's lock; two samples are read ahead for each.
-        """
+        """Yields each sample and its summary, in order; two samples are read ahead for each thread."""
         if threads == 0:
             yield from ((sample, self(sample)) for sample in samples)
             return

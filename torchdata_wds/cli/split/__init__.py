@@ -243,10 +243,7 @@ class HookCommand:
         )
 
     def run(self, values: Mapping[str, object]) -> None:
-        """Runs the command with values for its places, and waits for it.
-
-        An exception meanwhile, as at Ctrl-C, kills it with all processes it started, as does the end of this process.
-        """
+        """Runs the command and waits for it; an exception meanwhile, as at Ctrl-C, kills it with all it started."""
         filled = self.fill(values)
         words = ["/bin/sh", "-c", filled]
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True)

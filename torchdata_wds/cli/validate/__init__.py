@@ -88,10 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class Results:
-    """Prints findings as text or JSON, and counts them, shards and samples.
-
-    Where samples are written too, a reader that goes away does not end the program.
-    """
+    """Prints findings as text or JSON, and counts them, shards and samples."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.counts: Counter[tuple[Level, str]] = Counter()
@@ -148,7 +145,7 @@ class Results:
                 print(text, flush=True)
         except BrokenPipeError:
             if self._arguments.fix is None:
-                raise
+                raise  # otherwise samples are still to be written
             discard_output()
 
 

@@ -117,13 +117,10 @@ class ShardReport:
 
 
 class IndexCheck:
-    """The index beside a shard, compared with the samples as they are read; one made by another rule for keys is not.
-
-    `fault` is the first thing that is wrong with it; None if it is right or absent.
-    """
+    """The index beside a shard, compared with its samples as they are read; one of another rule for keys is not."""
 
     def __init__(self, url: str, keys: KeyRule) -> None:
-        self.fault: str | None = None
+        self.fault: str | None = None  # the first thing that is wrong with it
         self.is_readable = True
         self._index: ShardIndex | None = None
         try:
@@ -179,10 +176,7 @@ class FieldChecker:
         self._unchecked = frozenset() if has_media else frozenset(f"{VIDEO_FIELDS} {AUDIO_FIELDS}".split())
 
     def __call__(self, sample: Mapping[str, Any]) -> Iterator[Exception]:
-        """Yields an error, with the attribute ``field``, for each field that does not decode or was not tried.
-
-        The former are instances of `DecodingError`, the latter of `UnsafeDataError` or ImportError.
-        """
+        """Yields an error, with its ``field``, for each that does not decode or (if no DecodingError) was not tried."""
         about = {name: sample[name] for name in ("__key__", "__url__") if name in sample}
         for name, data in sample.items():
             if is_metadata(name):

@@ -34,10 +34,7 @@ Oddity = tuple[str, str]
 
 
 def odd_headers(entry: TarEntry, blocks: Sequence[bytes]) -> Iterator[Oddity]:
-    """Reports what is odd about the headers of an entry, in messages that go on after the member's name.
-
-    `blocks` are its headers: each extended one as its block and its content, then its own block.
-    """
+    """Reports what is odd about an entry's headers: each extended one as block and content, then its own block."""
     extended = []
     place = 0
     while blocks[place][156] in headers.EXTENSIONS:

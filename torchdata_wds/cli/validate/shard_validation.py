@@ -33,18 +33,15 @@ from torchdata_wds.storage.urls import url_text
 
 
 class ValidationRules(NamedTuple):
-    """How shards are validated: options as in ``load_wds_shards`` and ``group_by_key``.
-
-    With ``on_reappearing="warn"`` a key that comes back is a warning. `check_fields` yields an exception for each field
-    of a sample that does not decode, whose ``field`` says which.
-    """
+    """How shards are validated: options as in ``load_wds_shards`` and ``group_by_key``."""
 
     keys: KeyRule = "first_dot"
     lowercase: bool = True
     on_duplicate: OnDuplicate = "error"
-    on_reappearing: OnReappearing = "error"
+    on_reappearing: OnReappearing = "error"  # with "warn", a key that comes back is a warning
     require_end_marker: bool = True
     concatenated: bool = False
+    # yields an exception for each field of a sample that does not decode, whose ``field`` says which
     check_fields: Callable[[Mapping[str, Any]], Iterable[Exception]] | None = None
     max_member_bytes: int = DEFAULT_MAX_MEMBER_BYTES
 
@@ -53,16 +50,13 @@ _DEFAULT = ValidationRules()
 
 
 class CheckedSample(NamedTuple):
-    """A run of members with one key, after its findings: `number` in its shard, from 0, without faulty members.
+    """A run of members with one key, after its findings, without faulty members."""
 
-    It is sound if nothing is wrong with it by itself, and reappears if its key came before.
-    """
-
-    number: int
+    number: int  # in its shard, from 0
     sample: dict[str, Any]
     offset: int
-    is_sound: bool
-    reappears: bool
+    is_sound: bool  # nothing is wrong with it by itself
+    reappears: bool  # its key came before
 
 
 class _Part(NamedTuple):

@@ -13,11 +13,6 @@ from typing import Any
 
 from torchdata_wds.errors import Advice, cli_message
 
-__all__ = [
-    "Handler", "reraise_exception", "ignore_and_continue", "ignore_and_stop", "warn_and_continue", "warn_and_stop",
-    "handled",
-]  # fmt: skip
-
 Handler = Callable[[Exception], bool]
 logger = logging.getLogger(__name__)
 
@@ -111,7 +106,7 @@ def count_loss(skipped: Counter[str], reason: str, exception: Exception | None =
 
 @dataclass
 class Asked:
-    """The handler of one iteration of a pipe, called as by `keep_going`."""
+    """The handler of one iteration of a pipe."""
 
     handler: Handler
     skipped: Counter[str]  # the pipe's own count
@@ -119,6 +114,7 @@ class Asked:
     is_over: bool = False  # whether the handler has ended the stream
 
     def __call__(self, exception: Exception) -> bool:
+        """Calls the handler as `keep_going` does."""
         self.note(exception)
         self.is_over |= not keep_going(self.handler, exception, self.skipped)
         return not self.is_over

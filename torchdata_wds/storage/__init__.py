@@ -23,25 +23,10 @@ from torchdata_wds.storage.targets.table import list_targets, open_target, remov
 from torchdata_wds.storage.urls import AIS, STDIN, local_path, mask_item, mask_url
 
 __all__ = [
-    "ByteStream",
-    "RewriteRules",
-    "StorageOptions",
-    "Target",
-    "Unique",
-    "can_reopen",
-    "compression_for",
-    "is_decompressed",
-    "kill_commands",
-    "list_targets",
-    "list_urls",
-    "mask_item",
-    "mask_url",
-    "open_compressor",
-    "open_shard",
-    "open_target",
-    "remove_target",
-    "wrap_stream",
-]
+    "ByteStream", "RewriteRules", "StorageOptions", "Target", "Unique", "can_reopen", "compression_for",
+    "is_decompressed", "kill_commands", "list_targets", "list_urls", "mask_item", "mask_url", "open_compressor",
+    "open_shard", "open_target", "remove_target", "wrap_stream",
+]  # fmt: skip
 
 
 def _open_http(place: Place, offset: int) -> ByteStream:

@@ -16,7 +16,6 @@ T = TypeVar("T")
 
 #: How many different values of the same names are remembered.
 _MOST = 8
-_by_mark: dict[str, Any] = {}
 _by_names: dict[Hashable, OrderedDict[str, Any]] = {}
 
 
@@ -58,7 +57,8 @@ def _restored(what: str, names: Hashable, value: T | None, mark: str) -> Withhel
     if value is not None:
         return Withheld(what, names, value, is_secret=bool(mark))
     made = Withheld[T].__new__(Withheld)
-    made._what, made.names, made._value, made._mark = what, names, _by_mark.get(mark), mark
+    known = _by_names.get((what, names), OrderedDict())
+    made._what, made.names, made._value, made._mark = what, names, known.get(mark), mark
     return made
 
 
@@ -70,7 +70,7 @@ def _mark_of(names: Hashable, value: object) -> str:
         known.move_to_end(mark)
         return mark
     mark = uuid.uuid4().hex
-    known[mark] = _by_mark[mark] = value
+    known[mark] = value
     if len(known) > _MOST:
-        del _by_mark[known.popitem(last=False)[0]]
+        known.popitem(last=False)
     return mark

@@ -40,9 +40,6 @@ _INSTEAD = {
     "workersplitter": _SPLITTER,
 }
 
-#: Functions of webdataset that divide shards as this function does.
-_SPLITTERS = ("single_node_only", "split_by_node", "split_by_worker")
-
 
 def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
     urls: str | os.PathLike[str] | Iterable[Any],
@@ -134,8 +131,9 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
     values = (detshuffle, empty_check, nodesplitter, repeat, seed, workersplitter)  # as in _INSTEAD
+    taken = ("single_node_only", "split_by_node", "split_by_worker")  # of webdataset, which divide shards as here
     for (name, instead), value in zip(_INSTEAD.items(), values, strict=True):
-        if value is not None and value is not False and getattr(value, "__name__", None) not in _SPLITTERS:
+        if value is not None and value is not False and getattr(value, "__name__", None) not in taken:
             raise ValueError(f"WebDataset does not take {name}={value!r} here: {instead}")
     if mode not in (None, "resampled"):
         raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")

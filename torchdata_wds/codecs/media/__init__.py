@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, overload
 
 from torchdata_wds.checks import check_flags, checked_int, is_number
-from torchdata_wds.codecs.media.audio import read_samples
-from torchdata_wds.codecs.media.video import read_frames
+from torchdata_wds.codecs.media.streams import read_frames, read_samples
 from torchdata_wds.codecs.plans import changed_options, shown_call
 from torchdata_wds.codecs.table import ExtensionDecoder, matches, parse_extensions
 
@@ -24,7 +23,6 @@ class _MediaDecoder(ExtensionDecoder):
     """What both decoders share: a span of seconds, and how much it may take."""
 
     name: ClassVar[str]
-
     start: float = 0.0
     end: float | None = None
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -93,7 +91,6 @@ class VideoDecoder(_MediaDecoder):
 
     name = "torch_video"
     extensions = parse_extensions("extensions", VIDEO_FIELDS)
-
     stride: int = 1
     max_frames: int | None = None
     audio: bool = True

@@ -104,9 +104,8 @@ def _column(values: list[Any], field: str = "") -> Any:
 
 
 def _is_like(value: Any, first: Any, kind: Any) -> bool:
-    # Stacking would lose the mask of a masked array.
-    alike = isinstance(value, kind) and value.shape == first.shape and value.dtype == first.dtype
-    return alike and not isinstance(value, np.ma.MaskedArray)
+    can_stack = isinstance(value, kind) and not isinstance(value, np.ma.MaskedArray)  # whose mask would be lost
+    return can_stack and value.shape == first.shape and value.dtype == first.dtype
 
 
 def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:

@@ -24,7 +24,6 @@ _PIECE = 1 << 16
 _SMALL_PIECE = 1 << 12  # asked of a stream without ``read1``: where it fails, so much before may be lost
 _MAX_WINDOW = 1 << 24  # so much of a record is put together from pieces before it is read as it announces itself
 _PATIENCE = 0.02  # seconds after which a piece is taken as it is: records of a slow source do not wait for it to fill
-_TEXT_SIZE = 16
 
 
 def read_records(
@@ -35,11 +34,6 @@ def read_records(
     Nothing in a record runs code. Types that CBOR has tags for (dates, decimals, sets and the like) become Python's;
     other tags and MessagePack's extension types stay ``CBORTag`` and ``ExtType``. `max_bytes` is the most that a record
     may have.
-
-    Example:
-        >>> import io, msgpack
-        >>> list(read_records(io.BytesIO(msgpack.packb({"cls": 1}) * 2), "x.msgpack", "msgpack"))
-        [{'cls': 1}, {'cls': 1}]
     """
     package, read = ("cbor2", _read_cbor) if record_format == "cbor" else ("msgpack", _read_msgpack)
     place = _Place(shard, record_format)
@@ -88,9 +82,9 @@ class _Place:
         if kind := describe_magic(head):
             message = f"shard {self.shard} is no {self.record_format}. {kind}"
             raise ShardFormatError(message, shard=self.shard, kind="bad-record")
-        text = head[:_TEXT_SIZE]
+        text = head[:16]
         # In MessagePack each byte below 128 is a number by itself; in CBOR it may begin a text.
-        is_text = len(text) == _TEXT_SIZE and all(32 <= byte < 127 or byte in b"\t\n\r" for byte in text)
+        is_text = len(text) == 16 and all(32 <= byte < 127 or byte in b"\t\n\r" for byte in text)
         if is_text and self.record_format == "msgpack":
             raise self._error("bad-record", f"is text, and no msgpack: it begins with {text!r}.")
 
@@ -137,10 +131,9 @@ class _Pieces:
 
 
 class _Item:
-    """A record that is damaged, very large or slow to come: read in the sizes that it announces, and no more.
+    """A record that is damaged, very large or slow to come, read in the sizes that it announces.
 
-    The decoder calls it for every number, which takes its time. What it asks for is looked at before it is read: a
-    record must not announce more than it may have.
+    The decoder calls it for every number, which takes its time. A record must not announce more than it may have.
     """
 
     def __init__(self, head: bytes, pieces: _Pieces, place: _Place, max_bytes: int) -> None:

@@ -23,7 +23,6 @@ from torchdata_wds.storage.urls import STDIN, local_path, scheme_of, url_text
 
 logger = logging.getLogger(__name__)
 Destination = str | os.PathLike[str] | BinaryIO
-
 _PLACE = re.compile(r"%(?P<old>0?\d*)d|\{(?P<name>shard|rank|worker)(?::(?P<spec>0?\d*d?))?\}|(?P<percent>%%)")
 _OTHER_PLACE = re.compile(r"\{[^{}]*\}")
 _PLACES = "%06d or {shard:06d} for the number, and {rank} or {worker} where several processes write"

@@ -10,6 +10,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 from urllib.parse import urljoin
@@ -30,7 +31,6 @@ _TEMPLATES = "reference"  # fsspec's references are templates, which its older v
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}", re.ASCII)
 _MAX_SHARDS = 10_000_000  # a range is expanded in memory
-
 _LOOKED_AT = 1000  # URLs of a pattern that are looked at before it is used; each is again when it is listed
 _shortener = reprlib.Repr()
 _shortener.maxstring = _shortener.maxother = 100
@@ -155,12 +155,7 @@ def _count_of_ranges(pattern: str) -> int:
 
 
 def folder_of(url: str) -> str:
-    """The folder that a file's relative names are relative to; "" where it has none.
-
-    Example:
-        >>> [folder_of(url) for url in ("https://host/a/list.json?token=x/y", "a/list.json", "list.json", "-")]
-        ['https://host/a/', 'a/', '', '']
-    """
+    """The folder that a file's relative names are relative to; "" where it has none."""
     scheme = scheme_of(url)
     if scheme in ("pipe", STDIN):
         return ""
@@ -170,12 +165,7 @@ def folder_of(url: str) -> str:
 
 
 def join_url(folder: str, url: str) -> str:
-    """Resolves a URL or path against a folder.
-
-    Example:
-        >>> [join_url("s3://b/d", url) for url in ("x.tar", "/x.tar", "https://host/x.tar")]
-        ['s3://b/d/x.tar', '/x.tar', 'https://host/x.tar']
-    """
+    """Resolves a URL or path against a folder."""
     if not folder or url.startswith("/") or scheme_of(url):
         return url
     folder = folder if folder.endswith("/") else folder + "/"
@@ -205,7 +195,7 @@ def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> 
     try:
         if json_only or text.lstrip().startswith("{"):  # JSON needs no further package
             try:
-                return _parse_json(text, shown)
+                return json.loads(text, object_pairs_hook=partial(_unique, shown))
             except json.JSONDecodeError as error:
                 if json_only:
                     raise SpecError(f"dataset file {shown} is not JSON: {error}") from error
@@ -214,15 +204,12 @@ def parse_spec(text: str, shown: str = "<text>", *, json_only: bool = False) -> 
         raise SpecError(f"dataset file {shown} is nested too deeply to be one") from None
 
 
-def _parse_json(text: str, shown: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise _twice(shown, next(name for name in names if names.count(name) > 1))
-        return found
-
-    return json.loads(text, object_pairs_hook=unique)
+def _unique(shown: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _twice(shown, next(name for name in names if names.count(name) > 1))
+    return found
 
 
 def _twice(shown: str, key: object, where: str = "") -> SpecError:

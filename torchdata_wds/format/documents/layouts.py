@@ -21,7 +21,6 @@ IMAGE_EXTENSIONS = (
 # What MMC4's form has besides what an image's ``info`` and a document's ``metadata`` keep.
 _INFO_KEYS = frozenset({"image_name", "matched_text_index", "matched_sim", "image_base64"})
 _DOCUMENT_KEYS = frozenset({"text_list", "image_info", "similarity_matrix"})
-
 OUR_FIELDS = ("segments", "similarity_matrix", "metadata")  # of documents as `.wds_interleaved()` yields them
 
 

@@ -154,12 +154,7 @@ class ShardIndex(Sequence[IndexedSample]):
 
 
 def index_url(shard: str | os.PathLike[str]) -> str:
-    """The URL of the index that lies beside a shard.
-
-    Example:
-        >>> index_url("train-000000.tar"), index_url("https://host/x.tar?token=1")
-        ('train-000000.tar.index', 'https://host/x.tar.index?token=1')
-    """
+    """The URL of the index that lies beside a shard."""
     url = url_text(shard)
     scheme = scheme_of(url)
     if scheme in (STDIN, "pipe"):

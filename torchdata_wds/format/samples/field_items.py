@@ -35,12 +35,7 @@ class FieldItem(NamedTuple):
 
 
 def matches_glob(field: str, glob: str) -> bool:
-    """Returns whether a field matches a glob, which may be written with or without a leading dot.
-
-    Example:
-        >>> matches_glob("seg.png", "*.png"), matches_glob("png", "*.png"), matches_glob("png", "p?g")
-        (True, True, True)
-    """
+    """Returns whether a field matches a glob, which may be written with or without a leading dot."""
     return fnmatchcase(field, glob) or fnmatchcase("." + field, glob)
 
 

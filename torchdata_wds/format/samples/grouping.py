@@ -16,7 +16,6 @@ from torchdata_wds.option_types import OnReappearing, SplitName
 WITHOUT_FIELDS = "sample without the chosen fields"  # what samples are counted by that have none of the fields to keep
 OnError = Callable[[Exception], bool]  # called for what is wrong: True skips it, False ends the iterator
 Shown = Callable[[str], str]
-
 _RENAME = Advice(
     "Rename it with rename= of load_wds_shards, or leave it out with select=.", "Write the shard again without it."
 )
@@ -72,11 +71,7 @@ def check_new(draft: Draft, seen: set[int], on_reappearing: OnReappearing, shown
 
 
 def make_sample(draft: Draft, rules: GroupingRules, shown: Shown) -> dict[str, Any]:
-    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries.
-
-    A negative visit is one of samples that another consumer reads too: they are marked with ``__pad__``. Samples of a
-    shard that is read from a local copy have its path as ``__local_path__``.
-    """
+    """Makes the sample of a draft, or raises what is wrong with it; without any chosen field it has two entries."""
     sample: dict[str, Any] = {"__key__": draft.key, "__url__": draft.url}
     for field, name, data in draft.parts:
         if isinstance(data, Exception):
@@ -104,7 +99,7 @@ def _mark(samples: Iterable[dict[str, Any]], source: Draft | MemberRun) -> None:
         for sample in samples:
             sample["__url__"] = url.url
             sample["__local_path__"] = url.local_path
-    if source.visit < 0:
+    if source.visit < 0:  # another consumer reads these samples too
         for sample in samples:
             sample["__pad__"] = True
 

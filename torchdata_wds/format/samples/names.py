@@ -19,7 +19,6 @@ _CURES = {
     "metadata": "its first part has the form __x__, which marks what belongs to no sample",
     "macOS metadata": "macOS writes such names beside the real files, and readers skip them",
 }
-
 _LONE_SURROGATE = "it holds {!r}, which is not a character of its own (a lone surrogate)"
 _KEEP_CASE = Advice.of("Rename it, or write and read with {}", "lowercase=False", "--keep-case")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 
 _CREATE = "Make shards of its content with ShardWriter or `wds create`."
-
 _PAGE = (
     "It is a page or an error message of a server: read it, and check the URL and the credentials. Folders of web "
     "servers are not listed: write braces."
 )
-
 _CBOR = "It looks like CBOR records: read it with .load_cbor_shards()."
 _MSGPACK = "It looks like MessagePack records: read it with .load_msgpack_shards()."
-
 _BY_MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "It is a pointer of Git LFS: fetch the file itself with `git lfs pull`."),
     (b"PK\x03\x04", f"It is a zip archive. {_CREATE}"),
@@ -37,36 +34,24 @@ _BY_SHORT_MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x80\x04\x95", "It is a pickle, not a shard of samples."),
     (b"\x80\x05\x95", "It is a pickle, not a shard of samples."),
 )
-
 _BY_SUFFIX: dict[str, str] = {
-    "cbor": _CBOR,
-    "cbors": _CBOR,
-    "msgpack": _MSGPACK,
-    "mp": _MSGPACK,
-    "msg": _MSGPACK,
-    "tfrecord": f"It looks like a TFRecord file. {_CREATE}",
-    "tfrecords": f"It looks like a TFRecord file. {_CREATE}",
+    **dict.fromkeys(("cbor", "cbors"), _CBOR),
+    **dict.fromkeys(("msgpack", "mp", "msg"), _MSGPACK),
+    **dict.fromkeys(("tfrecord", "tfrecords"), f"It looks like a TFRecord file. {_CREATE}"),
     "mds": f"It looks like a shard of MosaicML streaming. {_CREATE}",
 }
-
-_LMDB, _LMDB_AT = b"\xde\xc0\xef\xbe", 16
 _SUFFIX = re.compile(r"\.(\w+)(?:\.(?:gz|bz2|xz|zst))?(?:[?#].*)?\Z", re.DOTALL)
 
 
 def describe_magic(head: bytes) -> str | None:
     """Says what a file is by its first bytes, and what to do; None where they tell nothing."""
-    if head[_LMDB_AT : _LMDB_AT + len(_LMDB)] == _LMDB:
+    if head.startswith(b"\xde\xc0\xef\xbe", 16):
         return f"It is an LMDB database. {_CREATE}"
     return next((text for magic, text in _BY_MAGIC if head.startswith(magic)), None)
 
 
 def describe_file(head: bytes, shard: str) -> str:
-    """Says what a file seems to be that was read as a tar archive, and what to do.
-
-    Example:
-        >>> describe_file(b"PAR1", "x.tar").partition(". ")[0], describe_file(b"?", "x.cbors.gz")
-        ('It is a Parquet file', 'It looks like CBOR records: read it with .load_cbor_shards().')
-    """
+    """Says what a file seems to be that was read as a tar archive, and what to do."""
     by_magic = describe_magic(head) or next((text for magic, text in _BY_SHORT_MAGIC if head.startswith(magic)), None)
     if by_magic is not None:
         return by_magic

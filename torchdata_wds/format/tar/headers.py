@@ -27,7 +27,6 @@ LONG_LINK = ord("K")
 GLOBAL_PAX = ord("g")
 PAX_HEADER = b"x"
 PAX = frozenset(b"xX")
-
 EXTENSIONS = PAX | {LONG_NAME, LONG_LINK, GLOBAL_PAX}  # headers that describe the entry after them, or all
 
 # Some programs write the size of a link's target, or of a folder's list, where nothing follows: all readers know it.

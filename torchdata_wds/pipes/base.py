@@ -33,12 +33,10 @@ def _construct(pipe: type[Any], source: Any, /, *args: Any, **kwargs: Any) -> An
 
 
 def register(name: str) -> Callable[[P], P]:
-    """Registers a pipe under a functional name, a verb; a RuntimeError if another package has the name.
+    """Registers a pipe under a functional name, a verb; a RuntimeError if another package has the name."""
 
-    Unlike torch's own decorator it may run twice for the same class. Importing a second time, ``importlib.reload`` and
-    an import that failed half-way all define the same class again: the newer one takes the name over.
-    """
-
+    # Unlike torch's own decorator it may run twice for the same class. Importing a second time, importlib.reload and
+    # an import that failed half-way all define the same class again: the newer one takes the name over.
     def decorate(cls: P) -> P:
         taken = IterDataPipe.functions.get(name)
         owner = (getattr(taken, "args", None) or (taken,))[0]  # the class, inside torch's functools.partial

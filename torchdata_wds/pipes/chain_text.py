@@ -75,10 +75,7 @@ value_text = _Values().repr
 
 
 def chain_text(pipe: IterDataPipe[Any]) -> str:
-    """Writes a pipe and all above it as one line, without secrets; it never raises.
-
-    Stages of the package show their positional arguments and those that differ from their defaults, native ones a few.
-    """
+    """Writes a pipe and all above it as one line, without secrets or default arguments; it never raises."""
     try:
         stages: dict[int, str] = {}
         sources = [pipe]

@@ -129,10 +129,8 @@ def _reads_shards(pipe: Any) -> bool:
 
 
 def _share_of(pipe: Any, sources: DataPipeGraph) -> tuple[str, list[str]]:
-    """Returns each consumer's share of a pipe's items, and warnings about branches that are not divided as others.
-
-    The share is a "part" of the items, "all", the same single one ("constant"), or what it chooses itself ("own").
-    """
+    """Returns each consumer's share of a pipe's items, and warnings about branches that are not divided as others."""
+    # The share is a "part" of the items, "all", the same single one ("constant"), or what it chooses itself ("own").
     if hasattr(type(pipe), "apply_sharding"):
         return "part", []
     if not sources:
@@ -228,10 +226,8 @@ def _pipes_on(frame: FrameType | None) -> list[Any]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields the frames of a stack, from this one out, that this process itself entered.
-
-    A forked worker's stack has its parent's at its base; pipes that wait there are not waiting for this process.
-    """
+    """Yields the frames of a stack, from this one out, that this process itself entered."""
+    # A forked worker's stack has its parent's at its base; pipes that wait there are not waiting for this process.
     while frame is not None and frame.f_globals.get("__name__") != "multiprocessing.process":
         yield frame
         frame = frame.f_back
@@ -253,11 +249,9 @@ def _warns() -> bool:
 
 
 def _divides_itself() -> bool:
-    """Returns whether code of the user calls for the worker's number, to choose its shards by it.
-
-    That code may be running, or have run in torch's worker: a dataset may return the iterator of a pipe that it has
-    made, and ``worker_init_fn`` may change the dataset.
-    """
+    """Returns whether code of the user calls for the worker's number, to choose its shards by it."""
+    # That code may be running, or have run in torch's worker: a dataset may return the iterator of a pipe that it has
+    # made, and ``worker_init_fn`` may change the dataset.
     if _asks(getattr(type(getattr(get_worker_info(), "dataset", None)), "__iter__", None)):
         return True
     for frame in _frames(sys._getframe(1)):

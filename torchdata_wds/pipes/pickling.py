@@ -28,11 +28,7 @@ T = TypeVar("T")
 
 
 class Held(Generic[T]):
-    """Hides a collection from graph traversal, which pickles every collection that a pipe holds.
-
-    Functions that cannot be pickled, such as lambdas, would end every traversal; held here they work wherever nothing
-    is sent to another process.
-    """
+    """Hides a collection from graph traversal, which pickles every one that a pipe holds: lambdas would end it."""
 
     __slots__ = ("value",)
 

@@ -21,14 +21,11 @@ def mix(*parts: int | str) -> int:
 
 
 class Seed:
-    """The random source of one pipe: its seed, and how many epochs have begun since that was set.
-
-    Without a seed it draws one from torch's global generator each epoch, as the native Shuffler does.
-    """
+    """The random source of one pipe; without a seed it draws one from torch's global generator each epoch."""
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self.epoch = 0
+        self.epoch = 0  # how many have begun since the seed was set
 
     def set(self, seed: int) -> None:
         """Sets the seed and counts epochs from here."""

@@ -20,6 +20,7 @@ from torchdata_wds.pipes.division import check_division
 from torchdata_wds.pipes.notes import note_source_failure
 from torchdata_wds.pipes.seeds import mix
 from torchdata_wds.workers.processes.pool import WorkerPool
+from torchdata_wds.workers.processes.worker import WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
 from torchdata_wds.workers.resume.planner import find_chain, is_torchdata
 from torchdata_wds.workers.resume.stream import SeedGraph, Seeds, Stream, WorkerFunctions
@@ -65,12 +66,10 @@ def ranks_of(datapipe: DataPipe) -> Place | None:
 
 
 def find_branches(datapipe: IterDataPipe[Any]) -> list[DataPipe]:
-    """Returns the last pipe of each part of a graph that may run in several copies.
-
-    That is the whole graph or, if some pipes must stay in the main process (``is_replicable()`` returns False:
-    ``join_workers``, ``fullsync``, ``pin_memory``), whatever stands directly before those. Pipes that only join such a
-    stream later, as labels zipped to it, stay in the main process too.
-    """
+    """Returns the last pipe of each part of a graph that may run in several copies."""
+    # That is the whole graph or, if some pipes must stay in the main process (``is_replicable()`` returns False:
+    # ``join_workers``, ``fullsync``, ``pin_memory``), whatever stands directly before those. Pipes that only join such
+    # a stream later, as labels zipped to it, stay in the main process too.
     sources = traverse_dps(datapipe)[id(datapipe)][1]
     is_one = _is_replicable(datapipe, sources)
     return [datapipe] if is_one else list({id(found): found for found in _branches(datapipe, sources)}.values())
@@ -91,11 +90,8 @@ def _is_replicable(datapipe: DataPipe, sources: DataPipeGraph) -> bool:
 
 
 def runs_once(datapipe: IterDataPipe[Any]) -> bool:
-    """Returns whether a graph cannot run in several workers, and warns then.
-
-    What stands before ``sharding_round_robin_dispatch`` must not be repeated. torchdata's own service runs it in one
-    more process, which deals the items out to the workers.
-    """
+    """Returns whether a graph cannot run in several workers, and warns then."""
+    # torchdata's own service runs its beginning in one more process, which deals the items out to the workers.
     found = any(is_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in upstream(datapipe))
     if found:
         logger.warning(
@@ -194,13 +190,13 @@ class RunningGraph:
         self._seed_graph = seed_graph
         self._replace = replace
 
-    def move_to_workers(self, num_workers: int, **options: Any) -> None:
-        """Runs each branch in worker processes of its own; `options` are those of `WorkerPool`."""
+    def move_to_workers(self, num_workers: int, *options: Any) -> None:
+        """Runs each branch in worker processes of its own; `options` are the other ones of `WorkerPool`."""
         self.workers = num_workers
-        options |= {"num_workers": num_workers, "functions": self._functions}
         for branch in self.branches:
             check_division(branch, workers=num_workers)
-            self._run(WorkerPool(branch, ranks_of(branch) or Place(), self._seed_graph, **options), branch)
+            graph = WorkerGraph(self._seed_graph, branch, self._functions)
+            self._run(WorkerPool(graph, ranks_of(branch) or Place(), num_workers, *options), branch)
         self.watch = SkipWatch(self.end)
 
     def keep_here(self) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Delays Ctrl-C until the end of steps that belong together.
-
-    A terminal and a notebook send SIGINT to all processes of a group. A process started meanwhile begins with the
-    signal blocked, until it calls `ignore_interrupts`.
-    """
+    """Delays Ctrl-C until the end of steps that belong together."""
+    # A terminal and a notebook send SIGINT to all processes of a group. A process started meanwhile begins with the
+    # signal blocked, until it calls `ignore_interrupts`.
     # Python runs handlers in the main thread only, whichever thread the system has interrupted.
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if is_main else None

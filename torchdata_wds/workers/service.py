@@ -157,12 +157,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
         with interrupts_held():  # a graph that is divided in part could not be divided again
             graph = self._graph = graphs.RunningGraph(datapipe, self._functions, _seed_graph, replace_dp)
             if self.num_workers and not graphs.runs_once(datapipe):
-                graph.move_to_workers(
-                    num_workers=self.num_workers,
-                    prefetch_factor=self.prefetch_factor,
-                    multiprocessing_context=self.multiprocessing_context,
-                    timeout=self.timeout,
-                )
+                options = self.prefetch_factor, self.multiprocessing_context, self.timeout
+                graph.move_to_workers(self.num_workers, *options)
             else:
                 graph.keep_here()
         return graph.end

@@ -36,10 +36,7 @@ class SkipWatch:
         self._seen: list[dict[str, int]] = [dict(counts) for _, counts, _ in self._watched]
 
     def news(self, *, is_first: bool = True) -> Iterator[ItemsSkipped]:
-        """Yields what was skipped since the last call.
-
-        Stages before a sharding filter skip the same in all consumers: only the first (`is_first`) reports them.
-        """
+        """Yields what was skipped since the last call; what all consumers skip alike only in the first of them."""
         for number, (pipe, counts, is_agreed) in enumerate(self._watched):
             seen = self._seen[number]
             if dict.__eq__(counts, seen):  # that of Counter is slow
@@ -55,11 +52,10 @@ class SkipWatch:
 
 
 class EpochSkips:
-    """What all stages of a loader skip in an epoch, in the workers and in the main process.
+    """What all stages of a loader skip in an epoch, in the workers and in the main process."""
 
-    DataLoader2 runs a copy of its reading service. Copies of this within one process are the same object, so that the
-    user's service answers for the one that runs.
-    """
+    # DataLoader2 runs a copy of its reading service. Copies of this within one process are the same object, so that the
+    # user's service answers for the one that runs.
 
     def __init__(self) -> None:
         self._key = f"{os.getpid()}-{uuid.uuid4().hex}"

@@ -11,7 +11,6 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 import torch.multiprocessing
-from torch.utils.data.graph import DataPipe
 
 from torchdata_wds.consumers import Place
 from torchdata_wds.errors import ShardListError
@@ -24,7 +23,7 @@ from torchdata_wds.workers.interrupts import interrupts_held
 from torchdata_wds.workers.processes.link import END, WorkerLink
 from torchdata_wds.workers.processes.worker import GRACE, Failure, NoticeBoard, Order, WorkerGraph
 from torchdata_wds.workers.resume.checkpoints import Streams
-from torchdata_wds.workers.resume.stream import Point, SeedGraph, Seeds, WorkerFunctions
+from torchdata_wds.workers.resume.stream import Point, Seeds
 
 
 class WorkerPool(WdsPipe[Any]):
@@ -32,23 +31,20 @@ class WorkerPool(WdsPipe[Any]):
 
     def __init__(
         self,
-        datapipe: DataPipe,
+        graph: WorkerGraph,
         place: Place,
-        seed_graph: SeedGraph,
-        *,
         num_workers: int,
         prefetch_factor: int,
-        multiprocessing_context: str | None,
+        context: str | None,
         timeout: float,
-        functions: WorkerFunctions,
     ) -> None:
-        self.place = place
+        self.place = place  # that of the rank
         self.streams = Streams(num_workers)  # where the workers' streams are
         self.was_interrupted = False  # whether Ctrl-C ended this epoch while it waited for an item
-        self._graph = WorkerGraph(seed_graph, datapipe, functions)
+        self._graph = graph
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
-        self._context = torch.multiprocessing.get_context(multiprocessing_context)
+        self._context = torch.multiprocessing.get_context(context)
         self._timeout = timeout or None
         self._board = self._context.RawValue(NoticeBoard)
         self._owner = os.getpid()

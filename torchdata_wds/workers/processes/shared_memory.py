@@ -27,13 +27,9 @@ import numpy as np
 _forks = {"begun": 0, "ended": 0}
 
 
-def _count(what: str) -> None:
-    _forks[what] += 1
-
-
 os.register_at_fork(
-    before=lambda: _count("begun"),
-    after_in_parent=lambda: _count("ended"),
+    before=lambda: _forks.update(begun=_forks["begun"] + 1),
+    after_in_parent=lambda: _forks.update(ended=_forks["ended"] + 1),
     after_in_child=lambda: _forks.update(ended=_forks["begun"]),
 )
 
@@ -128,11 +124,8 @@ class SegmentPool:
         self._owner = os.getpid()
 
     def lend(self, size: int) -> Array | None:
-        """Returns an array of `size` bytes that need not be copied when it is sent, or None if too many are lent.
-
-        A process forked from the worker gets None: the worker would use the same memory.
-        """
-        if os.getpid() != self._owner:
+        """Returns an array of `size` bytes that need not be copied when it is sent, or None if too many are lent."""
+        if os.getpid() != self._owner:  # a process forked from the worker, which would use the same memory
             return None
         with self._lock:
             if 2 * sum(segment.is_lent for segment in self._segments) >= self._most:

@@ -150,11 +150,7 @@ def run_worker(
     board: NoticeBoard,
     answered: Any,
 ) -> None:
-    """Answers the orders of the main process until it hangs up: what a worker process runs.
-
-    `credits` counts the messages that may still be sent, `limits` the segments of shared memory that there may be;
-    `answered` has the number of the last order that the worker has taken up.
-    """
+    """Answers the orders of the main process until it hangs up; `answered` gets the number of the last order."""
     ignore_interrupts()
     # A handler that the program has for itself, inherited by a fork, would keep the worker from being terminated.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -212,10 +208,8 @@ def _where() -> str:
 
 
 def _guard(board: NoticeBoard) -> None:
-    """Ends this process when its parent has died, or when it is to close and does not.
-
-    The worker's main thread can do neither while it waits for a source or for room in a pipe that nobody reads.
-    """
+    """Ends this process when its parent has died, or when it is to close and does not."""
+    # The main thread can do neither while it waits for a source or for room in a pipe that nobody reads.
     parent = multiprocessing.parent_process()
     assert parent is not None
     starter, is_orphan = os.getppid(), False

@@ -25,11 +25,5 @@ on. So pipes report facts that stay true whatever is delivered later, and the pl
       wds_map: one for one
     group_by_key: skips to the shard that began before the first sample needed, and counts from there
 
-- `pipes.resume_facts`: what pipes report (`Watch`), what is known from it (`Facts`), and what a pipe says about itself:
-  one item for one, or a `Step` that computes which items it needs.
-- `planner`: asks the pipes in turn. Where one says nothing, all items are made again and dropped; a warning names it.
-- `stream`: runs the graph of one consumer, from its beginning or from a `Point`.
-- `checkpoints`: where the streams of all workers are, packed into a few hundred bytes, and the way back.
-- `signatures`: what a state belongs to. Another graph, other shards or another number of workers is refused.
-- `stateful`: the same for torchdata's ``StatefulDataLoader``.
+A state of another graph, other shards or another number of workers is refused, with what differs.
 """

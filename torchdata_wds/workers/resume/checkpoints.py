@@ -39,15 +39,12 @@ _PLACE = struct.Struct("<QQ")
 
 
 class Turns:
-    """The turns of workers that are asked one after another until each has ended.
+    """The turns of workers that are asked one after another until each has ended."""
 
-    Stages after them may be ahead of what is delivered, so the question is always how things stood some items ago.
-    `counts` says how many items each worker had given before, `order` which workers have not ended, next one first.
-    """
-
+    # Stages after them may be ahead of what is delivered, so the question is always how things stood some items ago.
     def __init__(self, counts: Sequence[int], order: Sequence[int]) -> None:
-        self.counts = list(counts)
-        self.order = list(order)
+        self.counts = list(counts)  # how many items each worker had given before
+        self.order = list(order)  # which workers have not ended, next one first
         self._ends: list[tuple[int, int]] = []
 
     def note_end(self, taken: int, worker: int) -> None:

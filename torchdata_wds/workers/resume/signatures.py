@@ -145,11 +145,7 @@ def _describe(value: Any, depth: int = 5) -> Iterator[str]:
 
 
 def describe_shards(*datapipes: Any) -> Signature:
-    """Describes the shards that the sources of graphs stand for now: their number, a checksum of their names, contents.
-
-    Sources of other kinds, and patterns that a function has changed, are not looked at. A ShardListError if a pattern
-    no longer matches anything.
-    """
+    """Describes the shards that sources of graphs (known ones) list now: number, checksum of their names, contents."""
     lists = [shards for datapipe in datapipes for shards in _listed(datapipe)]
     pipes = [pipe for datapipe in datapipes for pipe in upstream(datapipe)]
     reads = any(getattr(type(pipe), "reads_shards", False) for pipe in pipes)

@@ -39,12 +39,11 @@ _TIMES_BITS = 22
 
 
 class EpochNumbers:
-    """Counts the epochs of a dataset over all processes that were forked or spawned with it.
+    """Counts the epochs of a dataset over all processes that were forked or spawned with it."""
 
-    The first worker of an iteration that asks takes the next number and notes it under the iteration's key; the others
-    find it there. No lock is needed: two that ask at once read the same last epoch, and write the same. That holds
-    because each entry is one int64, and an iteration is noted before the last epoch is.
-    """
+    # The first worker of an iteration that asks takes the next number and notes it under the iteration's key; the
+    # others find it there. No lock is needed: two that ask at once read the same last epoch, and write the same. That
+    # holds because each entry is one int64, and an iteration is noted before the last epoch is.
 
     def __init__(self) -> None:
         size = _RECENT + _RECENT_COUNT
@@ -85,10 +84,8 @@ class EpochNumbers:
 
 
 def iteration_key() -> int:
-    """Returns a positive number that the workers of one iteration of torch's DataLoader share, and no others.
-
-    They have one base seed, which a program may set to the same value each epoch, and one pipe to the main process.
-    """
+    """Returns a positive number that the workers of one iteration of torch's DataLoader share, and no others."""
+    # They have one base seed, which a program may set to the same value each epoch, and one pipe to the main process.
     worker = get_worker_info()
     assert worker is not None
     pipe = 0

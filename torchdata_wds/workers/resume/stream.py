@@ -29,10 +29,8 @@ from torchdata_wds.workers.skips import SkipWatch
 
 
 def seed_generators(*place: int | str) -> None:
-    """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) from all arguments.
-
-    It costs some 15 us; ``torch.manual_seed`` alone costs twenty times as much, since it looks for other devices.
-    """
+    """Seeds the generators of ``random``, ``numpy`` and ``torch`` (on the CPU) from all arguments."""
+    # It costs some 15 us; ``torch.manual_seed`` alone costs twenty times as much, since it looks for other devices.
     digest = hashlib.blake2b(repr(place).encode(), digest_size=20).digest()
     random.seed(int.from_bytes(digest[:8], "little"))
     np.random.seed(int.from_bytes(digest[8:12], "little"))
@@ -144,14 +142,7 @@ def _checked_graph(name: str, found: Any) -> DataPipe:
 
 
 class Stream:
-    """Runs a graph for one consumer.
-
-    Before an item is made, the global generators of ``random``, ``numpy`` and ``torch`` are seeded by the epoch's seed
-    and the item's number, so that a random augmentation gives the same result wherever the stream was begun.
-
-    With `keeps_apart`, what the graph draws from them does not move the program's. `reset` is called at each epoch's
-    start, after the graph is seeded, and returns the graph of the epoch.
-    """
+    """Runs a graph for one consumer; with `keeps_apart`, what it draws does not move the program's generators."""
 
     def __init__(
         self,
@@ -164,7 +155,7 @@ class Stream:
         self._datapipe: Any = datapipe
         self._seed_graph = seed_graph
         self._keeps_apart = keeps_apart
-        self._reset = reset
+        self._reset = reset  # called at each epoch's start, after the graph is seeded; returns the graph of the epoch
         self._watch = Watch()
         self._chain: Chain | None = None
         self._stream_seeds: Seeds | None = None
@@ -197,10 +188,7 @@ class Stream:
         return self._watch.take()
 
     def items(self, seeds: Seeds, worker: int, point: Point | None, epoch: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch, counted from 0; those from `point` on, if there is one.
-
-        `seeds` are the epoch's: one that all consumers share, and one from which this consumer's own follow.
-        """
+        """Yields the items of an epoch, from `point` on if there is one; the `seeds` are all consumers' and its own."""
         chain = self.chain
         if not self._is_checked:
             self._is_checked = True
@@ -222,6 +210,7 @@ class Stream:
             stack.callback(getattr(iterator, "close", list))  # a generator's files are closed now
             for number in count(first):
                 with own.in_use() if own else nullcontext():
+                    # So a random augmentation gives the same result wherever the stream was begun.
                     if every and number % every == 0:
                         seed_generators(seeds[1], worker, "item", number)
                     found = list(islice(iterator, 1))

@@ -47,8 +47,7 @@ class CacheFile(NamedTuple):
 
 def duration(text: str) -> float:
     """Reads a span of time such as ``7d``, in seconds."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None:
+    if (found := _DURATION.fullmatch(text.strip().lower())) is None:
         raise argparse.ArgumentTypeError(f"expected a span of time such as 30m, 12h, 7d or 2w, not {text!r}")
     return float(found[1]) * _SECONDS[found[2]]
 

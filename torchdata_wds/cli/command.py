@@ -115,11 +115,9 @@ def part_number(text: str) -> Part:
         raise argparse.ArgumentTypeError(f"expected I/N in whole numbers, such as 0/8, not {text!r:.60}")
     part = Part(int(number), int(total))
     if part.number >= part.total:
-        last = f"{part.total - 1}/{part.total}"
-        there = f"the parts are 0/{part.total} to {last}" if part.total else "N must be 1 or more"
-        raise argparse.ArgumentTypeError(
-            f"there is no part {text!r:.60}: {there}, numbered from 0 like a job array of --array=0-7"
-        )
+        parts = f"the parts are 0/{part.total} to {part.total - 1}/{part.total}"
+        there = f"{parts if part.total else 'N must be 1 or more'}, numbered from 0 like a job array of --array=0-7"
+        raise argparse.ArgumentTypeError(f"there is no part {text!r:.60}: {there}")
     return part
 
 

@@ -87,10 +87,8 @@ def check_epoch(patterns: Sequence[str], workers: int) -> int:
         raise ShardListError("the demo reads its shards twice, and standard input ('-') can be read only once")
     expected, fields, size = scan(urls)
     if not expected:
-        raise ShardFormatError(
-            f"no samples in {counted(len(urls), 'shard')}: a sample is made of files named key.extension, "
-            "such as 0001.jpg"
-        )
+        rule = "a sample is made of files named key.extension, such as 0001.jpg"
+        raise ShardFormatError(f"no samples in {counted(len(urls), 'shard')}: {rule}")
     found, seconds, first = _read_epoch(build_pipe(patterns, fields), workers, expected.total())
     for name, value in {
         "shards": f"{len(urls):,}",
@@ -198,10 +196,8 @@ def augment(image: Image.Image | None) -> torch.Tensor | None:
 def keep_shards(name: str, *, overwrite: bool = False) -> str:
     """Writes the shards to a permanent place, all of them or none, and returns the pattern that lists them."""
     if not is_local(name) or not name or not _SIGNS.isdisjoint(name):
-        raise UsageError(
-            f"--keep takes a local folder, or what the names begin with, without {' '.join(sorted(_SIGNS))}; "
-            f"not {mask_url(name)!r}"
-        )
+        expected = f"a local folder, or what the names begin with, without {' '.join(sorted(_SIGNS))}"
+        raise UsageError(f"--keep takes {expected}; not {mask_url(name)!r}")
     path = Path(local_path(name))
     if name.endswith("/") or path.is_dir():
         path /= _NAME

@@ -57,8 +57,7 @@ class Condition:
 
     def holds(self, sample: Mapping[str, Any]) -> bool:
         """Returns whether a sample of bytes, or decoded values, meets the condition; SampleError if it has no text."""
-        value = self._find(sample)
-        if value is _NOTHING:
+        if (value := self._find(sample)) is _NOTHING:
             self.missed += 1
             return False
         text = self._text(value, sample)

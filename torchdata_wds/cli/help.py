@@ -84,10 +84,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if topic not in pages:
         near = difflib.get_close_matches(topic.lower(), pages, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise UsageError(
-            f"unknown topic {topic!r:.60}{hint} The topics are {', '.join(sorted(pages))}. "
-            "For a command, see 'wds COMMAND --help'"
-        )
+        topics = f"The topics are {', '.join(sorted(pages))}. For a command, see 'wds COMMAND --help'"
+        raise UsageError(f"unknown topic {topic!r:.60}{hint} {topics}")
     text = pages[topic].read_text(encoding="utf-8")
     if sys.stdout.isatty():
         pydoc.pager(text)  # PAGER, or one that is installed

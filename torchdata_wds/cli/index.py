@@ -36,8 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shards_argument(parser, required=True)
     choice(parser, "--keys", ("first_dot", "last_dot"), "where names are split (default: first)", "first_dot")
     flag(parser, "--dali", "write DALI's index instead: x.idx for x.tar, as its wds2idx does")
-    text = "write one list of all shards for wids instead (or in addition to --dali)"
-    option(parser, "--wids", "LIST.json", text)
+    option(parser, "--wids", "LIST.json", "write one list of all shards for wids instead (or in addition to --dali)")
     parser.add_argument("--name", default="", help="the name of the data set in the list")
     flag(parser, "--md5", "write MD5 digests to the list: shards are read whole")
     option(parser, "-o --output", "FOLDER", "write indexes there, not beside the shards")
@@ -166,11 +165,8 @@ def save_index(index: ShardIndex | bytes, url: str, *, overwrite: bool = False) 
         return _UNCHANGED
     if there is not None and not overwrite:
         shown = mask_url(url)
-        raise ShardOpenError(
-            f"cannot write the index {shown}: another one is there, of other options or another version of its shard. "
-            "Pass --force to replace it",
-            shard=shown,
-        )
+        why = "another one is there, of other options or another version of its shard. Pass --force to replace it"
+        raise ShardOpenError(f"cannot write the index {shown}: {why}", shard=shown)
     write_whole([index], url, overwrite=overwrite)
     return _WRITTEN
 

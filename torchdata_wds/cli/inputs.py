@@ -71,9 +71,8 @@ def _key_rule(text: str) -> KeyRule:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
     if pattern.groups != 2:
-        raise argparse.ArgumentTypeError(
-            f"expected first_dot, last_dot, or a regular expression with two groups, key and field, not {text!r}"
-        )
+        expected = "expected first_dot, last_dot, or a regular expression with two groups, key and field"
+        raise argparse.ArgumentTypeError(f"{expected}, not {text!r}")
     return functools.partial(_split_name, pattern)
 
 

@@ -151,8 +151,7 @@ def _serve(line: Connection, work: Callable[[Any], str]) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         while line in wait([line, parent.sentinel]):
-            item = line.recv()
-            if item is None:
+            if (item := line.recv()) is None:
                 return
             line.send(work(item))
     except KeyboardInterrupt:

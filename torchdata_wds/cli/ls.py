@@ -121,15 +121,11 @@ def _columns(samples: Iterable[Sized]) -> Iterator[str]:
 def _totals(shards: list[tuple[str, dict[str, int]]], *, as_json: bool) -> Iterator[str]:
     """Yields a line for each shard, and one for all; the last JSON object has the number of shards for a name."""
     total = {name: sum(counts[name] for _, counts in shards) for name in _COUNTED}
-    for url, counts in shards:
-        shard = mask_url(url)
-        yield json.dumps({"shard": shard, **counts}) if as_json else f"{printable(shard)}: {_told(counts)}"
-    count = len(shards)
-    yield json.dumps({"shards": count, **total}) if as_json else f"{counted(count, 'shard')}: {_told(total)}"
-
-
-def _told(counts: dict[str, int]) -> str:
-    return ", ".join(counted(count, words.removesuffix("s")) for words, count in counts.items())
+    rows: list[tuple[dict[str, Any], str, dict[str, int]]]
+    rows = [({"shard": mask_url(url)}, printable(mask_url(url)), counts) for url, counts in shards]
+    for record, name, counts in [*rows, ({"shards": len(shards)}, counted(len(shards), "shard"), total)]:
+        told = ", ".join(counted(count, words.removesuffix("s")) for words, count in counts.items())
+        yield json.dumps(record | counts) if as_json else f"{name}: {told}"
 
 
 COMMAND = Command(__doc__, _add_arguments, _run)

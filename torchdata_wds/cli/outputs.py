@@ -113,10 +113,9 @@ def field_choices(arguments: argparse.Namespace) -> FieldChoices:
 def one_output(text: str) -> str:
     """Reads the name of a command's one output: nothing in it is in braces, as for one a shard."""
     if scheme_of(text) != "pipe" and (found := BRACES.search(text)) is not None:
-        raise argparse.ArgumentTypeError(
-            f"{found[0]} in the output {mask_url(text)!r} is not filled in: this command writes one file. "
-            "'wds proc' and 'wds map' write one for each shard, 'wds split' numbered ones"
-        )
+        what = f"{found[0]} in the output {mask_url(text)!r} is not filled in: this command writes one file"
+        others = "'wds proc' and 'wds map' write one for each shard, 'wds split' numbered ones"
+        raise argparse.ArgumentTypeError(f"{what}. {others}")
     return text
 
 

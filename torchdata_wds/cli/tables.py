@@ -57,8 +57,7 @@ def _run_tsv(arguments: argparse.Namespace) -> int:
     reader = SampleReader(arguments)
 
     def line_of(sample: dict[str, Any]) -> str | None:
-        values = choices.row(sample)
-        if values is None:
+        if (values := choices.row(sample)) is None:
             return None
         cells = [escape_cell(sample[name]) for name in key]
         for column, value in zip(columns, values, strict=True):
@@ -102,10 +101,9 @@ def unescape_cell(cell: str) -> str:
         if len(code) == 3:
             return chr(0xDC00 + int(code[1:], 16))
         if code not in _PLAIN:
-            raise ValueError(
-                f"the cell {cell[:40]!r} has a backslash at character {found.start()} that escapes nothing: expected "
-                r"\\, \t, \n, \r or a byte such as \xe9. Write a backslash itself as \\"
-            )
+            what = f"the cell {cell[:40]!r} has a backslash at character {found.start()} that escapes nothing"
+            expected = r"expected \\, \t, \n, \r or a byte such as \xe9. Write a backslash itself as \\"
+            raise ValueError(f"{what}: {expected}")
         return _PLAIN[code]
 
     return _SEQUENCE.sub(plain, cell) if "\\" in cell else cell
@@ -197,8 +195,7 @@ class JsonLines:
         for name, value in sample.items():
             if isinstance(value, bytes):
                 value = StoredField(name, value)
-            text = self._write(value, place) if isinstance(value, StoredField) else write_json(value)
-            if text is None:
+            if (text := self._write(value, place) if isinstance(value, StoredField) else write_json(value)) is None:
                 self.skipped += 1
             else:
                 written.append(write_json(name) + b":" + text)

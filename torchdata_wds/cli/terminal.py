@@ -69,8 +69,7 @@ def tell_losses(left_out: Counter[str], lost: int) -> int:
 
 def message_of(error: BaseException) -> str:
     """Returns an error's message for the command line, without the name of the pipe that torch appends."""
-    text = cli_message(error).partition("\nThis exception is thrown by ")[0].strip()
-    return text or type(error).__name__
+    return cli_message(error).partition("\nThis exception is thrown by ")[0].strip() or type(error).__name__
 
 
 def discard_output() -> None:
@@ -81,8 +80,7 @@ def discard_output() -> None:
 
 def open_nowhere(number: int) -> None:
     """Lets a file's number stand for ``/dev/null``."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere != number:
+    if (nowhere := os.open(os.devnull, os.O_RDWR)) != number:
         os.dup2(nowhere, number)
         os.close(nowhere)
 

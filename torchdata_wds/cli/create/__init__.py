@@ -84,8 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 progress.advance()
         if samples.missing_files:
             files, left_out = counted(samples.missing_files, "missing file"), counted(samples.left_out, "sample")
-            is_empty = arguments.missing == "empty"
-            done = f"took {files} as empty" if is_empty else f"left out: {files}, {left_out}"
+            done = f"took {files} as empty" if arguments.missing == "empty" else f"left out: {files}, {left_out}"
             say(f"{done} (--missing {arguments.missing})")
         if not output.count:
             raise SampleError(f"{parts.name}: no sample is left, and nothing was written")
@@ -110,10 +109,8 @@ def _check_arguments(arguments: argparse.Namespace, kind: SourceKind) -> None:
     if is_local(place) and is_local(arguments.source):
         output, folder = (Path(local_path(name)).resolve() for name in (place, arguments.source))
         if output.is_relative_to(folder):
-            raise UsageError(
-                f"the archive {printable(str(output))} would lie in the folder that is read, and be a file of the "
-                "next one: write it elsewhere"
-            )
+            what = f"the archive {printable(str(output))} would lie in the folder that is read"
+            raise UsageError(f"{what}, and be a file of the next one: write it elsewhere")
 
 
 def kind_of(source: str) -> SourceKind:

@@ -116,15 +116,11 @@ def _read_file(path: str, stamp: Stamp) -> bytes:
     except OSError as error:
         raise SampleError(f"file {path!r} was there, and cannot be read: {error.strerror or error}") from error
     if (status.st_size, status.st_mtime_ns & _BITS) != stamp:
-        raise SampleError(
-            f"file {path!r} was changed after it was checked ({size:,} bytes then, {status.st_size:,} now). "
-            "Start again when it no longer changes"
-        )
+        what = f"file {path!r} was changed after it was checked ({size:,} bytes then, {status.st_size:,} now)"
+        raise SampleError(f"{what}. Start again when it no longer changes")
     if len(data) != size:
-        raise SampleError(
-            f"file {path!r} has more or fewer bytes than its size, {size:,}; if it is made as it is read, "
-            "'pipe:cat PATH' in a recipe takes all of it"
-        )
+        what = f"file {path!r} has more or fewer bytes than its size, {size:,}"
+        raise SampleError(f"{what}; if it is made as it is read, 'pipe:cat PATH' in a recipe takes all of it")
     return data
 
 
@@ -146,8 +142,7 @@ class Problems:
         """Adds a problem: a place, and words or an exception."""
         self._count += 1
         if self._count <= _SHOWN:
-            said = cli_message(problem) if isinstance(problem, Exception) else problem
-            self._shown.append(f"  {place}: {said}")
+            self._shown.append(f"  {place}: {cli_message(problem) if isinstance(problem, Exception) else problem}")
 
     def check(self) -> None:
         """Raises a `SpecError` if there are any."""
@@ -267,7 +262,6 @@ class SampleAssembler:
 def check_part_field(field: str, key: str) -> None:
     """Raises a SampleError if a field, in lower case, could not be read back or is metadata as ``__url__`` is."""
     if is_metadata(field):
-        raise SampleError(
-            f"field {field!r} has a name of the form __x__, which describes the sample and is not written"
-        )
+        what = "which describes the sample and is not written"
+        raise SampleError(f"field {field!r} has a name of the form __x__, {what}")
     check_field(field, key)

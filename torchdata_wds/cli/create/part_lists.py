@@ -117,8 +117,7 @@ class Recipe(_TextList):
         name, *rest = _BLANKS.split(line, maxsplit=1)
         if not rest or not rest[0]:
             raise SampleError(f"expected a name and a source with a blank between, found only {short(name)}")
-        names = split_name(name)
-        if names is None:
+        if (names := split_name(name)) is None:
             raise SampleError(f"name {short(name)} belongs to no sample: {skip_reason(name)}; expected key.extension")
         source = rest[0]
         if source.startswith("text:"):

@@ -135,8 +135,7 @@ def over_samples(function: Callable[[dict[str, Any]], Any], source: str, target:
     with TarWriter(target) as writer, closing(iter(samples)) as given:  # type: ignore[type-var]
         for sample in given:
             key = sample["__key__"]  # the function may change its sample
-            made = function(sample)
-            if made is None:
+            if (made := function(sample)) is None:
                 continue
             if isinstance(made, Mapping):
                 made = (made,)

@@ -65,7 +65,6 @@ def _seconds(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Runs the command on every sample, and returns 1 if anything was lost."""
     by_shard = is_target_pattern(arguments.output)
     if by_shard and arguments.slice is not None:
         raise UsageError("--slice counts the samples of all shards: with an output for each, use --shard-slice")

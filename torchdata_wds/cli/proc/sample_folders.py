@@ -71,8 +71,7 @@ def read_folder(folder: Path, sample: Mapping[str, Any]) -> tuple[list[dict[str,
         subfolders: list[str] = []
         found: dict[str, dict[str, bytes]] = {}
         for entry in _entries(folder / place, sample):
-            parts = _FILE.fullmatch(entry.name)
-            if parts is not None:
+            if (parts := _FILE.fullmatch(entry.name)) is not None:
                 found.setdefault(parts[1] or "", {})[parts[2]] = _read_file(entry, parts[2], sample)
             elif entry.is_dir(follow_symlinks=False):
                 (subfolders if place else places).append(f"{place}{entry.name}/")

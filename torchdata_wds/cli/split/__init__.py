@@ -104,8 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.rekey is not None and "{key" not in arguments.rekey.pattern:
             say("--rekey will number them from 0 again: give its pattern another beginning, or keys come twice")
     with suppress(ValueError, WdsError):  # there is no folder to look into
-        last = finished.names.next_number() - 1
-        if last >= finished.next_number:
+        if (last := finished.names.next_number() - 1) >= finished.next_number:
             name = storage.mask_url(finished.names.name(last))
             say(f"shards with higher numbers were there before, and are as they were, up to {name}")
     return reader.finish()

@@ -202,8 +202,7 @@ def _repair(arguments: argparse.Namespace, targets: Sequence[str], parts: list[_
             count += output.count
     wrote = f"wrote {counted(count, 'good sample')} to {printable(arguments.fix)}"
     say(f"{wrote}, left out {counted(results.samples['bad'], 'bad one')}")
-    lost = results.counts["note", "left-out"] + results.counts["error", "not-written"]
-    if lost:
+    if lost := results.counts["note", "left-out"] + results.counts["error", "not-written"]:
         runs = counted(lost, "run of members was", "runs of members were")
         say(f"lost: {runs} left out although whole (see the report)")
     return lost
@@ -246,8 +245,7 @@ def repaired_samples(url: str, plan: RepairPlan, rules: ValidationRules) -> _Ite
                 yield _note(item, "left-out", f"{different}: the first is kept, these members are left out")
             else:
                 if before:
-                    what = f"members of sample {key!r} are joined with those that stand before"
-                    yield _note(item, "joined", what)
+                    yield _note(item, "joined", f"members of sample {key!r} are joined with those that stand before")
                 before.update(item.sample)
             if not left[key]:
                 yield held.pop(key)

@@ -155,12 +155,11 @@ class IndexCheck:
 
     def finish(self, count: int, tar_bytes: int) -> None:
         """Compares the number of samples and the archive's size at the shard's end."""
-        if self._index is not None:
-            header = self._index.header
-            if header.samples != count:
-                self._blame(f"the shard has {count:,} samples, and the index says {header.samples:,}")
-            if header.tar_bytes != tar_bytes:
-                self._blame(f"the archive has {tar_bytes:,} bytes, and the index says {header.tar_bytes:,}")
+        header = None if self._index is None else self._index.header
+        if header is not None and header.samples != count:
+            self._blame(f"the shard has {count:,} samples, and the index says {header.samples:,}")
+        if header is not None and header.tar_bytes != tar_bytes:
+            self._blame(f"the archive has {tar_bytes:,} bytes, and the index says {header.tar_bytes:,}")
 
     def _blame(self, what: str) -> None:
         if self.fault is None:

@@ -196,8 +196,8 @@ class ShardValidation:
         sample, findings = self._make_sample(run)
         findings += self._decode(sample, run)
         yield from findings
-        is_sound = len(sample) > 2 and not any(finding.level == "error" for finding in findings)
-        is_sound = is_sound and not any(isinstance(part.data, Exception) for part in run)
+        is_whole = len(sample) > 2 and not any(isinstance(part.data, Exception) for part in run)
+        is_sound = is_whole and not any(finding.level == "error" for finding in findings)
         if is_sound and (again is None or again.level != "error"):
             report.sound += 1
             report.field_sets.add(sample, self.shard, key, start)
@@ -255,20 +255,18 @@ class ShardValidation:
     def _end_at(self, error: WdsError, archive: TarEntries | None) -> Finding:
         """Reports damage that ends the shard, and counts the sample that it cuts off."""
         plan, complete = self.report.plan, self.report.plan.count
-        cut = self._run[0].key if self._run else self._reading
-        if cut is not None:
+        if (cut := self._run[0].key if self._run else self._reading) is not None:
             self.report.bad += 1
             plan.count += 1
             if self._is_joined:
                 plan.lost.add(cut)
         kind = "refused" if isinstance(error, UnsafeDataError) else getattr(error, "kind", "unreadable")
-        offset = None if archive is None else archive.offset
-        if isinstance(error, ShardFormatError) and error.offset is not None:
-            offset = error.offset
         message = cli_message(error)
+        offset = error.offset if isinstance(error, ShardFormatError) else None
         if archive is not None:
+            offset = archive.offset if offset is None else offset
             also = "" if cut is None else f", and sample {cut!r} is cut off"
-            message = f"{message} {counted(complete, 'sample is', 'samples are')} complete before it{also}."
+            message += f" {counted(complete, 'sample is', 'samples are')} complete before it{also}."
         return Finding("error", kind, message, self.shard, member=error.member, offset=offset)
 
     def _field(self, part: _Part) -> str:

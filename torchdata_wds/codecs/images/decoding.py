@@ -10,15 +10,7 @@ import numpy as np
 
 from torchdata_wds.checks import checked_int
 from torchdata_wds.codecs.images.files import open_image, read_deep, read_orientation, resize_deep
-from torchdata_wds.codecs.images.pixels import (
-    IMAGE_FIELDS,
-    Pixels,
-    fitting_size,
-    parse_image_spec,
-    to_pil,
-    to_values,
-    turn,
-)
+from torchdata_wds.codecs.images.pixels import IMAGE_FIELDS, Pixels, fitting_size, parse_image_spec, to_values, turn
 from torchdata_wds.codecs.plans import shown_call
 
 if TYPE_CHECKING:
@@ -92,8 +84,7 @@ class ImageDecoder:
             if flat is not None and spec.container == "pil" and orientation == 1:
                 return flat.copy() if flat is image else flat
             pixels = np.asarray(flat) if deep is None else resize_deep(deep, max_size)
-        pixels = turn(pixels, orientation)
-        return to_pil(pixels) if spec.container == "pil" else to_values(pixels, spec)
+        return to_values(turn(pixels, orientation), spec)
 
     def __repr__(self) -> str:
         return shown_call("image_decoder", self, repr(self.spec))

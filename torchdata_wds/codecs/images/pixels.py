@@ -76,7 +76,9 @@ def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]
 
 
 def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
-    """Makes uint8 or uint16 pixels, HW or HWC, into the array or tensor that the spec names, with one copy at most."""
+    """Makes uint8 or uint16 pixels, HW or HWC, into what the spec names, with one copy at most."""
+    if spec.container == "pil":
+        return to_pil(pixels)
     if spec.container == "torch" and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
     if spec.is_float:

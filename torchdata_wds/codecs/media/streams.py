@@ -39,9 +39,6 @@ _LOSSLESS = ("flac", "alac", "pcm_")
 # Seconds; below it, times differ because they are rounded or clocks drift. FFmpeg's resampler fills from there on, too.
 _SHORTEST_PAUSE = Fraction(1, 10)
 
-# The number of frames in the first frame of an MP3 file may be wrong by as many samples as a few frames have.
-_MP3_TOLERANCE = 3 * 1152
-
 # The number of a decoded frame's first sample, counted from second 0, and its values.
 _Part = tuple[int, Values]
 
@@ -289,7 +286,7 @@ def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
     announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
     has_count, tolerance = container.format.name == "flac", 0
     if container.format.name == "mp3":
-        start, tolerance = 0, _MP3_TOLERANCE
+        start, tolerance = 0, 3 * 1152  # the number in the first frame may be wrong by a few frames
         if data[:3] == b"ID3":  # tags, whose size is written with seven bits to the byte
             start = 10 + sum(part << 7 * (3 - number) for number, part in enumerate(data[6:10]))
         has_count = any(mark in data[start : start + 256] for mark in (b"Xing", b"Info"))

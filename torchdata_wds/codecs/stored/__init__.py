@@ -156,13 +156,21 @@ def _write_int(writer: _Writer, value: int) -> None:
         writer.sized(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
+def _write_str(writer: _Writer, value: str) -> None:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        data = value.encode("utf-8", "surrogatepass")
+    writer.sized(b"s", data)
+
+
 _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
     type(None): lambda writer, _: writer.add(b"N"),
     bool: lambda writer, value: writer.add(b"T" if value else b"F"),
     int: _write_int,
     float: lambda writer, value: writer.add(_F64.pack(b"f", value)),
     complex: lambda writer, value: writer.add(_COMPLEX.pack(b"c", value.real, value.imag)),
-    str: lambda writer, value: writer.sized(b"s", value.encode("utf-8", "surrogatepass")),
+    str: _write_str,
     bytes: lambda writer, value: writer.sized(b"b", value),
     bytearray: lambda writer, value: writer.sized(b"B", bytes(value)),
     dict: lambda writer, value: writer.items(b"d", len(value), chain.from_iterable(value.items())),

@@ -16,8 +16,7 @@ from torchdata_wds.handlers import warn_once
 _BOM = b"\xef\xbb\xbf"
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
-# Deeper JSON would read back or not, depending on how deep in other calls the reader stands.
-_MAX_DEPTH = 500
+_MAX_DEPTH = 500  # deeper JSON would read back or not, depending on how deep in other calls the reader stands
 _CONTAINERS = (dict, list, tuple)
 _PLAIN, _STR = frozenset([type(None), bool, int, float, str]), frozenset([str])
 

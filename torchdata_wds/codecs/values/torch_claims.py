@@ -41,9 +41,7 @@ _KNOWN_CODES = b"".join(
         *(pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT, pickle.LONG1),
     )
 )
-
-# In the old format the field's value is the last of these: a magic number, a version, facts of the machine, the value.
-_OLD_PARTS = 4
+_OLD_PARTS = 4  # of a field in the old format: a magic number, a version, facts of the machine, the value
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY_SIZE, _END_SIZE, _END_64_SIZE, _LOCATOR_64_SIZE = 30, 22, 56, 20
 

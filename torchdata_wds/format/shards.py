@@ -112,17 +112,16 @@ class ShardFile(Unique):
         self._compressor = storage.open_compressor(kind) if kind else None
         self._rows: list[str] | None = [] if index else None
         self._index: Target | None = None
-        self._old_index: str | None = None
+        self._old_index = _old_index(self.url, index, overwrite) if is_url else None
         if is_url:
-            self._old_index = _old_index(self.url, index, overwrite)
             self._target = storage.open_target(self.url, overwrite=overwrite, storage_options=self._options)
             if index:
                 self._index = storage.open_target(index_url(self.url), overwrite=True, storage_options=self._options)
+        elif index:
+            raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
+        elif not callable(getattr(destination, "write", None)):
+            raise TypeError(f"a shard is written to a path, a URL or a binary file, not to {destination!r}")
         else:
-            if index:
-                raise ValueError("index=True needs a path or a URL: there is no place beside an open file")
-            if not callable(getattr(destination, "write", None)):
-                raise TypeError(f"a shard is written to a path, a URL or a binary file, not to {destination!r}")
             self._target = OpenFile(cast("BinaryIO", destination), name)
         self._digest = hashlib.sha256() if digest or index else None
         self._stored = 0

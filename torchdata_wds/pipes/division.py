@@ -185,15 +185,15 @@ def _calls(names: set[str], function: Any) -> bool:
 def _describe_branch(pipe: Any, number: int, source: Any) -> str:
     name = short_name(pipe)
     chain = " <- ".join(map(short_name, upstream(source)))
-    cost, cure = "several times together", "Give it a .sharding_filter() of its own"
+    cure = "several times together. Give it a .sharding_filter() of its own"
     if known_name(pipe) in _ZIPPERS:
-        cost = "and meet the wrong items of the others"
         cure = (
-            f"Put one .sharding_filter() after the {name}, in place of those before it, or divide both branches alike"
+            f"and meet the wrong items of the others. Put one .sharding_filter() after the {name}, in place of those "
+            "before it, or divide both branches alike"
         )
     return (
         f"only some branches of {name} are divided among workers or ranks: source {number}, counted from 0, "
-        f"({chain}) has no .sharding_filter(), so that its items come once in each of them, {cost}. {cure}"
+        f"({chain}) has no .sharding_filter(), so that its items come once in each of them, {cure}"
     )
 
 

@@ -92,7 +92,6 @@ class DrawnShards:
         self._drawn = 0
         self._seen = bytearray(self._count)
         self._unseen = self._count
-        self._needed = _EMPTY_PASSES * self._count
 
     def note(self, number: int) -> None:
         """Notes that a shard has been drawn and the next is wanted; raises if all of them have yielded nothing."""
@@ -100,12 +99,11 @@ class DrawnShards:
         if not self._seen[number]:
             self._seen[number] = 1
             self._unseen -= 1
-            self._needed = max(self._needed, self._drawn)
-        if self._unseen or self._drawn < self._needed:
+        if self._unseen or self._drawn < _EMPTY_PASSES * self._count:
             return
         shards = f"each of {self._count:,} shards" if self._count > 1 else "its only shard"
         what = f"resample_shards has drawn {shards}, {self._drawn:,} draws in all, and nothing came of them"
-        self._yields.check(self._needed, what)
+        self._yields.check(self._drawn, what)
         self._begin_round()
 
 
@@ -197,7 +195,5 @@ def _advice(pipe: Any) -> str:
         for found in upstream(pipe)
         for reason, count in getattr(found, "skipped", {}).items()
     ]
-    counted = f"Skipped so far: {', '.join(skipped)}. " if skipped else ""
-    return (
-        f"{counted}Check that the shards have samples, what select=, fields= and filters leave, and what handlers skip"
-    )
+    advice = "Check that the shards have samples, what select=, fields= and filters leave, and what handlers skip"
+    return f"Skipped so far: {', '.join(skipped)}. {advice}" if skipped else advice

@@ -333,10 +333,10 @@ def test_split_shards_raises_when_an_index_file_is_wrong(
 def test_split_shards_raises_when_an_index_is_missing(tmp_path: Path) -> None:
     """Of a shard, the place and the cure are named; so is a file that is not there, and a damaged index."""
     url = write_tar(tmp_path / "a.tar", text_samples("s", 2))
-    with pytest.raises(ShardListError, match=r"a\.tar has no index .*index_shard makes one") as caught:
+    with pytest.raises(ShardListError, match=r"a\.tar has no readable index .*Make one with index_shard") as caught:
         list(IterableWrapper([url]).split_shards(True))
     assert caught.value.shard == url
-    with pytest.raises(ShardListError, match="has no index"):
+    with pytest.raises(ShardListError, match="has no readable index"):
         list(IterableWrapper(["pipe:cat a.tar"]).split_shards(True))
     with pytest.raises(ShardListError, match="cannot be read"):
         list(IterableWrapper([url]).split_shards(tmp_path / "no.json"))

@@ -36,14 +36,14 @@ class CachedShard(NamedTuple):
 
     url: str  # as it was listed
     path: str  # the copy's absolute path, whether or not it exists yet
-    part: ShardSlice | None = None  # the slice to read, if the item was one
+    part: ShardSlice | None = None  # the slice to read, if the item was a slice
     cache: ShardCache | None = None  # makes the copy; None reads the copy if it exists, else the URL
-    facts: ShardFacts | None = None  # the size and digest that an index states, with which the copy must agree
+    facts: ShardFacts | None = None  # the size and digest from an index, which the copy must have
 
     def open(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the decompressed shard at a byte, from its copy, which is made if missing, or raises ShardOpenError.
+        """Opens the decompressed shard at a byte offset, from its local copy, which it makes if missing.
 
-        A ShardFormatError says that the copy disagrees with the index, even after a new download.
+        Raises ShardOpenError, or ShardFormatError if the copy disagrees with the index even after a second download.
         """
         if self.cache is None:
             there = os.path.exists(self.path)  # noqa: PTH110 - a str
@@ -51,7 +51,7 @@ class CachedShard(NamedTuple):
         return self.cache.open(self.url, self.path, offset, finish=self.part is not None, facts=self.facts)
 
     def fetch(self) -> Path:
-        """Makes the copy if missing, and returns its path; raises what `open` does, and CacheError if not kept."""
+        """Returns the path of the copy, made if missing; raises what `open` does, or CacheError if it is not kept."""
         return Path(self.path) if self.cache is None else self.cache.fetch(self.url, self.path, self.facts)
 
     def __repr__(self) -> str:
@@ -63,36 +63,36 @@ class CachedShard(NamedTuple):
 class ShardCacherIterDataPipe(HandlingPipe[Any]):
     """Keeps local copies of shards, made while they are first read (functional name: ``cache_shards``).
 
-    Put it between the shards and ``load_wds_shards``. One process per machine downloads each shard, others read along.
-    A copy holds the object's own bytes, appears only when complete, and is then used as it is; that a shard has changed
-    is noticed only after ``split_shards(index=True)``, by the size and digest in the index, and it is then downloaded
-    once more before it is read. If a copy cannot be made or read, the source is read instead, with a warning; one that
-    turns out damaged is removed, and raises. A shard that is not read to its end is not kept, unless a `ShardSlice` of
-    it was read. The folder holds only copies, and the ``.part`` and ``.lock`` files of downloads.
+    Put it between the list of shards and ``load_wds_shards``. One process per machine downloads a shard, and the others
+    read along. A copy holds the object's bytes unchanged, appears only when complete, and is reused without a check. A
+    changed shard is noticed only after ``split_shards(index=True)``, by the size and digest in the index; it is then
+    downloaded once more before it is read. If a copy cannot be made or read, the source is read instead, with a
+    warning; a damaged copy is removed, and an error raised. A shard that is not read to its end is not kept, unless a
+    `ShardSlice` of it was read. The folder holds only copies, and the ``.part`` and ``.lock`` files of downloads.
 
     Args:
         source_datapipe: Yields URLs (str or Path) or the `ShardSlice` of ``split_shards``.
-        folder: The folder of the copies, which is created; ``~`` is expanded. None turns the cache off.
-        max_bytes: The largest size of all copies that this package made, without unfinished downloads: the least
-            recently used that are not being read are removed, and a larger shard is not kept. With names other than
-            the default, it needs extended attributes to know its copies. None is no limit.
+        folder: The folder of the copies, created if missing; ``~`` is expanded. None turns the cache off.
+        max_bytes: The most bytes that all copies made by this package may take, without unfinished downloads. To stay
+            below it, the least recently used copies that are not being read are removed; a larger shard is not kept.
+            Copies named without a digest are recognized by extended attributes only. None is no limit.
         name: The name of a copy: None for the shard's own name and a digest of its origin (the whole URL or command
             after rewriting, with the endpoint or account of its store, without credentials); ``"unsigned"`` for the
             same without query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a
             ``callable(url) -> path`` inside the folder. With the last three, files that you put there are used and
-            never changed; two URLs of one name are an error, as is a copy from another place, if the file system has
-            extended attributes.
-        verify: Whether to keep only complete shards, by a tar archive's end marker and the checksums of compression.
+            never changed; two URLs with the same name are an error, as is a copy of another origin if the file system
+            supports extended attributes.
+        verify: Whether to keep only complete shards, judged by the tar end marker and compression checksums.
         while_reading: Whether to read a shard while it is downloaded; False downloads it first.
         cache_local: Whether to copy local files too, such as those of a network file system.
         verbose: Whether to log each hit, download and eviction, as ``WDS_VERBOSE_CACHE=1`` does.
         storage_options, rewrite: As in ``list_shards``, for downloading; samples keep the original URLs.
-        handler: Called for each item that is not a URL (ShardListError), or has no name of its own (CacheError).
-            Errors of downloads go to the handler of ``load_wds_shards``.
+        handler: Called for each item that is not a URL (ShardListError), or has no cache name of its own (CacheError).
+            Download errors go to the handler of ``load_wds_shards``.
 
     Yields:
-        CachedShard: One per shard, before any download; standard input, and local files unless `cache_local`, pass
-        unchanged.
+        CachedShard: One per shard, before any download. Standard input passes unchanged, as do local files unless
+        `cache_local`.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -101,7 +101,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
     """
 
     repeats_shards = True
-    state_arguments = ()  # wherever copies are, they are of the same shards
+    state_arguments = ()  # the shards are the same, wherever the copies are
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
 
 
 def check_copy(path: str, url: str) -> None:
-    """Raises a ShardFormatError unless a file is complete: to its checksum, or end marker if it is named as a tar."""
+    """Raises ShardFormatError unless a file is complete: by its end marker if it is a tar, else by its checksum."""
     place = place_of(path, storage.StorageOptions())
     with open_local(place) as stream:
         is_tar = names_a_tar(url) or begins_a_tar(stream.read(BLOCK))

@@ -25,26 +25,26 @@ T = TypeVar("T")
 class ShardListerIterDataPipe(WdsPipe[str]):
     """Expands shard patterns into URLs (functional name: ``list_shards``).
 
-    Patterns are expanded in their order, anew each epoch, the matches of a glob or folder sorted; only the matches of
+    Patterns are expanded in order, again in each epoch; the matches of a glob or folder are sorted. Only the matches of
     one pattern are kept in memory.
 
     Args:
         source_datapipe: Yields patterns: str or Path with braces (``{000..123}``, ``{a,b}``) and globs, local or of
-            any fsspec file system; folders; several joined by ``::``; (nested) lists of those. A path that exists is
-            taken verbatim. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
-            ``${name}`` stands for the environment variable ``WDS_name``; in ``pipe:`` only if that is set.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for listing.
-        rewrite: Where URLs are looked for instead: ``"regex=replacement;..."``, or a mapping from regex to replacement.
-            The first rule that matches the beginning of a URL replaces what it matches; those in the environment
-            variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` come after. The yielded URLs are the original ones: give the
-            loader the same rules, and the same `storage_options`.
+            any fsspec file system; folders; several patterns joined by ``::``; (nested) lists of those. A path that
+            exists is taken verbatim. In ``pipe:`` and ``http(s):`` only braces that are lists or ranges are expanded.
+            ``${name}`` is the environment variable ``WDS_name``; in ``pipe:`` only if that is set.
+        storage_options: fsspec options by protocol, such as ``{"s3": {...}}``, for listing.
+        rewrite: Rules that redirect URLs: ``"regex=replacement;..."``, or a mapping from regex to replacement. The
+            first rule that matches the beginning of a URL replaces the matching part; those in the environment
+            variables ``WDS_REWRITE`` and ``GOPEN_REWRITE`` come after these. The original URLs are yielded: pass the
+            same rules to the loader, and the same `storage_options`.
 
     Yields:
         str: One URL each.
 
     Raises:
         ShardListError: if a pattern matches nothing, or is not a pattern, or a variable is not set.
-        UnsafeDataError: if a rule would make a command of a URL that holds what a shell would run.
+        UnsafeDataError: if a rule would turn a URL that contains shell syntax into a command.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -70,7 +70,7 @@ class ShardListerIterDataPipe(WdsPipe[str]):
             yield from storage.list_urls(pattern, storage_options=self.storage_options, variables=True)
 
     def list_again(self, patterns: Iterable[Any]) -> list[str]:
-        """Returns the shards that patterns stand for now, with the options of this pipe."""
+        """Expands patterns as of now, with the options of this pipe."""
         source = IterableWrapper(patterns, deepcopy=False)
         return list(ShardListerIterDataPipe(source, storage_options=self.storage_options))
 
@@ -79,20 +79,20 @@ class ShardListerIterDataPipe(WdsPipe[str]):
 class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
     """Draws shards at random, endlessly or n of them (functional name: ``resample_shards``).
 
-    It replaces ``sharding_filter``: shards are not divided, every consumer (worker of a rank) draws from the whole
-    list, by the seed, the epoch and its place. The list, which must end, is read once an epoch and kept. An endless
-    stream has no epochs of its own: a later stage such as ``wds_epoch`` sets them.
+    Use it instead of ``sharding_filter``: shards are not divided, and each consumer (a worker of a rank) draws from the
+    whole list, seeded by the loader's seed, the epoch and the consumer's number. The list must be finite; it is read
+    once per epoch and kept in memory. An endless stream has no epochs: cut it with a later stage such as ``wds_epoch``.
 
     Args:
         n: How many shards each consumer draws per epoch; None draws endlessly.
-        replacement: Whether each draw is from all shards. False passes over the list again and again, each time in a
-            new order. n may end within a pass.
+        replacement: Whether each draw is from all shards. False passes over the whole list repeatedly, each time in a
+            new order; n may end within a pass.
 
     Yields:
         str: One URL each.
 
     Raises:
-        ShardListError: if there is no shard to draw from, or nothing comes of all shards of an endless stream.
+        ShardListError: if there are no shards, or if all shards of an endless stream yield nothing.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -109,9 +109,9 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
         if (sharder := find_sharder(source_datapipe)) is not None:
             raise ValueError(
                 f"resample_shards draws from the whole list of shards, but {sharder} upstream leaves each consumer a "
-                "part of it: remove that stage, resample_shards stands in its place"
+                "part of it: remove that stage, which resample_shards replaces"
             )
-        # It learns the consumer's place and divides nothing: another class of sharder would upset the seeds upstream.
+        # Only learns the consumer's place, and divides nothing. Another class would change the seeds upstream.
         self.source_datapipe = ShardingFilterIterDataPipe(source_datapipe)
         self.n, self.replacement = n, replacement
         self._seed = Seed()
@@ -121,10 +121,10 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
         shards: list[T] = list(source)
         if not shards:
             raise ShardListError(
-                f"resample_shards got no shard to draw from: {type(source).__name__} gave nothing. Check the patterns "
+                f"resample_shards has no shards to draw from: {type(source).__name__} gave nothing. Check the patterns "
                 "and filters before it"
             )
-        # The consumer's place is that by which the graph was divided, or if it was not, that of the process.
+        # The place comes from the sharding of the graph or, if the graph was not sharded, from the process.
         place = Place(self.source_datapipe.num_of_instances, self.source_datapipe.instance_id)
         place = process_place() if place.consumers == 1 else place_among_ranks(place)
         draws = _numbers(len(shards), self._seed.begin_epoch("resample_shards", place), self.replacement)
@@ -141,7 +141,7 @@ class ShardResamplerIterDataPipe(WdsPipe[T], Seeded):
 
 
 def _numbers(count: int, rng: random.Random, replacement: bool) -> Iterator[int]:
-    """Yields numbers of shards endlessly: each from all of them, or in passes that have a new order each."""
+    """Yields shard numbers endlessly: each drawn from all, or in passes over all of them, each in a new order."""
     while True:
         if replacement:
             yield int(rng.random() * count)

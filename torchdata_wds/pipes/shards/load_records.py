@@ -17,7 +17,7 @@ from torchdata_wds.pipes.starvation import warn_when_idle
 
 
 class RecordLoader(HandlingPipe[Any]):
-    """Base of the pipes that load record shards: a subclass says of which format."""
+    """Base of the pipes that load record shards; a subclass sets the format."""
 
     reads_shards = True
     record_format: RecordFormat
@@ -65,15 +65,15 @@ class RecordLoader(HandlingPipe[Any]):
 class CborShardLoaderIterDataPipe(RecordLoader):
     """Loads shards of concatenated CBOR items into their records (functional name: ``load_cbor_shards``).
 
-    Shards are opened as tar shards are and read front to back, one record in memory. One that fails is left at the
-    damage, after the records before it. The format has no end marker: a shard that is cut between two records looks
-    whole, unless its server states its length or its compression has a checksum. Nothing is added to a record; a dict
-    is a sample for later stages if it has a ``__key__``. Nothing in it runs code; dates, decimals, sets and other types
-    that CBOR has tags for are Python's.
+    Shards are opened like tar shards and read front to back, with one record in memory. A damaged shard yields the
+    records before the damage. The format has no end marker: a shard cut off between two records looks complete, unless
+    its server states its length or its compression has a checksum. Records are yielded unchanged; a dict with a
+    ``__key__`` is a sample for later stages. Decoding never runs code. Dates, decimals, sets and other types that CBOR
+    has tags for become Python's.
 
     Args:
         source_datapipe: Yields URLs (str or Path), `CachedShard` of ``cache_shards``, or ``(url, stream)`` pairs.
-        max_bytes: The size of the largest record that is read, in bytes.
+        max_bytes: The largest record that is read, in bytes.
         storage_options, rewrite: As in ``list_shards``, for reading.
         handler: Called for each item that is not a whole shard (ShardListError), and each shard that cannot be opened
             (ShardOpenError) or fully read (ShardFormatError).
@@ -96,11 +96,11 @@ class CborShardLoaderIterDataPipe(RecordLoader):
 class MsgpackShardLoaderIterDataPipe(RecordLoader):
     """Loads shards of concatenated MessagePack values into their records (functional name: ``load_msgpack_shards``).
 
-    It works like ``load_cbor_shards``, and raises the same. Strings are str, maps may have keys of any type, and
+    Works like ``load_cbor_shards`` and raises the same errors. Strings become str, maps may have keys of any type, and
     extension types stay ``msgpack.ExtType``.
 
     Args:
-        source_datapipe: Yields shards; it and the options are those of ``load_cbor_shards``.
+        source_datapipe: Yields shards, as for ``load_cbor_shards``, whose options also apply here.
 
     Yields:
         The records, usually dicts.

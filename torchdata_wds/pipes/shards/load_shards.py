@@ -38,42 +38,43 @@ class _Item(NamedTuple):
 
     value: Any
     skip: int = 0  # how many of its samples to leave out
-    ordinal: int = 0  # its number in the pass, where a `Watch` follows
-    digest: int | None = None  # a CRC-32 over the items up to and with it, if the `Watch` is to note it
+    ordinal: int = 0  # its number in the pass, if there is a `Watch`
+    digest: int | None = None  # a CRC-32 over the items up to this one, if the `Watch` records it
 
 
 @register("load_wds_shards")
 class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
     """Loads tar shards into their members (functional name: ``load_wds_shards``).
 
-    Shards are read front to back in the order they come, one open at a time, one sample in memory. The members of a
-    sample come together, once the next key or the shard's end marker has been seen: a cut shard never gives half a
-    sample. The handler is called once per shard, and the whole samples before the damage are kept. Of a `ShardSlice`
-    only its samples are read, from the first one on if there is an index beside the shard (``<shard>.index``) and no
-    `rename`; what follows a slice (end marker, checksums) is checked only where it ends with the shard.
+    Shards are read front to back in the order of the source, with one shard open and one sample in memory. A sample's
+    members are yielded together, once the next key or the shard's end marker has been seen, so that a cut-off shard
+    never yields half a sample. The handler is called once per shard; complete samples before the damage are kept. From
+    a `ShardSlice` only its own samples are yielded: reading starts at the first one if the shard has an index
+    (``<shard>.index``) and there is no `rename`, and the rest of the shard (end marker, checksums) is checked only if
+    the slice ends with it.
 
     Args:
         source_datapipe: Yields URLs (str or Path), `ShardSlice` of ``split_shards``, `CachedShard` of
             ``cache_shards``, or ``(url, stream)`` pairs from torchdata's openers.
         select: Which members to read: a glob, several separated by blanks, a list of globs, or a
             ``callable(name) -> bool``; None reads all.
-        rename: ``callable(name) -> name``, applied before everything that looks at names.
-        keys: How names become keys, as in ``group_by_key``; after ``split_shards`` that of the index.
+        rename: ``callable(name) -> name``, applied before names are used for anything else.
+        keys: How names become keys, as in ``group_by_key``; after ``split_shards`` use the rule of the index.
         require_end_marker: Whether a shard without an end-of-archive marker counts as cut off.
         concatenated: Whether to read on after the end marker, for shards joined with ``cat``.
-        read_ahead: How many shards to open before their turn and read up to 16 MiB ahead, each in a thread of its own,
-            which hides the latency of servers; 0 starts no thread. Pairs ``(url, stream)`` are read in their turn.
-        interleave: How many shards to keep open and to take samples from in turn. When one ends, the next takes its
+        read_ahead: How many shards to open before their turn, each in a thread that reads up to 16 MiB ahead, which
+            hides the latency of servers; 0 starts no thread. Pairs ``(url, stream)`` are read only in their turn.
+        interleave: How many shards to keep open, taking one sample from each in turn. When one ends, the next takes its
             place; the order depends on nothing else.
-        max_member_bytes: The size of the largest member that is read, in bytes, decompressed. A larger one ends its
-            shard with an error, unless `select` leaves it out.
+        max_member_bytes: The largest member that is read, in bytes after decompression. A larger one ends its shard
+            with an error, unless `select` leaves it out.
         storage_options, rewrite: As in ``list_shards``, for reading.
-        handler: Called for each shard that cannot be opened or whose source fails (ShardOpenError), that is cut or
-            damaged or does not match its index (ShardFormatError), or that ``WDS_SECURE=1`` refuses (UnsafeDataError).
+        handler: Called for each shard that cannot be opened or whose source fails (ShardOpenError), that is cut off,
+            damaged or unlike its index (ShardFormatError), or that ``WDS_SECURE=1`` refuses (UnsafeDataError).
 
     Yields:
-        ShardMember: ``(url, name, data, visit)``, data as bytes; the visit is negative for samples that only pad. The
-        URL of a shard with a local copy has its path as the attribute ``local_path``.
+        ShardMember: ``(url, name, data, visit)``: data is bytes, and visit is negative for samples that are padding. If
+        the shard has a local copy, the attribute ``local_path`` of the URL is its path.
 
     Example:
         >>> import tarfile
@@ -143,11 +144,11 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         *,
         keys: KeyRule | None = None,
     ) -> Generator[Generator[Unit, None, None], None, None]:
-        """Yields the members of each shard as they come, followed by a mark, for a grouping that heeds the marks.
+        """Yields a generator per shard, of its members and marks, for a grouping that reads the marks.
 
-        They must be begun before the next shard is taken, and closed if they are not read to the end. `watch` notes
-        each shard; items of the source before `begun` are left out, except those in `skips`, which says how many
-        samples to leave out at the beginning of items, by their numbers. `keys` is the grouping's rule, if it differs.
+        Start each generator before taking the next, and close it if it is not exhausted. `watch` records each shard.
+        Items of the source before `begun` are left out, except those in `skips`, which maps the number of an item to
+        how many of its first samples to leave out. `keys` overrides the key rule of this pipe.
         """
         warn_about_workers(self)
         self._cycled.begin(self)
@@ -166,8 +167,9 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
             warn_when_idle(self)
 
     def _items_from(self, begun: ShardBegun | None, skips: Mapping[int, int]) -> Iterator[_Item]:
-        """Yields the items from that with the number of `begun` on, and those before it that `skips` names."""
-        # The list of URLs may be long: a running checksum of it tells another run from the resumed one at any item.
+        """Yields the items from number `begun.ordinal` on, and the earlier ones that `skips` names."""
+        # A running checksum shows at any item whether the list so far is that of the interrupted run, without keeping
+        # the URLs, which may be many, in the state.
         digest, ordinal, first = 0, -1, 0 if begun is None else begun.ordinal
         for ordinal, item in enumerate(self.source_datapipe):
             digest = zlib.crc32(repr(_identity(item)).encode(), digest)
@@ -182,7 +184,7 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         raise other_shards(ordinal)
 
     def _start(self, keys: KeyRule, item: _Item) -> Ahead | None:
-        """Starts a thread that opens an item; one that is wrong, or is open already, waits for its turn."""
+        """Starts a thread that opens an item; None for an invalid item or an open stream, which wait for their turn."""
         try:
             source = as_source(item.value, self.storage_options, item.skip)
         except ShardListError:
@@ -199,18 +201,18 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
                 watch.reading = str(getattr(item.value, "url", _identity(item.value)))
             try:
                 yield from self._read(item, ahead, keys, watch)
-            except ChangedShardError:  # not for the handler: what follows is not what is left of the epoch
+            except ChangedShardError:  # not for the handler: resuming would yield other samples
                 raise
             except Exception as error:  # noqa: BLE001  (the handler decides)
                 yield Mark.BROKEN  # whole samples go out before the handler may raise
                 ask(error)
 
     def _read(self, item: _Item, ahead: Ahead | None, keys: KeyRule, watch: Watch | None) -> Iterator[Unit]:
-        """Reads the samples of an item, without its first `item.skip` ones."""
+        """Yields the members of an item, without its first `item.skip` samples."""
         source = as_source(item.value, self.storage_options, item.skip)
         part = source.part
         if item.skip and part.stop is not None and part.start >= part.stop:
-            return
+            return  # the resumed run had already yielded the whole slice
         shown = storage.mask_url(part.url)
         options = ReadOptions(
             self.select,
@@ -227,6 +229,8 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
             stack.enter_context(closing(stream))
             if watch is not None and (version := stored_version(stream)) is not None:
                 watch.open_shard(item.ordinal, version)
+            # With an index and start=500, reading begins at the byte of sample 500. Without one, or if another sample is
+            # found there, the shard is read and counted from its start.
             offset = 0 if begin is None else begin.start
             units = read_marked_members(stream, source.url, options._replace(offset=offset), self.skipped)
             if begin is not None:
@@ -241,22 +245,22 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
                 units = _noting_selection(units, shown, self.select)
             if part.start or part.stop is not None or part.step > 1:
                 first = 0 if begin is None else part.start
-                # Samples 0, 4 and 8 of a slice with start=0 and step=4 were given when skip is 3: then start is 12, and
-                # the shard is known to have had 9 samples at least.
+                # With start=0, step=4 and skip=3, samples 0, 4 and 8 were yielded before. Now start is 12, and a shard
+                # with fewer than 12 - 4 + 1 = 9 samples cannot be the same one.
                 least = part.start - part.step + 1 if item.skip else 0
                 units = slice_members(units, key_splitter(keys), part, first=first, least=least, shard=shown)
             yield from units
 
 
 def _identity(item: Any) -> Any:
-    """Returns what stays the same of an item in another run, wherever its shard is opened or kept."""
+    """Returns what identifies an item in every run, wherever its shard is opened or cached."""
     if isinstance(item, CachedShard):
         return item.url if item.part is None else item.part
     return item[0] if is_opened(item) else item
 
 
 def _noting_selection(units: Iterator[Unit], shard: str, select: Select) -> Iterator[Unit]:
-    """Passes the units of a shard on; warns once if all of them were left out: a wrong glob makes an epoch empty."""
+    """Passes the units of a shard through; warns once if none is selected, since a wrong glob makes an epoch empty."""
     passed, is_taken = "", False
     for unit in units:
         if not is_taken and not isinstance(unit, Mark):
@@ -272,7 +276,7 @@ def _noting_selection(units: Iterator[Unit], shard: str, select: Select) -> Iter
 
 
 def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Unit]:
-    """Makes sure that members begin with those of a sample; raises ShardFormatError if they do not."""
+    """Checks that the first member is that of a sample; raises ShardFormatError if it is not."""
     head = next(units)
     name = head.names[0] if isinstance(head, MemberRun) else getattr(head, "name", None)
     if name != begin.members[0].name:
@@ -283,7 +287,7 @@ def _beginning_with(units: Iterator[Unit], begin: IndexedSample) -> Iterator[Uni
 def _whole_samples(
     units: Generator[Unit, None, None], split: SplitName, ask: Asked
 ) -> Generator[list[ShardMember], None, None]:
-    """Yields the members of one sample at a time; those without a key go with the sample before them."""
+    """Yields a list of members per sample; members without a key join the sample before them."""
     key: str | None = None
 
     def key_of(member: ShardMember) -> str | None:

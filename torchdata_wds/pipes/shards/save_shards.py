@@ -1,4 +1,4 @@
-"""Samples to shards, as a stage: the other end of a graph."""
+"""Samples to shards, as the last stage of a graph."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,20 +21,20 @@ from torchdata_wds.writers import ShardWriter, TarOptions, check_options
 class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
     """Saves samples into numbered shards (functional name: ``save_wds_shards``).
 
-    An epoch writes all that flows in. A shard appears under its name when it is whole; a break or an exception leaves
-    the open one as ``.partial``. Each worker of each rank writes shards of its own: they take turns with the numbers,
-    or ``{worker}`` in the pattern tells them apart.
+    Each epoch writes the whole stream. A shard gets its name when it is complete; a break or an exception leaves the
+    open one as ``.partial``. Each worker of each rank writes its own shards: with 4 workers, worker 1 writes shards 1,
+    5, 9 and so on, unless ``{worker}`` in the pattern tells them apart.
 
     Args:
-        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
-            among the ranks, ``{worker}`` that among all workers of all ranks.
+        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the rank of this process,
+            and ``{worker}`` its number among all workers of all ranks.
         max_count: The most samples in a shard.
-        max_bytes: The most bytes of a shard before compression, with headers and end marker.
-        start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
-        post: Called, in the process that wrote it, with the `ShardInfo` of each shard as soon as it has its name.
-        overwrite: Whether shards that exist are replaced; otherwise they are an error.
-        handler: Called for each SampleError (MissingFieldError, ReappearingKeyError, EncodingError), but not for
-            errors of the destination: a ShardOpenError says that a shard cannot be written, or exists.
+        max_bytes: The most bytes in a shard before compression, with headers and end marker.
+        start_shard: Number of the first shard, or ``"next"`` to continue after the highest number that exists.
+        post: Called with the `ShardInfo` of each finished shard, in the process that wrote it.
+        overwrite: Whether to replace shards that exist; otherwise they are an error.
+        handler: Called for each SampleError (MissingFieldError, ReappearingKeyError, EncodingError). Errors of the
+            destination are raised: ShardOpenError if a shard cannot be written, or exists.
         **options: Those of `TarWriter`: ``encoder``, ``compress``, ``index``, ``storage_options`` and so on.
 
     Yields:
@@ -71,7 +71,7 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
         self._writer(Place())  # checks the options
 
     def __iter__(self) -> Iterator[ShardInfo]:
-        # Which of how many writers this is: as the work is divided, or else as processes are.
+        # This writer's number among all writers: by the sharding of the graph, or else by process.
         place = divided_place(self)
         if place is None and in_stock_worker():
             raise ValueError(
@@ -89,13 +89,13 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
         yield from writer.shards[reported:]
 
     def _save(self, sample: Any, writer: ShardWriter) -> bool:
-        """Writes one sample or calls the handler, but not for errors of the destination; returns whether to go on."""
+        """Writes one sample or calls the handler; errors of the destination are raised. Returns whether to go on."""
         try:
             packed = writer.pack(expect_sample(sample, "save_wds_shards"))
         except Exception as error:  # noqa: BLE001  (the handler decides)
             note_failure(error, self, sample)
             return keep_going(self.handler, error, self.skipped)
-        # finishes the shard before, if it is full, and calls post: what that raises is not the sample's fault
+        # May finish a full shard and call post, whose errors are raised: they are not the sample's fault.
         shard = writer.shard_for(packed)
         try:
             if shard is not None:  # there is no limit of shards here

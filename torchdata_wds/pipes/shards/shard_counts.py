@@ -22,7 +22,7 @@ _KINDS = "It must be a wids shard list, or an object from URL or base name to th
 
 
 class _Sidecars:
-    """The index beside each shard. Those on servers are read once, local ones each time."""
+    """The index beside each shard. Remote indexes are read once, local ones each time."""
 
     is_local = False
 
@@ -36,25 +36,25 @@ class _Sidecars:
         return "True"
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:
-        """Reads the first line of each index, those on servers in threads."""
+        """Reads the first line of each index, remote ones in threads."""
         distinct = dict.fromkeys(urls)
         if missing := [url for url in distinct if url not in self._known and not is_local(url)]:
             pool = ThreadPoolExecutor(min(_THREADS, len(missing)))
             try:
                 headers = list(pool.map(_read_header, missing, [storage_options] * len(missing)))
             finally:
-                pool.shutdown(cancel_futures=True)  # at the first failure nobody waits for thousands of others
+                pool.shutdown(cancel_futures=True)  # after the first failure, do not wait for thousands of others
             self._known.update(zip(missing, headers, strict=True))
         self._known.update((url, _read_header(url, storage_options)) for url in filter(is_local, distinct))
         return [self._known[url].samples for url in urls]
 
     def facts(self, url: str) -> ShardFacts | None:
-        """Returns what the index beside a shard whose samples were counted last states of it."""
+        """Returns what the index of a shard states about its bytes; None if its samples have not been counted."""
         return header_facts(self._known[url]) if url in self._known else None
 
 
 class _CountTable:
-    """Counts by URL, or by base name where only one shard has it."""
+    """Counts by URL, or by base name if only one shard has it."""
 
     is_local = True
 
@@ -65,7 +65,7 @@ class _CountTable:
         for key, count in counts:
             url = os.fspath(key) if isinstance(key, (str, os.PathLike)) else None
             if not isinstance(url, str):
-                raise TypeError(f"{source} has {key!r} for a shard, where a URL (str or Path) belongs")
+                raise TypeError(f"{source} has {key!r} for a shard, where a URL (str or Path) is expected")
             shown = mask_url(url)
             gives = f"{source} gives shard {shown}"
             if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
@@ -80,8 +80,8 @@ class _CountTable:
         return f"<counts of {len(self._counts):,} shards>"
 
     def of(self, urls: Sequence[str], storage_options: StorageOptions) -> list[int]:  # noqa: ARG002  (one signature)
-        """Looks the shards up."""
-        taken: dict[str, str] = {}  # the entry for a base name -> the shard that it was taken for
+        """Returns the number of samples of each shard."""
+        taken: dict[str, str] = {}  # the entry for a base name -> the shard that used it
         return [self._counts[url] if url in self._counts else self._by_base_name(url, taken) for url in urls]
 
     def _by_base_name(self, url: str, taken: dict[str, str]) -> int:
@@ -105,7 +105,7 @@ class _CountTable:
 
 
 class _CountFile:
-    """One JSON file for all shards. One on a server is read once, a local one each time."""
+    """One JSON file for all shards. A remote file is read once, a local one each time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -143,13 +143,13 @@ class _CountFile:
             raise ShardListError(f"{source} is not JSON: {error}. {_KINDS}") from error
 
 
-#: Where the number of samples of each shard comes from. `of` returns those of shards, or raises ShardListError;
-#: `is_local` says whether that asks no server and reads at most one file.
+#: Where the numbers of samples come from. `of` returns them for shards, or raises ShardListError; `is_local` is whether
+#: that contacts no server and reads at most one file.
 ShardCounts = _Sidecars | _CountFile | _CountTable
 
 
 def shard_counts(index: Index) -> ShardCounts | None:
-    """Turns an ``index=`` argument into the source of the numbers of samples; None remains None."""
+    """Turns an ``index=`` argument into a source of sample counts; None stays None."""
     if index is None or index is True:
         return _Sidecars() if index else None
     if isinstance(index, (str, os.PathLike)):
@@ -163,7 +163,7 @@ def shard_counts(index: Index) -> ShardCounts | None:
 
 
 def header_facts(header: IndexHeader) -> ShardFacts | None:
-    """Returns what an index states of its shard's bytes; None if nothing."""
+    """Returns what an index states about its shard's bytes; None if it states nothing."""
     return None if header.bytes is None and header.sha256 is None else ShardFacts(header.bytes, header.sha256)
 
 
@@ -180,7 +180,7 @@ def _read_header(url: str, storage_options: StorageOptions) -> IndexHeader:
         raise ShardListError(f"the index beside shard {shown} cannot be used: {error}", shard=shown) from error
     except (ShardOpenError, ValueError) as error:
         raise ShardListError(
-            f"shard {shown} has no index that could be read beside it: {error}. index_shard makes one, as do writers "
-            "with index=True; or give split_shards the numbers of samples as a JSON file or a dict",
+            f"shard {shown} has no readable index beside it: {error}. Make one with index_shard, or with writers and "
+            "index=True; or pass split_shards the numbers of samples as a JSON file or a dict",
             shard=shown,
         ) from error

@@ -1,4 +1,4 @@
-"""From the items that a loader takes to open streams, one after the other, ahead of their turn or several in turn."""
+"""Opens the items of a loader as streams: in sequence, ahead of their turn, or several in turn."""
 
 import os
 from collections import deque
@@ -21,10 +21,10 @@ from torchdata_wds.storage.urls import check_letter
 
 T = TypeVar("T")
 
-#: A stream, and the sample that it stands at according to the shard's index; None where it stands at the beginning.
+#: A stream, and the sample at its position, by the shard's index; None at the start of the shard.
 OpenedShard = tuple[storage.ByteStream, IndexedSample | None]
 
-#: A stream that a thread opens, with the sample that it stands at.
+#: The same, opened by a thread.
 Ahead = ReadAhead[IndexedSample | None]
 
 
@@ -33,13 +33,13 @@ class ShardSource(NamedTuple):
 
     part: ShardSlice
     options: storage.StorageOptions
-    given: Any = None  # the shard's stream, if it is open already
-    cached: CachedShard | None = None  # the shard's local copy, if it is to have one
-    strict: bool = False  # whether the samples were counted by an index, which must be that of the shard
+    given: Any = None  # the shard's stream, if the item brings one
+    cached: CachedShard | None = None  # the shard's local copy, if it is cached
+    strict: bool = False  # whether an index counted the samples, so that a stale index is an error
 
     @property
     def url(self) -> str:
-        """The shard's URL as its members have it: with the path of its copy, if there is one."""
+        """The URL that members carry, with the path of the local copy if the shard is cached."""
         return self.part.url if self.cached is None else LocatedUrl(self.part.url, self.cached.path)
 
     @property
@@ -50,8 +50,9 @@ class ShardSource(NamedTuple):
         return self.given is None and storage.can_reopen(self.part.url, storage_options=self.options)
 
     def open(self, keys: KeyRule, seeks: bool) -> OpenedShard:
-        """Opens the shard at the part's first sample if an index can tell (`seeks`: it counts alike), or its start."""
+        """Opens the shard at the part's first sample if its index has it and is usable (`seeks`), else at the start."""
         part = self.part
+        # Reading an index costs a request, which pays only if at least one step of samples is skipped.
         gains = seeks and self.given is None and part.start >= part.step
         if gains and (found := find_sample(part.url, part.start, keys, self.options)) is not None:
             header, begin = found
@@ -59,7 +60,7 @@ class ShardSource(NamedTuple):
             try:
                 if self.cached is None:
                     check_size(header, part.url)
-                else:  # the copy must be as the index says
+                else:  # the copy must agree with the index
                     facts = header_facts(header) or self.cached.facts
                     source = self._replace(cached=self.cached._replace(facts=facts))
                 return source.open_at(begin.start), begin
@@ -68,7 +69,7 @@ class ShardSource(NamedTuple):
         return self.open_at(), None
 
     def open_at(self, offset: int = 0) -> storage.ByteStream:
-        """Opens the shard, or its copy if it is to have one, at a byte; wraps the stream if it is open already."""
+        """Opens the shard or its local copy at a byte offset, or wraps the stream that the item brings."""
         if self.given is not None:
             return storage.wrap_stream(self.given, self.part.url)
         if self.cached is not None:
@@ -76,12 +77,12 @@ class ShardSource(NamedTuple):
         return storage.open_shard(self.part.url, offset=offset, storage_options=self.options)
 
     def report_stale_index(self, begin: IndexedSample, error: ShardFormatError) -> None:
-        """Warns that the index belongs to another shard; raises that if the samples were counted by the index."""
+        """Warns that the index is stale; raises the error instead if the index counted the samples."""
         shard = storage.mask_url(self.part.url)
         stale = ShardFormatError(
             f"shard {shard} has no sample {begin.key!r} at byte {begin.start:,}, where the index beside it says that "
-            f"sample {self.part.start:,} begins: {error}. The shard is damaged there, or its index is of another "
-            "version of it: make that again with index_shard",
+            f"sample {self.part.start:,} begins: {error}. The shard is damaged there, or its index belongs to another "
+            "version of it: make the index again with index_shard",
             shard=shard,
             key=begin.key,
             kind="index",
@@ -99,7 +100,7 @@ def is_opened(item: Any) -> bool:
 def as_source(
     item: Any, options: storage.StorageOptions, skip: int = 0, *, form: str = "load_wds_shards", slices: bool = True
 ) -> ShardSource:
-    """Returns what an item of the source of the loader `form` stands for, without its first `skip` samples."""
+    """Turns an item for the loader `form` into its source, without the first `skip` samples."""
     cached, given, found = None, None, item
     if isinstance(item, CachedShard):
         cached, found = item, item.url if item.part is None else item.part
@@ -130,7 +131,9 @@ def as_source(
 def read_ahead(
     items: Iterable[T], lead: int, start: Callable[[T], Ahead | None]
 ) -> Generator[tuple[T, Ahead | None], None, None]:
-    """Takes `lead` items before their turn, with threads that the caller closes; what items raise comes in its turn."""
+    """Starts `lead` items before their turn; the caller closes those it takes. Errors of `items` wait too."""
+    # With lead=2, items 0, 1 and 2 are started before item 0 is yielded. If taking item 2 fails, 0 and 1 are yielded
+    # first: an error must not depend on how far ahead it was found.
     waiting: deque[tuple[T, Ahead | None]] = deque()
     failures: list[Exception] = []
 
@@ -170,12 +173,12 @@ def interleave(
     is_over: Callable[[], bool],
     places: list[tuple[int, int]] | None = None,
 ) -> Generator[T, None, None]:
-    """Takes items of `width` streams in turn, one of each; where one ends, the next stream takes its place.
+    """Takes one item from each of `width` streams in turn; when a stream ends, the next one takes its place.
 
-    `is_over` is called after each stream's end: whether all others are to end there too. `places` has the numbers of
-    the open streams, from 0 as they come, and how many items each has given; it is kept up to date. Those that it has
-    at first are the streams to begin with, as they stood when the last of them was opened: of the others up to that
-    one, `streams` has none.
+    `is_over` is called after a stream ends, and returns whether all others end too. `places` is kept up to date: for
+    each open stream its number, from 0 in the order of `streams`, and how many items it has yielded. To resume, pass
+    the places as they were when the newest of these streams was opened. `streams` then begins with these, and lacks
+    the ones in between that had ended.
     """
     places = [] if places is None else places
     numbers = [number for number, _ in places]
@@ -183,8 +186,8 @@ def interleave(
     begun = dict(zip(sorted(numbers), streams, strict=False))
     opened = [begun[number] for number in numbers]
     following = zip(count(last + 1), streams)
-    # Places are noted when a stream is opened, and then it is the turn of that one. With [(0, 5), (2, 0)], stream 1 has
-    # ended in the second place, stream 2 has come there and gives the next item.
+    # Places are saved when a stream is opened, and the next turn is that stream's. [(0, 5), (2, 0)]: stream 0 has
+    # yielded 5 items, stream 1 has ended, and stream 2 has taken its place, the second, and yields the next item.
     turn = numbers.index(last) if numbers else 0
     is_vacant = False  # whether the stream of this place has just ended
     try:

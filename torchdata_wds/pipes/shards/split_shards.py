@@ -1,4 +1,4 @@
-"""Shards, divided among the consumers so that all have equal work."""
+"""Divides shards among consumers so that all have equal work."""
 
 import copy
 import os
@@ -28,22 +28,22 @@ from torchdata_wds.storage.urls import check_letter, is_local, local_path
 class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
     """Divides the samples of shards among workers and ranks (functional name: ``split_shards``).
 
-    It replaces ``sharding_filter``, after the shuffle of the shards. With an index, consumer i of N reads samples
-    ``i*T//N`` to ``(i+1)*T//N`` of the T samples of the epoch's shards in their order: shares differ by one sample at
-    most, and few shards are opened by two consumers. Without an index whole shards are dealt out; where they are fewer
-    than consumers, each consumer reads all of them and keeps every N-th sample, with a warning. Samples that handlers
-    skip, or stages drop, make equal shares unequal: for ranks in step then count with ``wds_epoch``. The list of
-    shards, which must end, and the index are read each epoch; what comes from a server is kept.
+    Use it instead of ``sharding_filter``, after the shuffle of the shards. With an index, consumer i of N reads samples
+    ``i*T//N`` to ``(i+1)*T//N`` of the epoch's T samples, in the order of the shards: shares differ by at most one
+    sample, and few shards are opened by two consumers. Without an index, whole shards are dealt out; if there are fewer
+    shards than consumers, each consumer reads all of them and keeps every N-th sample, with a warning. Shares become
+    unequal if handlers skip samples or stages drop them: to keep ranks in step, use ``wds_epoch``. The list of shards
+    must be finite; it and the index are read in each epoch, remote indexes only once.
 
     Args:
         source_datapipe: Yields URLs (str or Path).
-        index: How many samples the shards have: True for the index beside each shard (``<shard>.index``, of
+        index: How many samples the shards have: True for the index beside each shard (``<shard>.index``, from
             ``index_shard`` and writers with ``index=True``); the path or URL of one JSON file, a ``wids`` shard list or
-            an object from URL to number; or a dict from URL to number. A shard is looked up by its whole URL, or else
-            by its base name if only one shard has it. None divides whole shards.
-        even: ``"drop"`` makes all shares exactly equal by leaving out at most N - 1 samples, drawn anew each
-            epoch. ``"pad"`` makes them equal by yielding at most N - 1 samples a second time, marked
-            ``__pad__: True``: leave those out of sums and an evaluation is exact. Both need an index.
+            an object from URL to number; or a dict from URL to number. A shard is looked up by its whole URL, or by its
+            base name if only one shard has it. None divides whole shards.
+        even: ``"drop"`` makes all shares equal by leaving out up to N - 1 samples, drawn again in each epoch. ``"pad"``
+            makes them equal by repeating up to N - 1 samples, marked ``__pad__: True``: leave these out of sums, and an
+            evaluation is exact. Both need an index.
         storage_options, rewrite: As in ``list_shards``, for reading the index.
 
     Yields:
@@ -55,7 +55,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> shards = IterableWrapper(["a.tar", "b.tar"]).split_shards({"a.tar": 3, "b.tar": 5})
-        >>> shards.source_datapipe.apply_sharding(2, 1)  # a DataLoader does that in its second worker
+        >>> shards.source_datapipe.apply_sharding(2, 1)  # as a DataLoader does in its second worker
         >>> [tuple(part) for part in shards]
         [('b.tar', 1, 5, 1)]
     """
@@ -76,7 +76,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         if even is not None and index is None:
             raise ValueError(
                 f"even={even!r} must know how many samples the shards have: pass index=True for the indexes beside "
-                "them, or another index"
+                "them, or another kind of index="
             )
         if (sharder := find_sharder(source_datapipe)) is not None:
             raise ValueError(
@@ -84,7 +84,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
                 "already: each consumer would read a part of its part. Keep one of .split_shards(), .sharding_filter() "
                 "and .resample_shards()"
             )
-        # The native filter learns the place from the services, which give all consumers equal seeds above it.
+        # Services set the place on the native filter, and give all consumers equal seeds upstream of it.
         self.source_datapipe: Any = _AgreedIterDataPipe(source_datapipe).sharding_filter()
         self.index = shard_counts(index)
         self.even = even
@@ -98,7 +98,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         if self.index is None:
             if not urls:
                 raise self._nothing_for(0, urls, None)
-            if len(urls) < place.consumers and not place.number:  # the first consumer speaks for all
+            if len(urls) < place.consumers and not place.number:  # one warning is enough
                 _warn_about_strides(urls, place.consumers)
             yield from whole_shards(urls, place)
             return
@@ -110,13 +110,13 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
             raise
         total = sum(counts)
         for rank, members in enumerate(ranks_of_filter(self.source_datapipe)):
-            # That all of them raise it, and not only the ranks without data, keeps the others from waiting for them.
+            # All ranks raise, not only those without data: otherwise those with data would wait for them.
             if not any(share_of(total, Place(place.consumers, number), self.even) for number in members):
                 raise self._nothing_for(rank, urls, total)
         yield from slices_of(share_of(total, place, self.even, draw), urls, counts)
 
     def count_samples(self) -> int:
-        """Counts the samples that this consumer will get in the coming epoch, and changes no random state."""
+        """Returns how many samples this consumer gets in the coming epoch; leaves random states unchanged."""
         if self.index is None:
             raise TypeError("split_shards has no index that tells how many samples the shards have: pass index=")
         # A copy of the source and a fork of torch's generator: an iteration here must not count as an epoch.
@@ -126,7 +126,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
         return sum(piece.stop - piece.start for piece in share_of(total, self._place(), self.even))
 
     def known_counts(self, urls: Sequence[str]) -> list[int] | None:
-        """Returns how many samples shards have; None if that is not known of all without asking a server."""
+        """Returns how many samples shards have; None unless all are known without contacting a server."""
         with suppress(ShardListError, OSError):
             return self.index.of(urls, self.storage_options) if self.index is not None and self.index.is_local else None
         return None
@@ -146,7 +146,7 @@ class ShardSplitterIterDataPipe(WdsPipe[ShardSlice]):
 
 
 class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
-    """Passes items on, and holds the seed that all consumers have: services give equal seeds upstream of a filter."""
+    """Passes items through, and holds the seed that all consumers share: services seed equally above a filter."""
 
     repeats_shards = True
 
@@ -156,7 +156,7 @@ class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
 
     def begin_epoch(self) -> random.Random:
         """Returns the generator of the next epoch, the same for all consumers."""
-        if self._seed.seed is None:  # the number of the epoch decides: torch's global generator may differ among them
+        if self._seed.seed is None:  # torch's global generator may differ among consumers
             self._seed.epoch += 1
             return random.Random(f"unseeded/{self._seed.epoch}/split_shards")
         return self._seed.begin_epoch("split_shards", Place())
@@ -166,7 +166,7 @@ class _AgreedIterDataPipe(WdsPipe[Any], Seeded):
 
 
 class Piece(NamedTuple):
-    """Samples from `start` to before `stop`, counted over all shards; padding is what another consumer has too."""
+    """Samples `start` to `stop` (exclusive), counted over all shards; padding is what another consumer reads too."""
 
     start: int
     stop: int
@@ -174,19 +174,19 @@ class Piece(NamedTuple):
 
 
 def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> list[Piece]:
-    """Returns which of `total` samples a consumer reads; `draw`, from 0 to 1, is where samples are left out."""
+    """Returns which of `total` samples a consumer reads; `draw`, from 0 to 1, decides which are left out."""
     consumers, number = place
     if even is None:
         pieces = [Piece(number * total // consumers, (number + 1) * total // consumers)]
     elif even == "drop":
-        # 8 samples for 3 consumers: each has 2, and 2 are left out. With the gap before sample 3 these are 3 and 4, so
-        # that the second consumer, which would have 2 and 3, has 2 and 5, and the third has 6 and 7.
+        # 8 samples for 3 consumers: each reads 2, and 2 are left out. With gap=3 these are samples 3 and 4: consumer 0
+        # reads 0 and 1, consumer 1 reads 2 and 5 instead of 2 and 3, and consumer 2 reads 6 and 7.
         each, left_out = divmod(total, consumers)
         start, stop = number * each, (number + 1) * each
         gap = int(draw * (each * consumers + 1)) if left_out else total
         pieces = [Piece(start, min(stop, gap)), Piece(max(start, gap) + left_out, stop + left_out)]
     else:
-        # 8 samples for 3 consumers: each has 3, and the last one, with 6 to 8, has sample 8 % 8 = 0 again.
+        # 8 samples for 3 consumers: each reads 3, and the last one reads 6, 7 and, as padding, 8 % 8 = 0.
         pieces = []
         each = -(-total // consumers)
         start, stop = number * each, (number + 1) * each
@@ -199,9 +199,10 @@ def share_of(total: int, place: Place, even: Even = None, draw: float = 0.0) -> 
 
 
 def slices_of(pieces: Sequence[Piece], urls: Sequence[str], counts: Sequence[int]) -> list[ShardSlice]:
-    """Turns samples counted over all shards into slices, those of empty shards too: their reader checks that."""
-    # Counts [3, 0, 4] have the bounds [0, 3, 3, 7]: sample 3 is the first of the third shard, and the empty one goes to
-    # the consumer that begins there, or whose piece goes on over it; one at the very end goes to the last consumer.
+    """Turns pieces into slices of shards. Empty shards have one too, so that a reader checks that they are empty."""
+    # Counts [3, 0, 4] have the bounds [0, 3, 3, 7]. The piece 2 to 5 is sample 2 of the first shard, nothing of the
+    # second and samples 0 and 1 of the third. An empty shard goes to the piece that begins there or spans it: of the
+    # pieces 0 to 3 and 3 to 7, to the second. An empty shard at the very end goes to the last piece.
     bounds = [0, *accumulate(counts)]
     total = bounds[-1]
     slices: list[ShardSlice] = []
@@ -224,7 +225,8 @@ def whole_shards(urls: Sequence[str], place: Place) -> list[ShardSlice]:
     consumers, number = place
     if len(urls) >= consumers:
         return [ShardSlice(url) for url in urls[number::consumers]]
-    # Another consumer begins each shard: otherwise the first consumers would have a sample more of each.
+    # The first sample goes to another consumer in each shard, or consumer 0 would have the most samples: of 2 shards
+    # for 3 consumers, consumer 0 reads samples 0, 3, 6 of the first and 1, 4, 7 of the second.
     return [ShardSlice(url, (number + shard) % consumers, None, consumers) for shard, url in enumerate(urls)]
 
 

@@ -369,5 +369,5 @@ def test_wds_epoch_raises_when_the_pass_has_become_shorter() -> None:
     pipe = IterableWrapper(range(5)).wds_epoch(4)
     pipe.begin_stream()
     assert pipe.restart(PassBegun(2, -7), None) is None
-    with pytest.raises(ValueError, match="fewer than the 7 items that had been taken of it"):
+    with pytest.raises(ValueError, match="fewer than the 7 items that had been taken from it"):
         list(pipe)

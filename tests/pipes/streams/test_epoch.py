@@ -319,7 +319,7 @@ def test_wds_epoch_raises_when_its_source_is_empty() -> None:
     """A pass without an item would be followed by another for ever: an error instead, each time."""
     pipe = IterableWrapper([]).wds_epoch(3)
     for _ in range(2):
-        with time_limit(20), pytest.raises(ValueError, match="no item in 10 passes: it has no epoch of any length"):
+        with time_limit(20), pytest.raises(ValueError, match="no item in 10 passes, so that no epoch can be filled"):
             list(pipe)
 
 

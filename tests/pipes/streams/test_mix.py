@@ -555,7 +555,7 @@ def test_wds_mix_mixes_in_the_main_process_when_its_sources_are_joined() -> None
 
 def test_wds_mix_says_what_each_stop_does_when_none_is_given() -> None:
     """A missing stop= is a TypeError, a wrong one a ValueError; both explain the three."""
-    explained = "'first' ends when .*, 'all' yields every item .*, 'cycle' begins sources that have ended again"
+    explained = "'first' ends when .*, 'all' yields every item .*, 'cycle' restarts sources that have ended"
     with pytest.raises(TypeError, match=f"wds_mix needs stop=: {explained}"):
         numbers(3).wds_mix(numbers(2))
     with pytest.raises(ValueError, match=f"not 'longest': {explained}"):

@@ -229,8 +229,8 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
             stack.enter_context(closing(stream))
             if watch is not None and (version := stored_version(stream)) is not None:
                 watch.open_shard(item.ordinal, version)
-            # With an index and start=500, reading begins at the byte of sample 500. Without one, or if another sample is
-            # found there, the shard is read and counted from its start.
+            # With an index and start=500, reading begins at the byte of sample 500. Without one, or if another sample
+            # is found there, the shard is read and counted from its start.
             offset = 0 if begin is None else begin.start
             units = read_marked_members(stream, source.url, options._replace(offset=offset), self.skipped)
             if begin is not None:

@@ -1,4 +1,4 @@
-"""Epochs of a fixed number of items, cut out of a stream that goes on from one to the next."""
+"""Epochs of a fixed number of items, cut from a stream that continues from each to the next."""
 
 import sys
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Stream:
-    """The passes over a source one after the other, from epoch to epoch."""
+    """Consecutive passes over a source, across epochs."""
 
     number: int = 0  # the current pass
     taken: int = 0  # how many of its items have been taken
-    first: int = 0  # the item of the epoch that the next iteration begins with
-    skipped: int = 0  # how many items of the pass the next iteration takes first, and drops
-    early: int = 0  # how many items come first that were taken long ago, when the generators were in other states
+    first: int = 0  # the first item of the epoch that the next iteration yields
+    skipped: int = 0  # how many items of the pass the next iteration first takes and drops
+    early: int = 0  # how many of the next items the interrupted run took earlier, in other random states
     empty: int = 0  # how many passes in a row have yielded nothing
     passes: Passes | None = None  # seeds the pipes upstream; None before the first iteration
     items: Iterator[Any] | None = None  # the pass's items; None before a pass
-    is_told: bool = False  # whether the watch knows that the pass has begun
+    is_told: bool = False  # whether the watch has recorded the pass
     epochs: int = 0  # how many epochs have begun
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Stream, ()  # a copy of a pipe begins a stream of its own
+        return _Stream, ()  # a copy of a pipe starts its own stream
 
     def take(self, source: Pipe, item: int, watch: Watch | None) -> Any:
         """Takes the next item, number `item` of the epoch, from this pass or the next."""
@@ -48,7 +48,7 @@ class _Stream:
             except StopIteration:
                 self.empty = 0 if self.taken else self.empty + 1
                 self._end()
-                # A consumer's only shard of a pass may be empty, so a single empty pass says nothing.
+                # A consumer's only shard of a pass may be empty, so a single empty pass is not an error.
                 if not self.empty % 10 and self.empty >= most_empty_passes(place_of(source).consumers):
                     raise self._empty_error(place_of(source)) from None
             except BaseException:
@@ -61,7 +61,7 @@ class _Stream:
 
     def _begin(self, source: Pipe, item: int, watch: Watch | None) -> Iterator[Any]:
         assert self.passes is not None
-        self.passes.begin_pass(self.number)  # again, if it had begun: a new epoch may have seeded the pipes since
+        self.passes.begin_pass(self.number)  # again if already begun: a new epoch may have reseeded the pipes
         if watch is not None:
             watch.passing = self.number
             if not self.is_told:
@@ -74,10 +74,10 @@ class _Stream:
         self.items, self.number, self.taken = None, self.number + 1, 0
 
     def _empty_error(self, place: Place) -> ValueError:
-        message = f"the source of wds_epoch gave no item in {self.empty} passes: it has no epoch of any length"
+        message = f"the source of wds_epoch yielded no item in {self.empty} passes, so that no epoch can be filled"
         hint = (
             f" for consumer {place.number} of {place.consumers} (ranks x workers). There may be fewer shards than "
-            "consumers: use fewer workers, or .split_shards() in place of .sharding_filter()"
+            "consumers: use fewer workers, or .split_shards() instead of .sharding_filter()"
         )
         self.empty = 0
         return ValueError(message + hint if place.consumers > 1 else message)
@@ -87,15 +87,15 @@ class _Stream:
 class EpochCounterIterDataPipe(WdsPipe[T], Step):
     """Cuts a stream into epochs of n items over all ranks and workers together (functional name: ``wds_epoch``).
 
-    Each rank yields n // ranks items (samples, batches or whatever the source yields) an epoch, and its workers share
-    these as equally as n allows. The next epoch continues where the last one stopped, with the shard that it ended in
-    still open. When the source ends, a new pass starts in a new order that all consumers agree on, so that each pass
-    yields every item once, whatever n is. Workers must survive the epoch, as those of ``WorkersReadingService`` do, and
-    of torch's DataLoader with ``persistent_workers=True``. Leaving an epoch early drops the items on their way from the
-    workers. A ValueError says that the source yields nothing in several passes.
+    In each epoch, each rank yields n // ranks items (samples, batches or whatever the source yields), shared among its
+    workers as equally as n allows. The next epoch continues where the last one stopped, with the same shard still open.
+    When the source ends, a new pass starts in a new order that all consumers agree on, so that each pass yields every
+    item once, whatever n is. Workers must outlive the epoch, as those of ``WorkersReadingService`` do, and of torch's
+    DataLoader with ``persistent_workers=True``. Leaving an epoch early drops the items that workers have prefetched. A
+    ValueError is raised if several passes in a row yield nothing.
 
     Args:
-        n: How many items all consumers yield together in an epoch, at least one a rank, best a multiple of the ranks.
+        n: How many items all consumers together yield in an epoch: at least one per rank, ideally a multiple of them.
 
     Yields:
         The items of the source.
@@ -125,7 +125,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         if stream.passes is None:
             self.begin_stream()
         if watch is not None and not stream.first:
-            # Also if this epoch takes no item: the process that keeps the state waits to learn where it began.
+            # Even if this epoch takes no item: the process that keeps the state waits for this record.
             watch.begin_pass(stream.number, -stream.taken - stream.skipped)
             stream.is_told = stream.items is None
         number = stream.number
@@ -133,7 +133,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
             stream.take(source, taken - stream.skipped, watch)
         if stream.number != number:
             raise ValueError(
-                f"the source of wds_epoch has fewer than the {stream.skipped:,} items that had been taken of it when "
+                f"the source of wds_epoch has fewer than the {stream.skipped:,} items that had been taken from it when "
                 "the state was made: the data is not the same"
             )
         first, stream.first, stream.skipped = stream.first, 0, 0
@@ -150,7 +150,7 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         return self._coming_share(grid)
 
     def _coming_share(self, grid: Grid) -> int:
-        # If a worker was still busy when an epoch was left early, the workers have not all begun as many epochs.
+        # After an epoch was left early, a busy worker may have begun fewer than others: the watch's number counts.
         epoch = None if self._watch is None else self._watch.epoch
         return share_of(self.n, self._stream.epochs if epoch is None else epoch, grid)
 
@@ -168,15 +168,15 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         self._stream = _Stream()
 
     def begin_stream(self) -> None:
-        """Notes the seeds of the pipes upstream: all passes follow from them."""
+        """Records the seeds of the pipes upstream, from which all passes derive theirs."""
         self._stream.passes = Passes(self.source_datapipe)
         self._stream.passes.begin_stream(None if self._watch is None else self._watch.agreed_seed)
 
     def restart(self, begun: PassBegun, wanted: Wanted | None) -> Wanted | None:
         """Seeds the pipes upstream, so that the next iteration begins in the pass `begun`, as in another process.
 
-        It yields only the `wanted` items of the epoch, None the whole epoch, after dropping what the one before took.
-        Returns the items of the pass that the source must yield; None if it must begin at its start.
+        It yields only the `wanted` items of the epoch, or all if None, after dropping those that the epoch before took
+        from the pass. Returns which items of the pass the source must yield; None for all.
         """
         stream = self._stream
         assert stream.passes is not None
@@ -190,15 +190,15 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
         return Wanted([item - begun.item for item in wanted.early], wanted.first - begun.item)
 
     def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way] | None:
-        """Lets the next iteration begin in the middle; see `Step`."""
-        # The epoch's last batch may be smaller: what a whole one would have more belongs to the next epoch.
+        """Makes the next iteration begin in the middle; see `Step`."""
+        # The epoch's last batch may be short: the items that a full batch would have had belong to the next epoch.
         wanted = Wanted([item for item in wanted.early if item < way.share], min(wanted.first, way.share))
         if (begun := way.facts.pass_of(wanted)) is None:
             return None
         return self.restart(begun, wanted) or wanted, way._replace(passing=begun.passing)
 
     def taken(self, item: int, way: Way) -> tuple[int, Way] | None:
-        """Returns how many items of a pass had been taken, and the pass; see `Step`."""
+        """Returns how many items of which pass had been taken; see `Step`."""
         begun = way.facts.pass_of(Wanted((), item))
         return None if begun is None else (item - begun.item, way._replace(passing=begun.passing))
 
@@ -218,23 +218,24 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
 
 
 def share_of(n: int, epoch: int, grid: Grid) -> int:
-    """Returns how many items a worker yields in an epoch, if its rank's items are dealt in turn, epoch after epoch."""
-    # Item i of all that the rank ever yields belongs to worker i % workers. With 5 an epoch and 3 workers, worker 2 has
-    # one of the items 0 to 4 (number 2), and two of the items 5 to 9 (numbers 5 and 8).
+    """Returns how many items a worker yields in an epoch, if its rank's items are dealt to workers in turn."""
+    # Dealing continues across epochs: item i of the rank belongs to worker i % workers. With 5 items per epoch and 3
+    # workers, worker 2 has one item of epoch 0 (number 2 of 0 to 4) and two of epoch 1 (numbers 5 and 8 of 5 to 9).
+    # Before item e a worker has had (e + workers - 1 - worker) // workers items: for e = 5 that is 5 // 3 = 1.
     each = n // grid.ranks
     before, after = ((number * each + grid.workers - 1 - grid.worker) // grid.workers for number in (epoch, epoch + 1))
     return after - before
 
 
 def _warn_of_short_lives() -> None:
-    """Warns in the first worker of a torch DataLoader whose workers, and with them the stream, end with the epoch."""
+    """Warns, in the first worker, if torch's DataLoader ends its workers, and so the stream, with each epoch."""
     worker = get_worker_info()
     frame = sys._getframe() if worker is not None and not worker.id else None
     while frame is not None:
         if frame.f_code.co_name == "_worker_loop" and frame.f_locals.get("persistent_workers") is False:
             warn_once(
                 "short lives",
-                "wds_epoch runs in workers that end with the epoch: each epoch begins the stream anew and gives the "
-                "first items only. Give the DataLoader persistent_workers=True, or use WorkersReadingService",
+                "wds_epoch runs in workers that end with the epoch: each epoch starts the stream again and yields the "
+                "first items only. Pass persistent_workers=True to the DataLoader, or use WorkersReadingService",
             )
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The border between the stages that run in worker processes and those that run in the main process."""
+"""The border between the stages of the worker processes and those of the main process."""
 
 import os
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class _WorkerEnd(NamedTuple):
-    """The mark that a stock worker sends instead of items once its stream has ended."""
+    """The mark that a worker of torchdata's service sends instead of items once its stream has ended."""
 
     worker: int
 
 
 class _MarkedEndIterDataPipe(WdsPipe[Any]):
-    """The worker's side of the border: in a stock worker, end marks follow the stream, which never ends.
+    """The worker's side of the border: in a worker of torchdata's service, endless end marks follow the stream.
 
     torchdata's service requests items from its workers in turn, and breaks when one ends well before another. torch's
     own workers, and graphs in one process, need no marks.
@@ -47,11 +47,12 @@ class _MarkedEndIterDataPipe(WdsPipe[Any]):
 class JoinWorkersIterDataPipe(WdsPipe[T]):
     """Joins the streams of all workers into one in the main process (functional name: ``join_workers``).
 
-    Stages before it run in the workers, stages after it in the main process, under ``WorkersReadingService`` (where
-    branches that each have one have separate workers) and torchdata's ``MultiProcessingReadingService``, which without
-    it loses items, or breaks, when its workers' streams differ in length. (Give that ``main_prefetch_cnt=0``, or its
-    shutdown after an early break may hang.) torch's ``DataLoader`` and ``StatefulDataLoader`` run all stages in each
-    worker; a warning says so. Items come from worker 0, 1, ... in turn; a worker whose stream has ended is skipped.
+    Stages before it run in the workers, stages after it in the main process. That holds under ``WorkersReadingService``
+    (where each branch with a ``join_workers`` has its own workers) and torchdata's ``MultiProcessingReadingService``,
+    which without it loses items or breaks when the streams of its workers differ in length. (Pass that service
+    ``main_prefetch_cnt=0``, or its shutdown after an early break may hang.) torch's ``DataLoader`` and
+    ``StatefulDataLoader`` run all stages in each worker, with a warning. Items come from worker 0, 1, ... in turn; a
+    worker whose stream has ended is skipped.
 
     Args:
         source_datapipe: The stages that workers run.
@@ -71,12 +72,12 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
         self.source_datapipe: Pipe = _MarkedEndIterDataPipe(source_datapipe)
 
     def is_replicable(self) -> bool:
-        """Returns False: reading services keep this pipe, and all that follow, in the main process."""
+        """Returns False, so that reading services keep this pipe and all later ones in the main process."""
         return False
 
     def __iter__(self) -> Iterator[T]:
         worker = get_worker_info()
-        # In the first worker of a torch DataLoader, which runs the stages that belong in the main process:
+        # In the first worker of a torch DataLoader, which also runs the stages meant for the main process:
         if worker is not None and worker.num_workers > 1 and not worker.id:
             others = (pipe for pipe in running_pipes() if pipe is not self)
             if stages := [short_name(pipe) for pipe in others if not getattr(pipe, "runs_others", False)]:

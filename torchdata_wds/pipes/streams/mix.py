@@ -20,7 +20,7 @@ from torchdata_wds.pipes.seeds import Passes, Seed, Seeded
 
 _STOPS = (
     "'first' ends when the source whose turn it is has ended, 'all' yields every item of every source once, 'cycle' "
-    "begins sources that have ended again until each has been seen whole"
+    "restarts sources that have ended until each has been seen whole"
 )
 
 _END: Any = object()
@@ -54,7 +54,7 @@ class _Source:
         return _END
 
     def begin_next_pass(self) -> None:
-        """Goes back to the beginning of the source, in a new order."""
+        """Restarts the source in a new order."""
         self._pass, self._iterator, self._gave = self._pass + 1, None, False
 
     def close(self) -> None:
@@ -81,21 +81,21 @@ class _Source:
 class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
     """Mixes several pipes into one stream (functional name: ``wds_mix``).
 
-    Each step chooses a source, in turn or at random by `weights`, and yields its next item; nothing is read ahead, and
-    sources keep their files open between turns. Consumers of a ``sharding_filter`` above draw differently; before the
-    filter, or without one, all draw alike. A source that yields nothing in a pass is a ShardListError; under ``"all"``,
-    if its shards are divided among several consumers, it only leaves, with a warning.
+    Each step chooses a source, in turn or at random by `weights`, and yields its next item. Nothing is read ahead, and
+    sources keep their files open between turns. Downstream of a ``sharding_filter`` each consumer draws differently;
+    upstream of it, or without one, all draw alike. A source that yields nothing in a pass raises ShardListError; with
+    ``"all"`` and shards divided among several consumers it only leaves the mix, with a warning.
 
     Attributes:
-        counts: How many items each source, in order, has yielded in this epoch, or in the last one, in this process.
+        counts: How many items each source has yielded in this epoch (or the last one), in this process, in order.
 
     Args:
-        *others: The further sources.
-        weights: One finite number above 0 per source, in their order: how often it is chosen, relative to the others.
-            None takes the sources in turn.
-        stop: When an epoch ends: ``"first"``, when the chosen source is exhausted (21 of 100 and 10 samples);
-            ``"all"``, when all are, the others going on with their weights (110); ``"cycle"``, when each has been
-            exhausted once, the others beginning a next pass, in a new order that all consumers agree on (200).
+        *others: The other sources.
+        weights: One finite number above 0 per source, in order: how often it is chosen, relative to the others. None
+            takes the sources in turn.
+        stop: When an epoch ends. ``"first"``: when the chosen source is exhausted (21 items of 100 and 10 samples in
+            turn). ``"all"``: when all are exhausted; the others continue with their weights (110). ``"cycle"``: when
+            each has been exhausted once; the others start new passes, in new orders that all consumers agree on (200).
 
     Yields:
         The items of all sources.
@@ -153,9 +153,11 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
         left, place = [*sources], -1
         sums = self._sums_of(left)
         while left:
-            # Weights 1 and 3 have the sums [1/3, 4/3]: a draw of 0.5 is at 2/3, which is source 1. The product may be
-            # rounded up to the last sum itself.
+            # Weights 1 and 3 have the sums [1/3, 4/3]: a draw of 0.5 falls on 2/3, which is source 1. The product may
+            # be rounded up to the last sum itself, hence min().
             drawn = min(bisect(sums, rng.random() * sums[-1]), len(left) - 1) if sums else None
+            # Without weights a turn passes to the next place. If place 1 of 3 is removed, place goes back to 0, and the
+            # next turn is place 1 again, where the third source now is.
             place = (place + 1) % len(left) if drawn is None else drawn
             source = left[place]
             item = source.take()
@@ -172,11 +174,11 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
             else:
                 break
         for source in sources if self.stop == "cycle" else ():
-            source.passes.begin_pass(-1)  # seeds that all consumers agree on, for a next epoch that nobody seeds
+            source.passes.begin_pass(-1)  # agreed seeds, in case nothing seeds the next epoch
 
     def _sums_of(self, sources: Sequence[_Source]) -> list[float]:
         weights = [self.weights[source.number] for source in sources] if self.weights is not None else []
-        return list(accumulate(weight / max(weights) for weight in weights))  # a plain sum might overflow
+        return list(accumulate(weight / max(weights) for weight in weights))  # a sum of the weights might overflow
 
 
 def _checked_weights(weights: Iterable[Any], count: int) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
-"""URL -> byte stream: where shards come from, and where they go.
+"""Opens shards by URL as byte streams, for reading and for writing.
 
-One backend per file, and a table from scheme to backend for each direction (`OPENERS`, `targets.TARGETS`).
-Nothing here knows what is inside a shard, and nothing here imports torch.
+Each backend has its own file, and each direction has a table from scheme to backend (`OPENERS`, `targets.TARGETS`).
+This package does not know what a shard contains, and does not import torch.
 """
 
 import os
@@ -35,7 +35,7 @@ def _open_http(place: Place, offset: int) -> ByteStream:
     return open_http(place, offset)
 
 
-#: Scheme -> backend, which raises what `open_shard` does; "" is a local path, and a scheme not listed is fsspec's.
+#: Scheme -> backend; "" is a local path, and fsspec opens all schemes not listed. Each raises what `open_shard` does.
 OPENERS: dict[str, Callable[[Place, int], ByteStream]] = {
     "": open_local,
     "file": open_local,
@@ -54,17 +54,17 @@ def open_shard(
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     rewrite: str | Mapping[str, str] | RewriteRules | None = None,
 ) -> ByteStream:
-    """Opens a shard as a forward-only stream of decompressed bytes, which the caller closes; closing early is quiet.
+    """Opens a shard as a forward-only stream of decompressed bytes. The caller closes it, before its end or after.
 
-    The URL is a local path (taken verbatim), ``file:``, ``-`` (standard input), ``pipe:command``, ``http(s):``,
-    ``ais:``, or any that fsspec knows. `offset` counts decompressed bytes to skip: uncompressed files, web servers and
-    stores seek, the rest is read past. Options are by protocol: ``{"s3": {"anon": True}}``, ``{"https": {"headers":
-    {...}}}``. The `rewrite` rules, or those of a `StorageOptions`, are tried before those in ``WDS_REWRITE`` and
-    ``GOPEN_REWRITE``; the first that matches is applied, once.
+    The URL is a local path (used verbatim), ``file:``, ``-`` (standard input), ``pipe:command``, ``http(s):``,
+    ``ais:``, or any URL that fsspec knows. `offset` is the number of decompressed bytes to skip: uncompressed files,
+    web servers and stores seek, other sources are read up to it. `storage_options` are keyed by protocol:
+    ``{"s3": {"anon": True}}``, ``{"https": {"headers": {...}}}``. The `rewrite` rules, or those of a `StorageOptions`,
+    are tried before those in ``WDS_REWRITE`` and ``GOPEN_REWRITE``; only the first match is applied, and only once.
 
-    Compression (gzip, bzip2, xz, zstd) is found by the first bytes. ``read`` raises ShardOpenError if the source fails,
-    and ShardFormatError if compressed data is cut or damaged; ``b""`` means that the end is verified. Opening raises
-    the same, and UnsafeDataError for a command under ``WDS_SECURE=1``.
+    Compression (gzip, bzip2, xz, zstd) is detected from the first bytes. ``read`` raises ShardOpenError if the source
+    fails, and ShardFormatError if compressed data is cut or damaged; ``b""`` means that the end was verified. Opening
+    raises the same errors, and UnsafeDataError for a command under ``WDS_SECURE=1``.
     """
     if offset < 0:
         raise ValueError(f"offset must not be negative, found {offset}")

@@ -1,8 +1,8 @@
-"""The byte stream that every backend gives, and what makes one of a source.
+"""The byte stream that every backend returns, and the classes that turn a source into one.
 
-A source is an `io.RawIOBase` whose `readinto` returns 0 only at an end that is verified, and raises if the source
-failed. `wrap_source` adds decompression and a buffer. All code here runs per buffer of 1 MiB; the many small reads of
-the tar reader run in C, in `io.BufferedReader`.
+A source is an `io.RawIOBase` whose `readinto` returns 0 only at a verified end, and raises if the source failed.
+`wrap_source` adds decompression and a buffer. The Python code here runs once per buffer of 1 MiB; the many small reads
+of the tar reader run in C, in `io.BufferedReader`.
 """
 
 import contextlib
@@ -19,30 +19,30 @@ BUFFER_SIZE = 1 << 20
 
 
 class StoredVersion(NamedTuple):
-    """What a store tells of a shard."""
+    """The version of a shard, as its store reports it."""
 
     size: int  # in bytes, as stored
-    tag: str = ""  # its entity tag (ETag); "" if there is none, or one that equal content does not keep
+    tag: str = ""  # its entity tag (ETag); "" if there is none, or if it may change while the content does not
 
 
-#: A shard as a forward-only stream of decompressed bytes. ``read(n)`` gives exactly n bytes unless the shard ends;
-#: ``b""`` says that the end was reached and verified (exit status, length, checksums). A read that cannot be completed
-#: because the source failed or the data is damaged raises, and so does each later one; everything before it was
-#: delivered. Closing early is quiet; closing is idempotent.
+#: A shard as a forward-only stream of decompressed bytes. ``read(n)`` returns exactly n bytes unless the shard ends;
+#: ``b""`` means that the end was reached and verified (exit status, length, checksums). If the source fails or the data
+#: is damaged, everything before that is delivered first; then this read and every later one raise. Closing is
+#: idempotent, and not an error before the end.
 ByteStream = io.BufferedReader
 
 
 class Source(io.RawIOBase):
-    """A source that gives its bytes in pieces: a backend writes `fill` and `_close`."""
+    """Base of sources: a backend implements `fill` and `_close`."""
 
     def _close(self) -> None:
-        """Releases what the source holds; called once."""
+        """Releases the source's resources; called once."""
 
     def interrupt(self) -> None:
-        """Makes a read that another thread waits in end soon, if the source can; its result is not used."""
+        """Makes a read that blocks in another thread end soon, if possible; the result of that read is discarded."""
 
     def stored_version(self) -> StoredVersion | None:
-        """Returns what tells the shard from others, if an answer that came anyway has told it."""
+        """Returns the shard's size and tag, if the store has sent them with an earlier answer."""
         return None
 
     def readable(self) -> bool:
@@ -50,7 +50,7 @@ class Source(io.RawIOBase):
         return True
 
     def fill(self, view: memoryview) -> int:
-        """Reads bytes into a buffer and returns their number; 0 only at the verified end."""
+        """Reads bytes into a buffer and returns how many; 0 only at the verified end."""
         raise NotImplementedError
 
     def readinto(self, buffer: Any, /) -> int:
@@ -67,16 +67,16 @@ class Source(io.RawIOBase):
 
 
 class ShardSource(Source):
-    """The decompressed bytes of a source: finds the compression at the first read, skips, and keeps a failure.
+    """The decompressed bytes of a source: detects compression at the first read, skips, and repeats a failure.
 
-    `skip` counts decompressed bytes. A `plain` source stands inside the shard: its first bytes say nothing about
-    compression. The source is closed with this.
+    `skip` is a number of decompressed bytes. A `plain` source starts inside the shard, so its first bytes say nothing
+    about compression. Closing this closes the source.
     """
 
     def __init__(self, source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> None:
         self.names: list[tuple[str, str]] = []  # other names of the shard for errors, each with why: see `naming`
-        self.has_begun = plain  # with the compression, if any, known
-        self.pieces: Iterator[bytes] | None = None  # what the decoder gives, if the source turned out to be compressed
+        self.has_begun = plain  # whether compression has been looked for
+        self.pieces: Iterator[bytes] | None = None  # the decoder's output, if the source is compressed
         self._source = source
         self._shard = shard
         self._skip = skip
@@ -86,11 +86,11 @@ class ShardSource(Source):
         self._failure: Exception | None = None
 
     def stored_version(self) -> StoredVersion | None:
-        """Returns what the source tells."""
+        """Returns the source's version."""
         return stored_version(self._source)
 
     def fill(self, view: memoryview) -> int:
-        """Reads decompressed bytes; raises the same failure each time once there was one."""
+        """Reads decompressed bytes; after a failure, every call raises the same one."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if self._ended:
@@ -99,7 +99,7 @@ class ShardSource(Source):
             if self._skip:
                 self._read_past()
             return self._read_into(view)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign stream or client library raises
+        except Exception as error:  # noqa: BLE001 - a foreign stream or client library may raise anything
             self._failure = _shard_error(error, self._shard, self._position)
             for name, why in self.names:
                 if isinstance(self._failure, WdsError):
@@ -137,13 +137,13 @@ class ShardSource(Source):
             self._skip -= count
 
     def _close(self) -> None:
-        # An exception holds the frames that raised it, and so this object.
+        # An exception refers to the frames that raised it, and so to this object.
         self._failure = self.pieces = None
         self._source.close()
 
 
 class ForeignSource(Source):
-    """A stream that somebody else opened, of which only these two functions are used."""
+    """A stream opened outside this package; only its `read` and `close` are used."""
 
     def __init__(self, read: Callable[[int], Any], shard: str, close: Callable[[], object] = lambda: None) -> None:
         self._read = read
@@ -151,7 +151,7 @@ class ForeignSource(Source):
         self._close_stream = close
 
     def fill(self, view: memoryview) -> int:
-        """Reads once, and checks what came."""
+        """Reads once, and checks the type and length of the result."""
         size = len(view)
         data = self._read(size)
         is_binary = isinstance(data, (bytes, bytearray, memoryview))
@@ -166,18 +166,18 @@ class ForeignSource(Source):
         return len(data)
 
     def _close(self) -> None:
-        # Its end was verified by reading, or the reader stopped early: the error would concern nobody.
+        # Either reading has verified the end, or the reader stopped early: an error here matters to neither.
         with contextlib.suppress(Exception):
             self._close_stream()
 
 
 def wrap_source(source: io.RawIOBase, shard: str, *, skip: int = 0, plain: bool = False) -> io.BufferedReader:
-    """Makes a `ByteStream` of a source, with the arguments of `ShardSource`."""
+    """Wraps a source as a `ByteStream`; takes the arguments of `ShardSource`."""
     return io.BufferedReader(ShardSource(source, shard, skip=skip, plain=plain), BUFFER_SIZE)
 
 
 def wrap_stream(stream: Any, url: str) -> ByteStream:
-    """Makes a `ByteStream` of any binary stream with ``read(n)``, which may give less and is closed with the result."""
+    """Wraps any binary stream as a `ByteStream`. Its ``read(n)`` may return less; closing the result closes it."""
     shard = mask_url(url)
     if not callable(getattr(stream, "read", None)):
         raise TypeError(f"the stream for shard {shard} is a {type(stream).__name__} without read()")
@@ -185,7 +185,7 @@ def wrap_stream(stream: Any, url: str) -> ByteStream:
 
 
 def stored_bytes(stream: ByteStream) -> io.RawIOBase:
-    """Turns an unread stream of `open_shard` into one of the bytes as stored; the stream is not usable any more."""
+    """Returns the stored, still compressed bytes of an unread stream of `open_shard`, which is unusable afterwards."""
     source = stream.detach()
     if isinstance(source, ShardSource):
         source.has_begun = True
@@ -193,27 +193,27 @@ def stored_bytes(stream: ByteStream) -> io.RawIOBase:
 
 
 def interrupt(stream: ByteStream | io.RawIOBase) -> None:
-    """Makes a read of a stream that another thread waits in end soon, if its source can."""
+    """Makes a read that blocks in another thread end soon, if the source can."""
     source = getattr(stream, "raw", stream)
     if isinstance(source, Source):
         source.interrupt()
 
 
 def stored_version(stream: ByteStream | io.RawIOBase) -> StoredVersion | None:
-    """Returns what tells a shard from others, if its store has told it; makes no request."""
+    """Returns a shard's size and tag, if its store has already sent them; makes no request."""
     source = getattr(stream, "raw", stream)
     return source.stored_version() if isinstance(source, Source) else None
 
 
 def is_decompressed(stream: ByteStream) -> bool:
-    """Returns whether a stream, from which something was read, decompresses what it reads."""
+    """Returns whether a stream decompresses its source; known only after the first read."""
     source = getattr(stream, "raw", None)
     return isinstance(source, ShardSource) and source.pieces is not None
 
 
 @contextlib.contextmanager
 def naming(url: str, why: str) -> Iterator[None]:
-    """Gives errors the URL by which the shard was listed, and why it lies elsewhere, besides the place itself."""
+    """Adds to errors, which name the real location, the URL by which the shard was listed and why the two differ."""
     try:
         yield
     except WdsError as error:
@@ -221,7 +221,7 @@ def naming(url: str, why: str) -> Iterator[None]:
 
 
 def open_named(opening: Callable[[], ByteStream], url: str, why: str) -> ByteStream:
-    """Opens a stream whose later errors are named as by `naming`, too; a local file's already name its path."""
+    """Opens a stream under `naming`, which also applies to its later errors; those of a local file name its path."""
     with naming(url, why):
         stream = opening()
     source = getattr(stream, "raw", None)
@@ -231,7 +231,7 @@ def open_named(opening: Callable[[], ByteStream], url: str, why: str) -> ByteStr
 
 
 def ends_before(shard: str, size: int, offset: int) -> ShardFormatError:
-    """Makes the error for a shard that is opened at an offset after its end."""
+    """Returns the error for a shard opened at an offset past its end."""
     return ShardFormatError(
         f"shard {shard} ends at byte {size:,}, before the offset {offset:,} that was asked for; "
         "is its index older than the shard?",

@@ -1,7 +1,7 @@
-"""Compressors for shards that are written: each makes one stream with a checksum, so that every cut is noticed.
+"""Compressors for writing shards: each writes one stream with a checksum, so that readers notice a cut anywhere.
 
-The same data gives the same bytes, in pieces of any size and at any time: they hold no time and no name. Another
-version of a library may give other bytes, which decompress to the same.
+The output is reproducible: it depends only on the data, not on the size of the pieces, and contains no time or file
+name. Another version of a compression library may produce different bytes that decompress to the same data.
 """
 
 import bz2
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torchdata_wds.storage.urls import STDIN, is_local, scheme_of
 
-#: What the names of compressed shards end in.
+#: Suffix -> compression.
 SUFFIXES = {
     **dict.fromkeys((".gz", ".tgz"), "gz"),
     **dict.fromkeys((".zst", ".tzst", ".zstd"), "zst"),
@@ -20,7 +20,7 @@ SUFFIXES = {
     **dict.fromkeys((".xz", ".txz"), "xz"),
 }
 
-#: What the names of shards end in: ".tar", ".tar.gz", ".tgz", ...
+#: The suffixes of shards: ".tar", ".tar.gz", ".tgz", ...
 SHARD_SUFFIXES = (".tar", *(suffix if suffix.startswith(".t") else f".tar{suffix}" for suffix in SUFFIXES))
 
 
@@ -28,10 +28,10 @@ class Compressor(Protocol):
     """Compresses a stream piece by piece."""
 
     def compress(self, data: bytes | bytearray | memoryview, /) -> bytes:
-        """Takes a piece and returns the output that is ready, if any."""
+        """Compresses a piece and returns the output so far, if any."""
 
     def flush(self) -> bytes:
-        """Returns the rest, with the checksum; nothing can be compressed after it."""
+        """Returns the remaining output with the checksum, and ends the stream."""
 
 
 def _new_zstd() -> Compressor:
@@ -48,7 +48,7 @@ def _new_zstd() -> Compressor:
 
 
 _COMPRESSORS: dict[str, Callable[[], Compressor]] = {
-    # zlib writes a header with time 0 and without a name.
+    # 16 + MAX_WBITS makes zlib write a gzip header, with time 0 and no file name.
     "gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS),
     "bz2": bz2.BZ2Compressor,
     "xz": lambda: lzma.LZMACompressor(lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, preset=6),
@@ -59,10 +59,10 @@ _KINDS = ", ".join(map(repr, _COMPRESSORS))
 
 
 def compression_for(url: str, compress: bool | str | None) -> str | None:
-    """Returns ``gz``, ``bz2``, ``xz``, ``zst`` or None: how a shard is compressed, whose URL is "" for a file object.
+    """Returns how to compress a shard: ``gz``, ``bz2``, ``xz``, ``zst`` or None. The URL of a file object is "".
 
-    `compress` is one of these, True for gzip, False for none, or None for what the name says (``.tar.gz``, ``.tgz``,
-    ...), which is nothing for ``-`` and ``pipe:``.
+    `compress` is one of these, True for gzip, False for no compression, or None to go by the name's suffix
+    (``.tar.gz``, ``.tgz``, ...); ``-`` and ``pipe:`` are then not compressed.
     """
     if isinstance(compress, bool):
         return "gz" if compress else None
@@ -76,7 +76,7 @@ def compression_for(url: str, compress: bool | str | None) -> str | None:
 
 
 def open_compressor(kind: str) -> Compressor:
-    """Makes a compressor; an ImportError for ``zst`` without the package zstandard."""
+    """Returns a new compressor; raises ImportError for ``zst`` without the package zstandard."""
     if kind not in _COMPRESSORS:
         raise ValueError(f"the compression must be one of {_KINDS}; found {kind!r}")
     return _COMPRESSORS[kind]()

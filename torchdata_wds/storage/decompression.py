@@ -1,8 +1,8 @@
-"""Compressed shards, known by their first bytes: gzip, bzip2, xz and zstd, several streams too.
+"""Decoders for compressed shards, detected by their first bytes: gzip, bzip2, xz and zstd, also several streams in one.
 
-A decoder is a generator of decompressed pieces. It takes its input in small pieces and limits its output per step, so
-that memory stays bounded whatever the shard holds, and everything before damage is delivered before the error: most
-decompressors drop the output of the step that meets it.
+A decoder is a generator of decompressed pieces. Its input comes in small pieces and its output per step is limited.
+This bounds memory for any input, and delivers what precedes damage before the error: most decompressors drop the
+output of the step that finds damage.
 """
 
 import bz2
@@ -15,16 +15,16 @@ from typing import Any
 
 from torchdata_wds.errors import DOWNLOAD_AGAIN, Advice, ShardFormatError, ShardOpenError
 
-# zlib copies the rest of its input at each step, so the pieces are small.
+# Small, because zlib copies its unused input at each step.
 _CHUNK = 32 * 1024
 
-# After a stream's end the pieces are small again: what a decoder does not use of one, it copies.
+# Smaller still at the start of a stream: a decoder copies what follows the end of its stream.
 _FIRST_CHUNK = 512
 
-#: What an xz stream may ask for, in bytes: four times what ``xz -9`` does. A small file can ask for 4 GiB.
+#: The most memory for an xz stream, in bytes: four times the need of ``xz -9``. A small file can demand 4 GiB.
 XZ_MEMORY_LIMIT = 256 << 20
 
-#: The same for a frame of zstd; the command zstd has this limit, too, unless told otherwise.
+#: The largest window of a zstd frame, in bytes; also the default limit of the command zstd.
 _ZSTD_MEMORY_LIMIT = 128 << 20
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
@@ -36,20 +36,20 @@ _RLE_BLOCK, _RESERVED_BLOCK = 1, 3
 
 
 class CompressedInput:
-    """The compressed bytes of a source whose `read(n)` gives some, and none only at the verified end."""
+    """The compressed bytes of a source whose `read(n)` returns up to n bytes, and none only at the verified end."""
 
     def __init__(self, source: io.RawIOBase, shard: str) -> None:
         self.shard = shard
         self.format = "compressed"  # the name of the compression, for messages
-        self.magics: tuple[bytes, ...] = ()  # what its streams begin with
+        self.magics: tuple[bytes, ...] = ()  # the first bytes that a stream of this format may have
         self._source = source
         self._held = b""
-        self._taken = 0  # how much of _held: slicing it at each step would copy it again and again
+        self._taken = 0  # bytes of _held already taken: slicing it at each step would copy the rest each time
         self._fetched = 0
         self._size = _CHUNK  # of the next piece
 
     def streams(self) -> Iterator[None]:
-        """Yields at the beginning of each stream; only more streams and zero padding may follow a complete one."""
+        """Yields at the start of each stream; a complete one may be followed only by more streams and zero padding."""
         yield
         while data := self.chunk():
             rest = data.lstrip(b"\0")
@@ -65,7 +65,7 @@ class CompressedInput:
             yield
 
     def chunk(self) -> bytes:
-        """Takes some bytes; none only at the end."""
+        """Takes some bytes; returns b"" only at the end."""
         if self._taken == len(self._held):
             self._held, self._taken = self._fetch(), 0
         data = self._held[self._taken : self._taken + self._size]
@@ -74,13 +74,15 @@ class CompressedInput:
         return data
 
     def rest(self) -> bytes:
-        """Takes all bytes fetched, or some if there are none; the rest is read from the source."""
+        """Takes the bytes fetched so far, or fetches some; the caller reads what follows from the source itself."""
         data = self._held[self._taken :]
         self._held, self._taken = b"", 0
         return data or self._fetch()
 
     def give_back(self, data: bytes) -> None:
-        """Puts back the last bytes taken, which belong to what follows."""
+        """Puts back the last bytes taken, which belong to the next stream."""
+        # Usually they are still in _held: of 32,768 bytes 600 were taken and 88 come back, so 512 are taken now. They
+        # are not if the decoder kept them from an earlier chunk, so they go in front of what is held.
         if len(data) <= self._taken:
             self._taken -= len(data)
         else:
@@ -96,7 +98,7 @@ class CompressedInput:
         return self._held[self._taken : self._taken + size]
 
     def exactly(self, size: int) -> bytes:
-        """Takes exactly `size` bytes; a ShardFormatError if the input ends before."""
+        """Takes exactly `size` bytes; raises ShardFormatError if the input ends too early."""
         data = self.peek(size)
         self._taken += len(data)
         if len(data) < size:
@@ -104,12 +106,12 @@ class CompressedInput:
         return data
 
     def cut(self, expected: str) -> ShardFormatError:
-        """Makes the error for a stream that ends too early."""
+        """Returns the error for a stream that ends too early."""
         ends = f"is cut off: its {self.format} data ends at byte {self._position:,} (compressed)"
         return self._error(f"{ends}, expected {expected}.", DOWNLOAD_AGAIN)
 
     def damaged(self, found: object) -> ShardFormatError:
-        """Makes the error for data that does not decompress or fails its checksum."""
+        """Returns the error for data that does not decompress or fails its checksum."""
         if "Memory usage limit" in str(found):
             return self._error(
                 f"takes more than {XZ_MEMORY_LIMIT >> 20} MiB of memory to decompress: its xz dictionary is larger. "
@@ -123,7 +125,7 @@ class CompressedInput:
 
     @property
     def _position(self) -> int:
-        """How many compressed bytes the decoder has taken."""
+        """The number of compressed bytes that the decoder has taken."""
         return self._fetched - len(self._held) + self._taken
 
     def _fetch(self) -> bytes:
@@ -135,6 +137,8 @@ class CompressedInput:
 def _decode_one(data: CompressedInput, decompressor: Any, step: int, errors: Any) -> Iterator[bytes]:
     """Decompresses one stream with an object that has the interface of `bz2.BZ2Decompressor`."""
     while not decompressor.eof:
+        # A step returns at most `step` bytes, because 32 KiB of gzip can hold 32 MiB. While more output of the same
+        # input is waiting, needs_input is False, and the decompressor is called with b"".
         chunk = b""
         if decompressor.needs_input and not (chunk := data.chunk()):
             raise data.cut(f"more {data.format} data")
@@ -153,7 +157,7 @@ def _decode(data: CompressedInput, new: Callable[[], Any]) -> Iterator[bytes]:
 
 
 def _decode_gzip(data: CompressedInput) -> Iterator[bytes]:
-    """Checks the trailers here: zlib would drop what it has just decompressed when one is wrong."""
+    """Checks the trailers itself: zlib would drop its last output when a checksum is wrong."""
     new: Callable[[], Any]
     errors: Any
     try:
@@ -161,7 +165,7 @@ def _decode_gzip(data: CompressedInput) -> Iterator[bytes]:
     except ImportError:
         new, crc32, errors, step = _ZlibDecompressor, zlib.crc32, zlib.error, 32 * 1024
     else:
-        # isal is so fast that the calls count: text shards, which are mostly padding, gain a third by the larger step.
+        # isal is so fast that calls matter: with larger steps, text shards (mostly padding) are read a third faster.
         new = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_DEFLATE)
         crc32, errors, step = isal_zlib.crc32, igzip_lib.error, 64 * 1024
     for _ in data.streams():
@@ -193,7 +197,7 @@ def _read_gzip_header(data: CompressedInput) -> None:
 
 
 class _ZlibDecompressor:
-    """zlib's decompressor with the interface that those of bz2, lzma and isal share."""
+    """zlib's decompressor with the interface shared by those of bz2, lzma and isal."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -201,17 +205,14 @@ class _ZlibDecompressor:
 
     def decompress(self, chunk: bytes, max_length: int) -> bytes:
         piece = self._zlib.decompress(self._zlib.unconsumed_tail + chunk, max_length)
-        # A full step may have left output inside even if it used up its input.
+        # After a full step zlib may still hold output, even if it has consumed all of its input.
         self.needs_input = len(piece) < max_length and not self._zlib.unconsumed_tail
         self.eof, self.unused_data = self._zlib.eof, self._zlib.unused_data
         return piece
 
 
 def _decode_zstd(data: CompressedInput) -> Iterator[bytes]:
-    """Walks frames block by block, so that a cut is seen, and a small frame cannot explode in memory.
-
-    Each block gives at most 128 KiB. The decompressor gets one block at a time, and the checksum by itself.
-    """
+    """Feeds frames to zstd block by block: this detects a cut, and bounds the output of a step to 128 KiB."""
     try:
         import zstandard
     except ImportError as error:
@@ -240,6 +241,8 @@ def _decode_zstd(data: CompressedInput) -> Iterator[bytes]:
 def _zstd_parts(data: CompressedInput) -> Iterator[bytes]:
     """Yields the header of a frame, each block with its own header, and the checksum."""
     start = data.exactly(5)
+    # RFC 8878, 3.1.1: the descriptor's bits say how long the other fields are. 0x24 is a single segment (bit 5) with a
+    # checksum (bit 2) and a content size of one byte (bits 7-6 are 0), so one byte is left of its header.
     descriptor = start[4]
     single_segment = descriptor >> 5 & 1
     window = 0 if single_segment else 1
@@ -260,7 +263,7 @@ def _zstd_parts(data: CompressedInput) -> Iterator[bytes]:
         yield data.exactly(4)
 
 
-# The magic of the first block belongs to bzip2's: a shard whose first member is "BZh9.jpg" is not compressed.
+# bzip2's include the magic number of the first block: a tar whose first member is "BZh9.jpg" is not compressed.
 _BZIP2 = tuple(b"BZh%d" % level + block for level in range(1, 10) for block in (b"1AY&SY", b"\x17rE8P\x90"))
 _new_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY_LIMIT)
 _FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[CompressedInput], Iterator[bytes]]], ...] = (
@@ -271,14 +274,14 @@ _FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[CompressedInput], Iterat
 )
 _MAGICS = {magic: found for found in _FORMATS for magic in found[1]}
 
-#: How many bytes tell every compression.
+#: The number of first bytes that identify any compression.
 HEAD_SIZE = max(map(len, _MAGICS))
 
 
 def find_decoder(data: CompressedInput) -> Iterator[bytes] | None:
-    """Starts the decoder for what begins here; None for data that is not compressed.
+    """Returns the decoder for the data that begins here; None if it is not compressed.
 
-    Peeks at no more bytes than it needs: a slow command may not have written more.
+    Peeks at as few bytes as possible: a slow command may not have written more yet.
     """
     for size in range(1, HEAD_SIZE + 1):
         head = data.peek(size)
@@ -295,5 +298,5 @@ def find_decoder(data: CompressedInput) -> Iterator[bytes] | None:
 
 
 def may_be_compressed(head: bytes) -> bool:
-    """Returns whether a shard with these first `HEAD_SIZE` bytes may be compressed; one with fewer may be a cut one."""
+    """Returns whether a shard with these first `HEAD_SIZE` bytes may be compressed; a shorter one may be cut off."""
     return len(head) < HEAD_SIZE or head.startswith(tuple(_MAGICS))

@@ -1,8 +1,8 @@
-"""Patterns -> shard URLs: lists, braces, variables, and the globs and folders of local disks and of stores.
+"""Expands patterns into shard URLs: lists, braces, variables, and globs and folders on local disks and in stores.
 
-In a local glob, ``**`` stands for folders at any depth and does not follow links to folders, as in bash, ripgrep and
-fd: each file is found once, and links in a circle do no harm. A folder that the pattern names, or that ``*`` matches,
-may be a link; so may files.
+In a local glob, ``**`` matches folders at any depth and does not follow links to folders, as in bash, ripgrep and fd:
+each file is found once, and circular links are harmless. Links are followed for files, and for folders that the pattern
+names or ``*`` matches.
 """
 
 import glob
@@ -38,7 +38,7 @@ from torchdata_wds.storage.urls import (
 
 logger = logging.getLogger(__name__)
 
-# "?" is a query in a web address, "*" is the shell's in a command.
+# In a web address "?" begins the query; in a command "*" is for the shell.
 _NEVER_SEARCHED = (STDIN, "pipe", "http", "https")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _IPV6_HOST = re.compile(r"://([^/@]*@)?\[[0-9A-Fa-f:.]*$")
@@ -46,7 +46,7 @@ _SHOWN_SUFFIXES = ", ".join(SHARD_SUFFIXES)
 _MAGIC = re.compile(r"[*?[]")
 _QUERY = re.compile(r"\?[\w.-]+=[^*[]*$")
 
-# The patterns that were warned about: each is searched once an epoch, in each worker.
+# Patterns already warned about: each worker searches them again in every epoch.
 _warned: set[str] = set()
 
 
@@ -57,15 +57,15 @@ def list_urls(
     rewrite: str | Mapping[str, str] | RewriteRules | None = None,
     variables: bool = False,
 ) -> Iterator[str]:
-    """Lists the shards that patterns stand for, in order, duplicates kept.
+    """Expands patterns into shard URLs, in order; keeps duplicates.
 
-    A pattern is a str, a path, or a list or tuple of them, nested as you like. Braces (``{000..146}``, ``{a,b}``) and
-    ``a::b`` are expanded everywhere; globs and folders (local, or an fsspec URL that ends in ``/``) become the shards
-    found there, sorted. A name that exists exactly as given is taken verbatim. Globs and folders are searched where
-    the rules send them, and what is found is named as in the pattern, so that opening it by the same rules finds it.
+    A pattern is a str, a path, or a list or tuple of patterns, nested to any depth. Braces (``{000..146}``, ``{a,b}``)
+    and ``a::b`` are expanded in all of them; globs and folders (local, or an fsspec URL that ends in ``/``) become the
+    shards found there, sorted. A path that exists locally is used verbatim. Rewriting rules decide where globs and
+    folders are searched; results are named like the pattern, so that the same rules find them when they are opened.
 
-    With `variables`, ``${name}`` stands for the environment variable ``WDS_name``; in a command only if that is set, as
-    the shell has variables too. Not for a stranger's patterns, who could read them.
+    With `variables`, ``${name}`` is replaced by the environment variable ``WDS_name``; in a command only if that is
+    set, because the shell has variables too. Do not use it for untrusted patterns: they could read the environment.
 
     Example:
         >>> list(list_urls(["train-{0..1}.tar", ("https://host/{a,b}.tar?x=1", "pipe:cat x.tar")]))
@@ -115,7 +115,7 @@ def _list_one(text: str, options: StorageOptions, variables: bool) -> Iterator[s
 
 
 def _existing(text: str, options: StorageOptions) -> Place | None:
-    """The place of a text that names an existing file or folder as it is; None if it is yet to be expanded."""
+    """Returns the place of an existing local file or folder; None if the text is still to be expanded."""
     try:
         place = _resolve(text, options)
     except (ShardListError, UnsafeDataError):
@@ -131,7 +131,7 @@ def _resolve(url: str, options: StorageOptions) -> Place:
 
 
 def _substituted(text: str) -> str:
-    """Replaces ``${name}`` by the environment's variables, whose values may hold more of them."""
+    """Replaces ``${name}`` by environment variables, whose values may contain further ones."""
 
     def value_of(found: re.Match[str]) -> str:
         value = pattern_variable(found[1])
@@ -158,10 +158,10 @@ def _named_as_given(place: Place) -> Iterator[str]:
 
 
 def _given_name(place: Place, found: str) -> str:
-    """The name by which the rules lead to what was found: that of the pattern, as far as possible.
+    """Returns a name that the rules rewrite to the shard found, if possible one like the pattern.
 
-    ``s3://b/*.tar``, which a rule sends to ``/data/b/*.tar``, ends like it from ``/b/*.tar`` on. So ``/data/b/x.tar``
-    begins like the place before that, and is named ``s3:/`` + ``/b/x.tar``.
+    If a rule rewrites ``s3://b/*.tar`` to ``/data/b/*.tar``, the two share the end ``/b/*.tar``, and differ in ``s3:/``
+    and ``/data``. So ``/data/b/x.tar``, which was found, is named ``s3:/`` + ``/b/x.tar``.
     """
     url, moved = place.name, place.url
     if found == moved:
@@ -181,7 +181,7 @@ def _given_name(place: Place, found: str) -> str:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Splits at each ``::`` that stands between two patterns, and not inside a chained URL or an address."""
+    """Splits at each ``::`` between two patterns, but not inside a chained URL or an IPv6 address."""
     parts, start, position = [], 0, 0
     while (found := text.find("::", position)) >= 0:
         position = found + 2
@@ -200,7 +200,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _search(place: Place) -> Iterator[str]:
-    """Yields the shards of a folder or glob, sorted, or the URL of anything else as it is."""
+    """Yields the shards of a folder or glob, sorted, or any other URL unchanged."""
     if place.is_local:
         yield from _search_local(place.url)
     elif place.scheme in _NEVER_SEARCHED or not any(map(_is_pattern, place.url.split("::"))):
@@ -212,7 +212,7 @@ def _search(place: Place) -> Iterator[str]:
 
 
 def _is_pattern(part: str) -> bool:
-    """Returns whether a URL of a store (one part of a chained one) is a glob or a folder."""
+    """Returns whether a store's URL, or one part of a chained URL, is a glob or a folder."""
     protocol, slashes, path = part.partition("://")
     return bool(slashes) and (bool(_MAGIC.search(_QUERY.sub("", path))) or (path.endswith("/") and protocol != "dir"))
 
@@ -228,18 +228,20 @@ def _nothing(pattern: str, hint: str) -> ShardListError:
 
 def _search_store(place: Place) -> Iterator[str]:
     parts = place.url.split("::")
+    # One part of a chained URL is the pattern: the first of "zip://*.tar::s3://b/x.zip", but the second of
+    # "simplecache::s3://b/*.tar". What fsspec finds replaces this part: "zip://a.tar::s3://b/x.zip".
     index = next(i for i, part in enumerate(parts) if _is_pattern(part))
     part = parts[index]
     is_folder = part.endswith("/")
     entries: Iterable[dict[str, Any]]
     try:
         filesystem, path = connect(place.url, place.options)
-        filesystem.invalidate_cache()  # listings are kept for ever, and shards come and go between epochs
+        filesystem.invalidate_cache()  # fsspec keeps listings for ever, but shards come and go between epochs
         entries = filesystem.ls(path, detail=True) if is_folder else filesystem.glob(path, detail=True).values()
         names = [entry["name"] for entry in entries if entry.get("type") != "directory"]
     except WdsError as error:
         raise ShardListError(str(error), shard=error.shard) from error
-    except Exception as error:  # noqa: BLE001 - whatever a client library raises
+    except Exception as error:  # noqa: BLE001 - client libraries raise anything
         reason = "not found" if isinstance(error, FileNotFoundError) else error_words(error)
         raise cannot_list(place.url, reason) from masked_cause(error)
     found = sorted(name for name in names if not is_folder or _is_shard(name.rpartition("/")[2]))
@@ -250,7 +252,7 @@ def _search_store(place: Place) -> Iterator[str]:
 
 
 def _full_url(part: str, name: str) -> str:
-    """The URL of a file that was found, written as the pattern was: with its user, host or account."""
+    """Returns the URL of a file found, with the user, host or account of the pattern, which fsspec's names lack."""
     import fsspec
 
     protocol = protocol_of(part)
@@ -269,6 +271,7 @@ def _search_local(url: str) -> Iterator[str]:
         found = [os.path.join(path, name) for name in names if _is_shard(name)]  # noqa: PTH118 - keeps "./"
         hint = f"the folder holds {len(names):,} files, none of them ends in {_SHOWN_SUFFIXES}"
     elif os.path.lexists(path) or not _MAGIC.search(path):
+        # A file that exists is not a pattern, even if its name is "a[1].tar".
         yield path if url.startswith("~") else url
         return
     else:
@@ -276,7 +279,7 @@ def _search_local(url: str) -> Iterator[str]:
         found = [match for match in matches if not os.path.isdir(match)]  # noqa: PTH112
         hint = f"it matches {len(matches):,} folders and no file"
         if not matches:
-            start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # a path without magic is not searched
+            start = _MAGIC.split(path, maxsplit=1)[0].rpartition("/")[0]  # the last folder before any wildcard
             folder = start or ("/" if path.startswith("/") else ".")
             is_there = os.path.isdir(folder)  # noqa: PTH112
             holds = f"holds {len(os.listdir(folder)):,} entries" if is_there else "does not exist"  # noqa: PTH208
@@ -289,9 +292,9 @@ def _search_local(url: str) -> Iterator[str]:
 
 
 def find_matches(pattern: str) -> list[str]:
-    """Finds the files and folders that a local glob matches: sorted, each once; hidden ones only if it has the dot.
+    """Returns the files and folders that a local glob matches, sorted and unique; hidden ones only if it has the dot.
 
-    Links to folders and unreadable folders that ``**`` leaves out are warned about, once in a process.
+    Logs a warning, once per pattern and process, if ``**`` skips linked or unreadable folders.
     """
     left_out: list[str] = []
     found = sorted(set(_matches(pattern, left_out)))
@@ -306,6 +309,9 @@ def find_matches(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
+    # For "data/*/**/x*.tar", `before` is "data/*" and `after` is "x*.tar". Each folder that `before` matches is walked,
+    # and `after`, which may contain the next "**", is matched in every folder below it. A folder's name is escaped for
+    # that: "data/a[1]" is not a pattern any more.
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.glob(pattern)  # noqa: PTH207 - Path.glob shows hidden files and drops "./"
@@ -314,7 +320,7 @@ def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
     before = "/".join(parts[:place])
     while parts[place + 1 : place + 2] == ["**"]:
         place += 1
-    after = "/".join(parts[place + 1 :])  # which may have another one
+    after = "/".join(parts[place + 1 :])
     starts = [before + "/" if parts[0] != "**" else ""]
     if glob.has_magic(before):
         starts = [f"{start}/" for start in sorted(glob.glob(before)) if os.path.isdir(start)]  # noqa: PTH112, PTH207
@@ -327,7 +333,7 @@ def _matches(pattern: str, left_out: list[str]) -> Iterator[str]:
 
 
 def _folders(start: str, left_out: list[str]) -> Iterator[str]:
-    """A folder and all below it but links and hidden ones, each ending in a slash; "" is the current one."""
+    """Yields a folder and all below it except links and hidden ones, each with a final slash; "" is the current one."""
     waiting = [start]
     while waiting:
         folder = waiting.pop()

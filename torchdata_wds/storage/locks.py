@@ -1,8 +1,8 @@
 """Locks on open files, by ``flock``.
 
-Locks end with the process that holds them, however it ends. Not every file system has them (Lustre without the mount
-option ``flock``, some network and FUSE mounts), nor every Python (some lack ``fcntl``). Without them, all goes on as if
-no other process were there: files get unique names and are renamed when whole, so that nothing wrong is ever read.
+The system releases a lock when the process that holds it ends, even if it is killed. Some file systems have no locks
+(Lustre without the mount option ``flock``, some network and FUSE mounts), and some Pythons lack ``fcntl``. The package
+then works as if no other process existed. This is still safe: files get unique names and are renamed when complete.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.
 
 
 def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
-    """Locks an open file; returns False if another process has the lock, None if there are no locks here."""
+    """Locks an open file; returns False if another process has the lock, None if locks are not supported here."""
     if fcntl is None:
         return None
     try:
@@ -34,13 +34,13 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool | None:
 
 
 def unlock(file: int) -> None:
-    """Releases a lock, which a copy of the descriptor in a forked child would keep otherwise."""
+    """Releases a lock, which would otherwise last as long as a forked child's copy of the descriptor."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-# A forked child closes its copies of these, which would keep the locks for as long as it lives.
+# A forked child closes its copies of these, which would otherwise keep the locks for as long as it lives.
 _open: "weakref.WeakSet[LockedFile]" = weakref.WeakSet()
 
 
@@ -53,16 +53,16 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class LockedFile(io.FileIO):
-    """An open file with a lock that ends with it, and not with the last copy that forked children have of it."""
+    """An open file whose lock is released when it is closed, even if forked children have copies of the descriptor."""
 
     def __init__(self, file: int) -> None:
         super().__init__(file, "rb")
         self._owner = os.getpid()
-        self.has_locks = True  # whether the file system has locks, as far as this file has found out
+        self.has_locks = True  # False once locking has failed for lack of support
         _open.add(self)
 
     def lock(self, *, shared: bool = False) -> bool:
-        """Takes or changes the lock without waiting; returns whether no other process is known to have it."""
+        """Takes or converts the lock without waiting; returns False only if another process is known to hold it."""
         try:
             taken = lock(self.fileno(), shared=shared)
         except OSError:
@@ -77,11 +77,11 @@ class LockedFile(io.FileIO):
         super().close()
 
     def leave(self) -> None:
-        """Closes the file and leaves its lock to another object that was made of a copy of the descriptor."""
+        """Closes the file but keeps the lock, for another object with a duplicate of the descriptor."""
         super().close()
 
     def is_at(self, path: str) -> bool:
-        """Returns whether a path is that of this file."""
+        """Returns whether a path leads to this file."""
         try:
             return os.path.samestat(os.stat(path), os.fstat(self.fileno()))  # noqa: PTH116 - a str
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Where a shard lies: the options and rewriting rules that were given, and the place that they make of its URL.
+"""Storage options and rewriting rules, and the place of a shard that follows from them and its URL.
 
-A shard keeps the name it was given in samples, indexes, caches and checkpoints, so these are the same on machines with
-other rules. `resolve` applies the rules once, where a URL is listed or opened, and never to their own result.
+Samples, indexes, caches and checkpoints keep the original URL, so they are the same on machines with different rules.
+`resolve` applies the rules once, where a URL is listed or opened, and never to their own result.
 """
 
 import os
@@ -18,20 +18,20 @@ from torchdata_wds.storage.urls import AIS, LOCAL, mask_url, scheme_of, url_text
 
 Rules = tuple[tuple[str, str], ...]
 
-# What every shell takes for letters of a word.
+# Characters with no special meaning in any shell.
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]*")
 
-#: Options whose values are texts that pickles may show, unless they hold a password.
+#: Options whose string values may appear in pickles, unless they contain a password.
 _OPEN_NAMES = frozenset({"account_name", "endpoint_url", "profile", "project", "region_name"})
 
 
 class RewriteRules:
-    r"""Rules that send URLs elsewhere (``rewrite=``, ``WDS_REWRITE``, ``GOPEN_REWRITE``), in order.
+    r"""Ordered rules that rewrite URLs (``rewrite=``, ``WDS_REWRITE``, ``GOPEN_REWRITE``).
 
-    They are ``"regex=replacement;..."``, or a mapping from regex to replacement, which may hold ``=`` and ``;``. A
-    regex is matched at the beginning of a URL. Only what it matches is replaced; ``\1`` in the replacement stands for
-    its first group. Rules are picklable, and their repr masks secrets; those with a secret in them stay out of pickles
-    as `StorageOptions` do. A malformed rule is a ValueError.
+    They are written as ``"regex=replacement;..."``, or as a mapping from regex to replacement, in which both may
+    contain ``=`` and ``;``. A regex is matched at the start of a URL, and only the matched part is replaced; ``\1`` in
+    the replacement is the first group. Rules can be pickled, and their repr masks secrets; rules that contain a secret
+    are kept out of pickles, as `StorageOptions` are. A malformed rule raises ValueError.
 
     Example:
         >>> rules = RewriteRules("gs://=/shared/data/;s3://([^/]*)=https://mirror/\\1")
@@ -51,7 +51,7 @@ class RewriteRules:
         self._held = Withheld("rewriting rules", shown, given, is_secret=shown != text)
 
     def apply(self, url: str) -> str | None:
-        """Returns what the first matching rule makes of a URL; None if none matches."""
+        """Returns a URL rewritten by the first matching rule; None if no rule matches."""
         for regex, replacement in self._held.value:
             found = re.match(regex, url)
             if found is not None:
@@ -83,7 +83,7 @@ def _parse(rules: object) -> Rules:
             regex, equals, replacement = rule.partition("=")
             if not equals:
                 raise ValueError(f"rewriting rule {mask_text(rule)!r} has no '=': write regex=replacement;...")
-            pairs.append((regex.lstrip(), replacement))  # a blank at a command's end separates it from the URL
+            pairs.append((regex.lstrip(), replacement))  # a trailing blank is kept: it separates a command from the URL
     elif isinstance(rules, Mapping):
         pairs = list(rules.items())
     elif rules is not None:
@@ -107,7 +107,7 @@ def _check_rule(regex: str, replacement: str) -> None:
             r"Write \x3d for a '=' and \x3b for a ';' in it, or pass rewrite={regex: replacement}"
         ) from error
     try:
-        # The empty alternative always matches, so that the replacement is parsed.
+        # The empty alternative always matches, so the replacement is always parsed.
         if (found := re.match(f"{regex}|", "")) is not None:
             found.expand(replacement)
     except (re.error, IndexError) as error:
@@ -118,9 +118,9 @@ def _check_rule(regex: str, replacement: str) -> None:
 
 
 def _check_command(url: str, replacement: str, beginnings: list[str]) -> None:
-    """Refuses a URL that would bring a command with it, or become more than one word of the user's command.
+    """Refuses a URL that would itself become a command, or more than one word of the rule's command.
 
-    A URL may come from a stranger's list: ``x.tar;rm -rf ~`` must not reach a shell through ``pipe:curl -s``.
+    A list of shards may be untrusted: ``x.tar;rm -rf ~`` must not reach a shell through ``pipe:curl -s``.
     """
     shard = mask_url(url)
     if scheme_of(replacement) != "pipe":
@@ -140,11 +140,11 @@ def _check_command(url: str, replacement: str, beginnings: list[str]) -> None:
 
 
 class StorageOptions(Mapping[str, Mapping[str, Any]]):
-    """Holds ``{"s3": {"key": ...}, ...}`` read-only; no message, log, traceback or checkpoint shows the values.
+    """A read-only mapping ``{"s3": {"key": ...}, ...}`` whose values no message, log, traceback or checkpoint shows.
 
-    `options` may be another holder, whose rules are kept if `rewrite` is None. A pickle that does not start a process
-    holds no values except numbers and a few texts such as ``endpoint_url``. Another process that reads it uses the
-    options of the same names that were made there; without any, using it is a ShardOpenError.
+    `options` may be another instance, whose rules are kept if `rewrite` is None. Except for pickles that start a
+    process, pickles contain no values but numbers and a few harmless strings such as ``endpoint_url``. A process that
+    loads such a pickle uses its own options of the same names; if it has none, using them raises ShardOpenError.
 
     Example:
         >>> StorageOptions({"s3": {"key": "AKIA", "anon": False}})
@@ -214,20 +214,20 @@ def _checked_options(options: Any) -> dict[str, dict[str, Any]]:
 
 
 def _is_open(name: str, value: Any) -> bool:
-    """Whether a pickle that goes anywhere may hold an option."""
+    """Returns whether any pickle may contain an option's value."""
     if isinstance(value, str):
         return name in _OPEN_NAMES and mask_text(value) == value
     return isinstance(value, int | float | None)
 
 
 class Place(NamedTuple):
-    """Where a shard lies: its URL is resolved once, and every backend takes the result."""
+    """The location of a shard: its URL is resolved once, and every backend takes the result."""
 
-    url: str  # as the rewriting rules made it
-    scheme: str  # selects the backend, as `scheme_of` says; "ais" for every scheme that goes through AIStore
-    options: StorageOptions  # of all protocols
-    shown: str  # the URL without what is secret in it, for messages
-    name: str  # the URL as it was given
+    url: str  # after rewriting
+    scheme: str  # selects the backend: that of `scheme_of`, but "ais" for every scheme that goes through AIStore
+    options: StorageOptions  # for all protocols
+    shown: str  # the URL with secrets masked, for messages
+    name: str  # the original URL
 
     @property
     def is_local(self) -> bool:
@@ -236,12 +236,12 @@ class Place(NamedTuple):
 
     @property
     def is_moved(self) -> bool:
-        """Whether a rule sends it elsewhere."""
+        """Whether a rule has rewritten the URL."""
         return self.url != self.name
 
 
 def place_of(url: str, options: StorageOptions, *, name: str | None = None) -> Place:
-    """Returns the place of a URL to which no rule is applied."""
+    """Returns the place of a URL without applying any rule."""
     scheme = scheme_of(url)
     kind = AIS if scheme in ais_schemes() else scheme
     return Place(url, kind, options, mask_url(url), url if name is None else name)
@@ -255,9 +255,9 @@ def resolve(
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     rewrite: str | Mapping[str, str] | RewriteRules | None = None,
 ) -> Place:
-    """Finds the place of a shard, by the rules given and then by those of the environment.
+    """Returns the place of a shard: the `rewrite` rules are tried first, then those of the environment.
 
-    A malformed rule is a ValueError if it was given, and a ShardOpenError if it is the environment's.
+    A malformed rule raises ValueError, or ShardOpenError if it comes from the environment.
     """
     text, options = url_text(url), storage_options
     if not isinstance(options, StorageOptions) or rewrite is not None:

@@ -1,4 +1,4 @@
-"""A shard that a thread opens and reads ahead of its reader."""
+"""Opens a shard in a thread, which reads ahead of the shard's reader."""
 
 import io
 import threading
@@ -9,17 +9,20 @@ from typing import Any, Generic, TypeVar
 
 from torchdata_wds.storage.byte_streams import BUFFER_SIZE, ByteStream, Source, StoredVersion, interrupt, stored_version
 
-#: The most bytes of a shard that are read ahead.
+#: The default limit for reading ahead, in bytes per shard.
 LARGEST_LEAD = 16 << 20
 _PIECE = 1 << 18
 
-#: Seconds that closing waits for a thread whose source does not answer; the thread closes it when it does.
+#: Seconds that `close` waits for a thread whose source does not respond; the thread then closes it later.
 _PATIENCE = 5.0
 T = TypeVar("T")
 
 
 class ReadAhead(Source, Generic[T]):
-    """Opens a stream (and more) in a thread, at once, and reads at most `lead` bytes of it before they are wanted."""
+    """Calls `opening` in a thread, at once, and reads about `lead` bytes of its stream before they are needed.
+
+    `opening` returns the stream and one more value, for `opened`.
+    """
 
     def __init__(self, opening: Callable[[], tuple[ByteStream, T]], *, lead: int = LARGEST_LEAD) -> None:
         self._opening = opening
@@ -27,7 +30,7 @@ class ReadAhead(Source, Generic[T]):
         self._changed = threading.Condition()
         self._pieces: deque[bytes] = deque()
         self._held = 0
-        self._rest = memoryview(b"")  # of the piece that is being taken
+        self._rest = memoryview(b"")  # the part of the current piece that is not delivered yet
         self._stream: ByteStream | None = None
         self._found: list[T] = []
         self._failure: Exception | None = None
@@ -37,9 +40,9 @@ class ReadAhead(Source, Generic[T]):
         self._thread.start()
 
     def opened(self) -> tuple[ByteStream, T]:
-        """Waits until the stream is open; returns one of the same bytes, and what else the opening gave.
+        """Waits until the stream is open; returns a stream of the same bytes, and the other value of `opening`.
 
-        Closing the stream closes everything. Raises what the opening raised, after closing all.
+        Closing the stream closes everything. If opening failed, closes everything and raises the error.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._found or self._is_over)
@@ -47,14 +50,14 @@ class ReadAhead(Source, Generic[T]):
                 return io.BufferedReader(self, BUFFER_SIZE), self._found[0]
         failure = self._failure
         self.close()
-        raise failure or RuntimeError("a shard that was opened ahead is closed already")
+        raise failure or RuntimeError("a shard that was opened ahead is already closed")
 
     def stored_version(self) -> StoredVersion | None:
-        """Returns what tells the shard from others, as its stream says."""
+        """Returns the version that the stream reports."""
         return None if self._stream is None else stored_version(self._stream)
 
     def fill(self, view: memoryview) -> int:
-        """Takes the next bytes, none at the end of the stream; raises what reading raised, each time."""
+        """Takes the next bytes, none at the end of the stream; if reading has failed, every call raises the error."""
         if not self._rest:
             with self._changed:
                 self._changed.wait_for(lambda: self._pieces or self._is_over)
@@ -69,20 +72,22 @@ class ReadAhead(Source, Generic[T]):
         return count
 
     def stop(self) -> None:
-        """Makes the thread end."""
+        """Makes the thread end soon; does not wait for it."""
         with self._changed:
             self._is_stopped = True
             self._pieces.clear()
             stream = None if self._is_over else self._stream
             self._changed.notify_all()
+        # The thread waits either for room, which the notification ends, or inside the source, which only this ends.
+        # Outside the lock, which the thread may need in order to end.
         if stream is not None:
             interrupt(stream)
 
     def close(self, patience: float | None = None) -> None:
-        """Stops the thread and waits for it, `patience` seconds at most; it closes a source that answers later."""
+        """Stops the thread and waits `patience` seconds at most; a thread that ends later closes the source then."""
         self.stop()
         self._thread.join(_PATIENCE if patience is None else patience)
-        self._failure = None  # it holds the frames that raised it
+        self._failure = None  # it refers to the frames that raised it
         super().close()
 
     def _run(self) -> None:
@@ -95,6 +100,8 @@ class ReadAhead(Source, Generic[T]):
                     self._found.append(found)
                     self._changed.notify_all()
                 read = getattr(stream, "read1", stream.read)
+                # The thread reads while it holds less than `lead` bytes, so it may exceed that by a piece: for 16 MiB,
+                # it holds at most 16.25 MiB. read1 does not wait for a whole piece, so that slow bytes arrive at once.
                 while not self._is_stopped and (piece := read(_PIECE)):
                     with self._changed:
                         self._pieces.append(piece)
@@ -105,12 +112,13 @@ class ReadAhead(Source, Generic[T]):
             failure = error
         with self._changed:
             self._is_over = True
+            # After `stop` the error is that of the interrupted read, which no reader waits for.
             self._failure = None if self._is_stopped else failure
             self._changed.notify_all()
 
 
 def close_all(streams: Iterable[ReadAhead[Any]]) -> None:
-    """Closes streams whose turn has not come; together they wait no longer than one."""
+    """Closes streams that are no longer needed; waits no longer for all of them than for one."""
     streams = list(streams)
     for ahead in streams:
         ahead.stop()

@@ -1,4 +1,4 @@
-"""Going on after failures: how long to wait, when to give up, and opening again at the byte where reading broke off."""
+"""Retries: how long to wait, when to give up, and how to reopen a shard at the byte where reading broke off."""
 
 import contextlib
 import logging
@@ -15,37 +15,37 @@ from torchdata_wds.storage.secrets.masking import mask_text, masked_cause
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Errors that no second attempt will change.
+#: Errors that would only happen again.
 HOPELESS = (
     FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError,
     ImportError, NotImplementedError, TypeError,
 )  # fmt: skip
 
-#: The longest time without progress that is spent on pauses, whatever the server asks for.
+#: The longest total of pauses without progress, in seconds, even if the server requests longer ones.
 _LONGEST_WITHOUT_PROGRESS = 600.0
 _WORTH_A_WARNING = 5.0
 
-# Not the global generator, whose state belongs to the user, and not one that all workers share by fork.
+# Not the global generator, whose state belongs to the user, nor one whose state forked workers would share.
 _jitter = random.SystemRandom()
 
 
 class Patience:
-    """Counts the failures without progress, and waits before the next of `retries` further attempts."""
+    """Counts failures without progress, and waits before each of at most `retries` further attempts."""
 
     def __init__(self, retries: int, shard: str) -> None:
         self.failures = 0  # since the last progress
         self.retries = retries
         self._shard = shard
         self._waited = 0.0
-        self.interrupted = threading.Event()  # ends the waiting for good: the result is no longer wanted
+        self.interrupted = threading.Event()  # ends this and all later pauses: the result is no longer wanted
 
     def renew(self) -> None:
-        """Starts counting anew, after progress."""
+        """Resets the counts, after progress."""
         self.failures = 0
         self._waited = 0.0
 
     def endures(self, reason: str, asked: float = 0.0) -> bool:
-        """Counts a failure, then waits (at least the seconds asked for) and returns True, or False to give up."""
+        """Counts a failure; waits, at least `asked` seconds, and returns True, or returns False to give up."""
         self.failures += 1
         seconds = seconds_to_wait(self.failures, asked)
         is_too_long = self._waited + seconds > _LONGEST_WITHOUT_PROGRESS
@@ -61,10 +61,10 @@ class Patience:
 
 
 def seconds_to_wait(failures: int, asked: float = 0.0) -> float:
-    """Returns the pause after a number of failures without progress: none after the first, then longer and longer.
+    """Returns the pause in seconds after a number of failures without progress: none after the first, then doubling.
 
-    Failure 2 waits up to 0.5 seconds, 3 up to 1, 4 up to 2, ... 8 and later up to 30; each at least half of that, at
-    random, so that many workers do not come back at the same moment.
+    Failure 2 waits up to 0.5 seconds, 3 up to 1, 4 up to 2, ... 8 and later up to 30; at random, but at least half of
+    that, so that many workers do not retry at the same moment.
     """
     own = min(30.0, 0.5 * 2.0 ** min(failures - 2, 32)) if failures > 1 else 0.0
     return max(own * _jitter.uniform(0.5, 1), asked * _jitter.uniform(1, 1.1))
@@ -76,7 +76,7 @@ def error_words(error: Exception) -> str:
 
 
 def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") -> T:
-    """Calls a function until it succeeds, `retries` times more at most; `doing` begins what is logged of a failure."""
+    """Calls a function until it succeeds, at most `retries` further times; log messages begin with `doing`."""
     patience = Patience(retries, shard)
     while True:
         try:
@@ -89,22 +89,22 @@ def attempt(work: Callable[[], T], retries: int, shard: str, doing: str = "") ->
 
 
 @dataclass(eq=False)
-class Failure(Exception):  # noqa: N818 - told of inside this package; users see a ShardOpenError
+class Failure(Exception):  # noqa: N818 - internal: users see a ShardOpenError
     """A connection, request or body that failed."""
 
     reason: str  # without secrets
-    lasting: bool = False  # whether it would happen again
-    wait: float = 0.0  # the least number of seconds before the next attempt
-    error: Exception | None = None  # what a library raised
+    lasting: bool = False  # whether another attempt would fail too
+    wait: float = 0.0  # the minimum number of seconds before the next attempt
+    error: Exception | None = None  # the library's exception
 
 
 class RetryingSource(Source):
-    """An object of a server or store; where a connection fails, another one goes on at the same byte.
+    """An object on a server or in a store; when a connection fails, a new one continues at the same byte.
 
-    A backend writes `_connect`, which opens the object at `_position`, checks that it is the same one, and sets
-    `_connection` (or `_ended`), `_total` and `_has_begun`; `_receive`, which reads from the connection; and `_refusal`.
-    The two that touch the network raise `Failure` or what a client library raises. Reading gives up after `retries`
-    further attempts that bring nothing new.
+    A backend implements three methods: `_connect` opens the object at `_position`, checks that it is the same one, and
+    sets `_connection` (or `_ended`), `_total` and `_has_begun`; `_receive` reads from the connection; `_refusal` makes
+    an error. The first two raise `Failure` or exceptions of a client library. Reading gives up after `retries` further
+    attempts without new bytes.
     """
 
     def __init__(self, shard: str, start: int, retries: int) -> None:
@@ -112,7 +112,7 @@ class RetryingSource(Source):
         self._start = self._position = start
         self._patience = Patience(retries, shard)
         self._connection: Any = None
-        self._total: int | None = None  # the size of the object, if it is known
+        self._total: int | None = None  # the size of the object, if known
         self._has_begun = False
         self._ended = False
 
@@ -121,7 +121,7 @@ class RetryingSource(Source):
         while self._connection is None and not self._ended:
             try:
                 self._connect()
-            except Exception as error:  # noqa: BLE001 - whatever a client library raises
+            except Exception as error:  # noqa: BLE001 - client libraries raise anything
                 self._bear(error)
 
     def fill(self, view: memoryview) -> int:
@@ -132,16 +132,18 @@ class RetryingSource(Source):
                 return 0
             try:
                 count = self._receive(view)
-            except Exception as error:  # noqa: BLE001 - whatever a client library raises
+            except Exception as error:  # noqa: BLE001 - client libraries raise anything
                 self._bear(error)
             else:
+                # `retries` limits attempts without progress, not attempts per shard: over a link that breaks every
+                # 100 MB, a shard of 10 GB takes 100 connections, and each of them resets the count.
                 if count:
                     self._position += count
                     self._patience.renew()
                 return count
 
     def interrupt(self) -> None:
-        """Ends a pause that another thread waits in; a request under way ends by itself."""
+        """Ends a pause in another thread, but not a request in progress."""
         self._patience.interrupted.set()
 
     def _connect(self) -> None:
@@ -151,11 +153,12 @@ class RetryingSource(Source):
         raise NotImplementedError
 
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:
-        """Makes the error for an object that was never open; `more` says why no attempt follows."""
+        """Returns the error for an object that was never open; `more` says why there are no more attempts."""
         raise NotImplementedError
 
     def _bear(self, error: Exception) -> None:
-        """Drops a connection that failed, and waits; a ShardOpenError if there is no point in going on."""
+        """Drops a failed connection and waits, so that the caller can retry; raises ShardOpenError to give up."""
+        # A WdsError is a verdict that no new connection changes: the object has changed, or is shorter than the offset.
         if isinstance(error, (WdsError, MemoryError)):
             raise error
         lasting = isinstance(error, HOPELESS)
@@ -170,6 +173,7 @@ class RetryingSource(Source):
         elif not failure.lasting:
             count = f"{attempts} attempt{'s' * (attempts > 1)} without progress (retries={self._patience.retries})"
             more = f"; gave up at byte {self._position:,} after {count}"
+        # An object that was never open may not exist: its backend knows the likely cause.
         if not self._has_begun:
             refusal = self._refusal(failure, more)
         else:

@@ -1,4 +1,4 @@
-"""What kind of URL a text is, which URLs its braces stand for, and how messages show it: without what is secret."""
+"""Kinds of URLs, their local paths, the expansion of braces, and URLs in messages, with secrets masked."""
 
 import inspect
 import os
@@ -17,7 +17,7 @@ AIS = "ais"
 #: The schemes of local files: a path, and a ``file:`` URL.
 LOCAL = ("", "file")
 
-# Two letters at least: "D:/x.tar" is a path.
+# At least two letters: "D:/x.tar" is a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _PERHAPS_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!//)|(?i:\bpipe:)")
 
@@ -30,7 +30,7 @@ _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(\.\.-?\d+)?\}")
 _ALMOST_RANGE = re.compile(r"\{[^{},]*\.\.[^{},]*\}")
 _MARKS = frozenset("{*[")
 
-# Inside braces, these mean something to a shell or a program rather than to us.
+# Braces that contain one of these are meant for a shell or a program, not for us.
 _FOREIGN = re.compile(r"[\s'\"$`;|&()<>\\]")
 
 
@@ -54,7 +54,7 @@ def _takes_a_target(protocol: str) -> bool:
 
 
 def url_text(url: str | os.PathLike[str]) -> str:
-    """Returns a shard's URL or path as a str; a TypeError if it is neither."""
+    """Returns a shard's URL or path as a str; raises TypeError for other types."""
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise TypeError(f"a shard is a str or a path, not {type(url).__name__}")
@@ -62,16 +62,16 @@ def url_text(url: str | os.PathLike[str]) -> str:
 
 
 def check_letter(text: str, what: str) -> None:
-    """Refuses a letter as a shard, unless there is such a file: a str was probably given instead of a list."""
+    """Refuses a single letter as a shard, unless that file exists: the user probably passed a str instead of a list."""
     if len(text) < 2 and text != STDIN and (os.path.isdir(text) or not os.path.exists(text)):  # noqa: PTH110, PTH112
         raise ShardListError(
-            f"{what} {str(text)!r}: did a str stand where a list belongs? Write "
+            f"{what} {str(text)!r}: was a str passed instead of a list? Write "
             'IterableWrapper(["train-000000.tar"]), not IterableWrapper("train-000000.tar")'
         )
 
 
 def scheme_of(url: str) -> str:
-    """Returns the scheme of a URL in small letters, "-" for standard input, "" for a local path such as "a:b.tar"."""
+    """Returns the scheme of a URL in lower case, "-" for standard input, "" for a local path such as "a:b.tar"."""
     if url == STDIN:
         return STDIN
     found = _SCHEME.match(url)
@@ -88,10 +88,10 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> str:
-    """Turns a local path or a ``file:`` URL into the path: the one verbatim, the other percent-decoded.
+    """Returns the path of a local path, verbatim, or of a ``file:`` URL, percent-decoded.
 
-    ``~`` or ``~user`` at its beginning is expanded, unless there is a file of this very name. A ``file:`` URL with
-    another host is a ShardOpenError.
+    Expands a leading ``~`` or ``~user``, unless a file with this exact name exists. Raises ShardOpenError for a
+    ``file:`` URL with another host.
     """
     if url.startswith("~") and not os.path.lexists(url):
         return os.path.expanduser(url)  # noqa: PTH111 - a str
@@ -112,7 +112,7 @@ def local_path(url: str) -> str:
 
 
 def mask_url(url: str | os.PathLike[str]) -> str:
-    """Replaces what is secret in a URL or command by ``***``, as `mask_text`; leaves paths alone."""
+    """Replaces secrets in a URL or command by ``***``, as `mask_text` does; leaves paths alone."""
     return _masked(url_text(url))
 
 
@@ -123,23 +123,23 @@ def _masked(text: str) -> str:
 
 
 def mask_item(item: object) -> str:
-    """Shows the beginning of what was given instead of a URL, masked as by `mask_url`."""
+    """Returns the start of the repr of any object, given where a URL was expected, with secrets masked."""
     return mask_text(repr(item)[:300])[:80]
 
 
 def cannot_list(url: str, reason: str, doing: str = "list") -> ShardListError:
-    """Makes the error for a pattern that cannot be listed or expanded."""
+    """Returns the error for a pattern that cannot be listed or expanded."""
     shown = mask_url(url)
     return ShardListError(f"cannot {doing} {shown}: {reason}", shard=shown)
 
 
 def cannot_open(shard: str, reason: str) -> ShardOpenError:
-    """Makes the error for a shard, shown masked, that cannot be opened."""
+    """Returns the error for a shard that cannot be opened; `shard` is its masked URL."""
     return ShardOpenError(f"cannot open shard {shard}: {reason}", shard=shard)
 
 
 def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
-    """Expands all braces of a path or URL; messages name what it stands `within`."""
+    """Expands all braces of a path or URL; messages name the whole pattern, `within`."""
     if "{" not in pattern and "}" not in pattern:
         yield pattern
         return
@@ -155,7 +155,7 @@ def expand_braces(pattern: str, *, within: str | None = None) -> Iterator[str]:
 
 
 def expand_clear_braces(pattern: str) -> Iterator[str]:
-    """Expands the lists and ranges of a command or web address, and leaves all other braces alone: ``${X}``."""
+    """Expands the lists and ranges of a command or web address, and leaves other braces such as ``${X}`` alone."""
     choices: list[list[str]] = []
     end = 0
     for start, stop in _clear_groups(pattern):
@@ -166,7 +166,7 @@ def expand_clear_braces(pattern: str) -> Iterator[str]:
 
 
 def unexpanded(url: str) -> str:
-    """Returns words for a URL that does not exist: that it looks like a pattern, if it does; else ""."""
+    """Returns advice for a URL that does not exist but looks like a pattern; else ""."""
     if scheme_of(url) in ("http", "https"):
         is_pattern = any(_clear_groups(unquote(url)))
     else:
@@ -175,10 +175,10 @@ def unexpanded(url: str) -> str:
 
 
 def _clear_groups(pattern: str) -> Iterator[tuple[int, int]]:
-    """Yields where the lists and ranges of a command begin and end: in ``a{1..3}b ${X} {a,b}``, (1, 7) and (13, 18)."""
+    """Yields start and end of the lists and ranges in a command: for ``a{1..3}b ${X} {a,b}``, (1, 7) and (13, 18)."""
     position = 0
     while (start := pattern.find("{", position)) >= 0:
-        # The brace that closes this one is the first after which as many were closed as opened.
+        # The matching brace is the first after which as many braces were closed as opened.
         depths = accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in pattern[start:])
         stop = next((start + count for count, depth in enumerate(depths, 1) if not depth), start)
         group = pattern[start:stop]

@@ -233,7 +233,7 @@ def test_cache_shards_raises_when_a_fresh_copy_is_not_that_of_the_index_either(
     server.requests.clear()
     pipe = IterableWrapper([url]).split_shards(index=True).cache_shards(tmp_path / "cache")
     with pytest.raises(
-        ShardFormatError, match=r"is not the one of the index beside it: it has the SHA-256 \w+, and not 0"
+        ShardFormatError, match=r"is not the one that its index describes: it has the SHA-256 \w+, and not 0"
     ):
         samples_of(pipe)
     assert server.requests["/x.tar"] == 1

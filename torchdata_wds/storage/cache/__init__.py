@@ -1,4 +1,4 @@
-"""Copies of shards in a local folder: each is downloaded once, appears only whole, and reads like the shard itself."""
+"""A local folder of shard copies: each is downloaded once, appears only when complete, and reads like the shard."""
 
 import contextlib
 import io
@@ -23,16 +23,17 @@ _PLAIN_BUFFER_SIZE = 1 << 16
 
 @dataclass(frozen=True)
 class ShardCache(CacheSettings):
-    """A folder of copies: each is made once, and reads like the shard itself."""
+    """A folder of copies: each is made once, and reads like the shard."""
 
     def open(
         self, url: str, path: str, offset: int = 0, *, finish: bool = False, facts: ShardFacts | None = None
     ) -> ByteStream:
-        """Opens the copy of a shard at a decompressed byte, and makes it if it is missing.
+        """Opens the copy of a shard at an offset in decompressed bytes; makes the copy if it is missing.
 
-        With `finish`, the copy is completed even if the stream is closed before its end. With `facts`, it is made
-        before it is read, and compared; if it differs, it is made again, once, before that is a ShardFormatError. A
-        copy that belongs to another shard is a CacheError, a source that fails a ShardOpenError.
+        With `finish`, the copy is completed even if the stream is closed before its end. With `facts`, the copy is
+        completed and compared with them before it is read: an old copy that differs is made again, and a new one that
+        differs raises ShardFormatError. A copy that belongs to another shard raises CacheError, and a source that fails
+        ShardOpenError.
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative, found {offset}")
@@ -53,7 +54,7 @@ class ShardCache(CacheSettings):
         return io.BufferedReader(source, source.buffer_size)
 
     def fetch(self, url: str, path: str, facts: ShardFacts | None = None) -> Path:
-        """Makes a missing copy, or waits for who does, and returns its path; a CacheError if it cannot be kept."""
+        """Makes a missing copy, or waits for the process that does; returns its path, or raises CacheError."""
         try:
             self._make(url, path, facts)
         except WdsError:
@@ -66,7 +67,7 @@ class ShardCache(CacheSettings):
         return Path(path)
 
     def _make(self, url: str, path: str, facts: ShardFacts | None) -> None:
-        """Makes a missing copy, or one that differs from the facts; an OSError if there can be none."""
+        """Makes a copy that is missing or differs from the facts; raises OSError if the cache cannot store it."""
         may_be_stale, waiting = os.path.exists(path), Waiting()  # noqa: PTH110 - a str
         while True:
             if not os.path.exists(path):  # noqa: PTH110
@@ -77,7 +78,7 @@ class ShardCache(CacheSettings):
                 download.complete()
             if facts is None:
                 return
-            with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # unless it was evicted
+            with contextlib.suppress(FileNotFoundError), open_copy(path) as file:  # if it was evicted, make it again
                 self.check_mark(url, path, file.fileno())
                 difference = facts.difference(file.fileno())
                 if not difference:
@@ -85,9 +86,9 @@ class ShardCache(CacheSettings):
                 if not may_be_stale or not self.drop(path, file):
                     shard = mask_url(url)
                     raise ShardFormatError(
-                        f"shard {shard}, whose copy is {path}, is not the one of the index beside it: it has "
-                        f"{difference}, as the index says. Index or shard is of another version: make the index again "
-                        "with index_shard, or remove the copy if it was put there by hand",
+                        f"shard {shard}, whose copy is {path}, is not the one that its index describes: it has "
+                        f"{difference}, as the index says. The index and the shard are of different versions: make the "
+                        "index again with index_shard, or remove the copy if it was put there by hand",
                         shard=shard,
                         kind="index",
                     )
@@ -96,9 +97,10 @@ class ShardCache(CacheSettings):
 
 
 class _CopySource(Source):
-    """The decompressed bytes of a finished copy; if it cannot be read further, the rest comes from the source.
+    """The decompressed bytes of a finished copy; if the copy cannot be read, the source provides the rest.
 
-    If it turns out to be damaged, what was read before may be wrong as well: that is an error, and the copy is removed.
+    If compressed data turns out to be damaged, the bytes already delivered may be wrong too, so that raises an error
+    and removes the copy.
     """
 
     def __init__(self, cache: ShardCache, url: str, path: str, file: LockedFile, offset: int) -> None:
@@ -107,7 +109,7 @@ class _CopySource(Source):
         self._is_source = False
         self._failure: Exception | None = None
         self._stream: io.RawIOBase = file
-        self._size = 0  # of what is not compressed
+        self._size = 0  # of an uncompressed copy
         self.buffer_size = BUFFER_SIZE
         head = os.pread(file.fileno(), HEAD_SIZE, 0)
         if may_be_compressed(head):

@@ -1,4 +1,4 @@
-"""One download into a cache: from a source to a file that appears only when it is whole."""
+"""One download into a cache, to a file that gets its final name only when it is complete."""
 
 import contextlib
 import io
@@ -20,28 +20,29 @@ from torchdata_wds.storage.urls import mask_url
 
 _PATIENCE = 1.0
 
-#: The interpreter freezes daemon threads at its end, with all locks they hold: do not wait for them long.
+#: The interpreter freezes daemon threads when it exits, with all locks they hold, so do not wait long for them.
 _PATIENCE_AT_EXIT = 0.2
 _SENT_AT_ONCE = 8 << 20
 
 
 class Download:
-    """Fills the file of a copy at the source's speed, in a thread or at once; the copy's lock is released at the end.
+    """Fills the file of a copy at the speed of the source, in a thread or in the caller; then releases the copy's lock.
 
-    With `is_quiet`, nobody is warned if the copy cannot be kept. An OSError if the file cannot be created.
+    With `is_quiet`, logs no warning if the copy cannot be kept. Raises OSError if the file cannot be created.
     """
 
     def __init__(self, cache: CacheSettings, url: str, lock: CopyLock, *, is_quiet: bool = False) -> None:
         self._cache, self._url, self._lock, self._is_quiet = cache, url, lock, is_quiet
-        self.position = 0  # how many bytes the file has
-        self.has_ended = False  # whether that is all
-        self.failure: BaseException | None = None  # why it ended early: a source that failed, or nobody needs it
+        self.position = 0  # the number of bytes in the file
+        self.has_ended = False  # whether there will be no more
+        self.failure: BaseException | None = None  # why it ended early: the source failed, or it was stopped
         self.reason = ""  # why the copy cannot be kept, although the source did not fail
-        self._source: io.RawIOBase | None = None  # None at the end, unless the file cannot be written to its end:
-        self._unwritten = memoryview(b"")  # then its reader goes on with this, and with the rest of the source
-        self.is_stopping = False  # whether nobody needs it any longer
+        # If the file cannot be written to its end, the reader continues with the unwritten bytes, then with the source.
+        self._source: io.RawIOBase | None = None
+        self._unwritten = memoryview(b"")
+        self.is_stopping = False  # whether the download is no longer needed
         self._changed = threading.Condition()
-        self._released = threading.Lock()  # kept by the thread that removes the file
+        self._released = threading.Lock()  # taken, for good, by the thread that removes the file
         self._owner = os.getpid()
         self._sent = 0
         self._thread: threading.Thread | None = None
@@ -53,7 +54,7 @@ class Download:
                 warn_once(
                     f"no locks in {cache.folder}",
                     f"the file system of the cache folder {cache.folder} has no locks (flock): copies are kept, but "
-                    "processes that want a shard at the same time each download it, and max_bytes may be exceeded",
+                    "processes that need a shard at the same time each download it, and max_bytes may be exceeded",
                 )
         except BaseException:
             lock.release()
@@ -64,7 +65,7 @@ class Download:
 
     @classmethod
     def begin(cls, cache: CacheSettings, url: str, path: str, *, is_quiet: bool = False) -> Self | None:
-        """Begins to make a copy; None if it exists by now, or another process is making it."""
+        """Begins to make a copy; returns None if it already exists, or another process is making it."""
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - a str
         lock = CopyLock.acquire(path)
         if lock is None:
@@ -77,29 +78,30 @@ class Download:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs in this process, which may be a forked child."""
+        """Whether it runs in this process, and not in the parent that this process was forked from."""
         return self._owner == os.getpid()
 
     def start(self) -> LockedFile:
-        """Runs it in a thread, and opens the file for its reader."""
+        """Runs the download in a thread; returns its file, open for the reader."""
         file = LockedFile(os.dup(self._file.fileno()))
         self._thread = threading.Thread(target=self.run, name="wds-cache", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no more threads: at once, then
+        except RuntimeError:  # no more threads can be started: download before returning
             self._thread = None
             self.run()
         return file
 
     def run(self) -> None:
-        """Runs it to its end."""
+        """Runs the download to its end."""
         try:
             self._fill()
         except BaseException as error:  # noqa: BLE001 - the reader raises it
             self.failure = error
         finally:
+            # In this order: the shared lock on the file tells readers in other processes that no more bytes follow. If
+            # the file is not complete, they start a download of their own at once, and must find this one released.
             self._release()
-            # Other readers see by the shared lock that no more bytes will follow.
             self._file.lock(shared=True)
             self._file.leave()
             if not self._unwritten or self.is_stopping:
@@ -109,7 +111,7 @@ class Download:
                 self._changed.notify_all()
 
     def complete(self) -> None:
-        """Runs it to its end; raises its failure, or an OSError if the copy cannot be kept."""
+        """Runs the download to its end; raises its failure, or an OSError if the copy cannot be kept."""
         self.run()
         self.close()
         if self.failure is not None:
@@ -118,12 +120,12 @@ class Download:
             raise OSError(self.reason)
 
     def wait_for(self, position: int, seconds: float | None = None) -> bool:
-        """Waits until there are more than `position` bytes or it has ended; returns whether that is so."""
+        """Waits for more than `position` bytes or the end of the download; returns False if `seconds` pass first."""
         with self._changed:
             return self._changed.wait_for(lambda: self.position > position or self.has_ended, seconds)
 
     def read_rest(self, view: memoryview) -> int:
-        """Reads what comes after the file, for its only reader: what could not be written; raises its failure."""
+        """Reads the bytes that could not be written to the file, for its reader in this process; raises the failure."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if rest := self._unwritten:
@@ -133,7 +135,7 @@ class Download:
         return 0 if self._source is None else self._source.readinto(view) or 0
 
     def stop(self, patience: float = _PATIENCE) -> None:
-        """Ends it and removes its file; a source that does not answer for `patience` seconds ends later by itself."""
+        """Ends the download and removes its file; waits at most `patience` seconds for the source to respond."""
         if not self.is_here:
             return
         self.is_stopping = True
@@ -144,7 +146,7 @@ class Download:
         self._release()
 
     def close(self) -> None:
-        """Stops it, and closes the source if its reader had to go on from there."""
+        """Stops the download, and closes the source if the reader was reading it directly."""
         self.stop()
         if self.has_ended:
             self._close_source()
@@ -156,11 +158,9 @@ class Download:
                 source.close()
 
     def _release(self) -> None:
-        """Removes the file, if it has not become the copy, and releases the lock: in one thread, and once.
-
-        No thread waits for another here: the end of the program may have frozen one, and a garbage collection may stop
-        a download in its own thread.
-        """
+        """Removes the file, unless it has become the copy, and releases the copy's lock; idempotent."""
+        # Both the download's thread and `stop` call this. Neither may wait for the other: at exit, the interpreter may
+        # have frozen the thread that is in here, and a garbage collection can call `stop` in the download's own thread.
         if self._released.acquire(blocking=False):
             _running.discard(self)
             with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ class Download:
         self._finish(time.monotonic() - start)
 
     def _write(self, piece: memoryview) -> int:
-        """Writes as much of a piece as the system takes at once, and returns how much that is."""
+        """Writes as much of a piece as the system accepts at once, and returns how much."""
         limit = self._cache.max_bytes
         if limit is not None and self.position + len(piece) > limit:
             raise OSError(f"it is larger than max_bytes={limit:,}")
@@ -199,20 +199,23 @@ class Download:
             self.position += count
             self._changed.notify_all()
         if (unsent := self.position - self._sent) >= _SENT_AT_ONCE:
-            # The disk starts writing, so that there is less to wait for at the end.
+            # Makes the disk start writing now, so that the final fsync takes less time.
             with contextlib.suppress(OSError, AttributeError):
                 os.posix_fadvise(self._file.fileno(), self._sent, unsent, os.POSIX_FADV_DONTNEED)
             self._sent = self.position
         return count
 
     def _check_size(self, expected: int) -> None:
-        """Raises an OSError if somebody has cut the file, so that what was appended since is in the wrong place."""
+        """Raises an OSError if another program has cut the file, so that later bytes are in the wrong place."""
         size = os.fstat(self._file.fileno()).st_size
         if size != expected:
-            raise OSError(f"somebody has changed {self._part}: expected {expected:,} bytes, found {size:,}")
+            raise OSError(f"another program has changed {self._part}: expected {expected:,} bytes, found {size:,}")
 
     def _finish(self, seconds: float) -> None:
-        """Makes the file the copy; if it cannot be kept, its readers still see that it is complete."""
+        """Gives the complete file its final name; if it cannot be kept, marks it as complete for its readers."""
+        # Before the rename, so that every process that finds the copy can trust it: check, mark, fsync and size.
+        # Under the eviction lock, so that two downloads do not both take the last free bytes: the rename. A file that
+        # is not kept is sealed, because readers in other processes cannot know otherwise that it is complete.
         file, cache = self._file.fileno(), self._cache
         try:
             if cache.check is not None:
@@ -236,12 +239,12 @@ class Download:
 
 
 def stopped(url: str) -> ShardOpenError:
-    """Makes the error for a read or download that was stopped."""
+    """Returns the error for a read or download that was stopped."""
     shard, reason = mask_url(url), "was stopped, by another thread or the end of the program"
     return ShardOpenError(f"reading shard {shard} {reason}", shard=shard)
 
 
-# The downloads of this process that have not ended, stopped when it ends.
+# The unfinished downloads of this process, which are stopped when it exits.
 _running: weakref.WeakSet[Download] = weakref.WeakSet()
 _is_ending = False
 

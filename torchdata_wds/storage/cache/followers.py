@@ -1,8 +1,8 @@
-"""Reading a shard while it is downloaded, by this process or another one.
+"""Readers of a shard that this or another process is downloading.
 
-Each reader opens the growing file itself and waits only for the download, never for another reader; the download waits
-for nobody. If the download is given up, its process is killed, or the file disappears, the reader starts a download of
-its own or follows a new one. What it has delivered by then is compared with the new bytes, and not delivered again.
+Each reader opens the growing file itself and waits only for the download, never for another reader; the download never
+waits for readers. If the download is given up, its process is killed, or the file disappears, the reader starts its own
+download or follows a new one. It compares the new bytes with those already delivered, and does not deliver them again.
 """
 
 import contextlib
@@ -19,30 +19,30 @@ from torchdata_wds.storage.cache.settings import CacheSettings, StalledError, Wa
 from torchdata_wds.storage.locks import LockedFile
 from torchdata_wds.storage.urls import mask_url
 
-#: Closing waits for a download that nobody reads any more while it progresses at least once in this many seconds.
+#: With `finish`, closing waits for the download as long as it makes progress within this many seconds.
 _FINISH_SECONDS = 10.0
 
 
 class _LostError(Exception):
-    """The file that was read ended too early: its download was given up, or somebody cut it."""
+    """The file being read ended too early: its download was given up, or another program cut it."""
 
 
 class FollowedShard(Source):
-    """The stored bytes of a shard: from its copy while that is written, or from the source if there can be none.
+    """The stored bytes of a shard: from its copy while that is written, or from the source if no copy can be made.
 
-    With `finish`, closing the stream before its end waits for the whole copy of a download that was started here.
+    With `finish`, closing the stream before its end first waits until a download that was started here is complete.
     """
 
     def __init__(self, cache: CacheSettings, url: str, path: str, *, finish: bool = False) -> None:
         self._cache, self._url, self._path, self._finish = cache, url, path, finish
-        self._position = 0  # what was delivered
-        self._checked = 0  # how much of it is known to be the same in what is read now
-        self._proof: LockedFile | None = None  # a file that begins with what was delivered
+        self._position = 0  # the number of bytes delivered
+        self._checked = 0  # how many of these were compared with the current file or source
+        self._proof: LockedFile | None = None  # a former file, which begins with all delivered bytes
         self._is_interrupted = False
         self._file: LockedFile | None = None
-        self._size = 0  # of the file, the largest that was seen
+        self._size = 0  # the largest size of the file seen so far
         self._is_copy = False
-        self._download: Download | None = None  # fills the file, if it was started here
+        self._download: Download | None = None  # the download that fills the file, if it was started here
         self._source: io.RawIOBase | None = None  # read instead of a file
         try:
             self._find()
@@ -55,6 +55,8 @@ class FollowedShard(Source):
         while True:
             if self._is_interrupted:
                 raise stopped(self._url)
+            # A download died after 5,000,000 bytes were delivered: the next one is read from its start into a scratch
+            # buffer, and compared with the old file, until _checked is 5,000,000 too. Only then is `view` filled again.
             behind = self._position - self._checked
             target = view if not behind else memoryview(bytearray(min(behind, BUFFER_SIZE)))
             try:
@@ -77,7 +79,7 @@ class FollowedShard(Source):
             self._checked += count
 
     def interrupt(self) -> None:
-        """Ends its own download, or the wait for another's."""
+        """Ends its own download, or the wait for that of another process."""
         self._is_interrupted = True
         if self._download is not None:
             self._download.stop()
@@ -85,7 +87,7 @@ class FollowedShard(Source):
             interrupt(self._source)
 
     def _find(self) -> None:
-        """Finds what to read: the copy, one in the making, a download that is started here, or else the source."""
+        """Finds something to read: the copy, an unfinished one, a new download, or else the source."""
         try:
             file = self._file = self._find_in_folder()
             self._size = os.fstat(file.fileno()).st_size
@@ -115,8 +117,8 @@ class FollowedShard(Source):
         self._source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
 
     def _find_another(self, reason: _LostError | StalledError) -> None:
-        # The file that was lost proves what was delivered. While the next one catches up with that, the older file
-        # stays the proof, even if this next one is lost as well.
+        # The lost file holds all delivered bytes, so it becomes the proof. If the file after it is lost too before it
+        # has caught up, the older file stays the proof: only that one is long enough.
         if self._checked == self._position:
             self._file, self._proof = self._proof, self._file
         self._leave()
@@ -127,7 +129,7 @@ class FollowedShard(Source):
             self._find()
 
     def _read(self, view: memoryview) -> int:
-        """Reads the bytes after those that were checked; 0 only at the verified end."""
+        """Reads the bytes after the checked ones; 0 only at the verified end."""
         if self._source is not None:
             return self._source.readinto(view) or 0
         if self._download is not None:
@@ -141,8 +143,10 @@ class FollowedShard(Source):
                 is_whole = self._file.is_at(self._path) or is_sealed(self._file.fileno())
                 if self._is_copy or (is_whole and not is_of_other_size(self._file.fileno())):
                     return 0
-                raise _LostError  # its maker gave it up, or somebody cut it
-            if self._file.lock(shared=True):  # the process that filled it has ended, in whatever way
+                raise _LostError
+            # The writer holds an exclusive lock until it is done or dead. After that the file is read once more, since
+            # bytes may have been added between the last read and the lock; if there are none, it is whole or lost.
+            if self._file.lock(shared=True):
                 is_filled = True
             else:
                 waiting.go_on()
@@ -159,11 +163,9 @@ class FollowedShard(Source):
         return download.read_rest(view)
 
     def _read_file(self, view: memoryview, least: int) -> int:
-        """Reads bytes of the file; a `_LostError` if it has fewer than `least` bytes, or than it had before.
-
-        A file that was cut in the moment before a write has other bytes at this position. Its download notices that by
-        the size after the write, and stops: what was cut is then still missing, unless that was less than one piece.
-        """
+        """Reads bytes of the file; raises `_LostError` if it is shorter than `least` bytes, or than it was before."""
+        # If a file is cut just before a write, other bytes follow at this position. Its download sees the wrong size
+        # after the write and stops, so the file stays shorter than before, unless less than one piece was cut off.
         assert self._file is not None
         count = os.preadv(self._file.fileno(), [view], self._checked)
         size = os.fstat(self._file.fileno()).st_size
@@ -173,7 +175,7 @@ class FollowedShard(Source):
         return count
 
     def _leave(self) -> None:
-        """Closes what is read; a download that was started here ends."""
+        """Closes the current file or source, and stops a download that was started here."""
         if self._download is not None:
             self._download.close()
             self._download = None
@@ -186,7 +188,7 @@ class FollowedShard(Source):
 
     def _close(self) -> None:
         try:
-            # Ctrl-C and other errors should end soon.
+            # Do not wait while an exception such as Ctrl-C is being handled.
             if self._finish and not self._is_interrupted and sys.exc_info()[0] is None:
                 download = self._download
                 while download is not None and download.is_here and not download.has_ended:

@@ -1,9 +1,9 @@
-"""The files of a cache's folder: locks, copies in the making, finished ones, and which of those are removed.
+"""The files in a cache folder: locks, unfinished and finished copies, and their removal.
 
-All state is in files and the system's locks on them, which end with the process that holds them, however it ends. A
-finished copy ``x.tar`` is only ever renamed into place. The process that makes it holds ``x.tar.lock`` and fills a file
-``x.tar.<unique>.part``, whose name it writes into the lock file; an exclusive lock on the part says that more bytes
-will follow. Readers of a finished copy hold a shared lock on it.
+All state is in files and in the system's locks on them, which are released when their process ends, even if it is
+killed. The process that makes a copy ``x.tar`` holds a lock on ``x.tar.lock`` and fills ``x.tar.<unique>.part``, whose
+name it writes into the lock file; an exclusive lock on the part means that more bytes will follow. The complete part is
+renamed to ``x.tar``. Readers of a finished copy hold a shared lock on it.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from typing import Literal, NamedTuple, Self
 from torchdata_wds.storage.cache.names import LOCK, PART, is_own_name
 from torchdata_wds.storage.locks import LockedFile, lock
 
-#: Held while copies are counted and removed, one per folder: no copy has a lock of this name.
+#: The lock file, one per folder, that is held while copies are counted and removed; no copy has a lock of this name.
 ROOM = PART + LOCK
 
-#: What became of a file to be removed; a file that was replaced counts as gone.
+#: The outcome of removing a file; a file that was replaced counts as gone.
 Removal = Literal["removed", "in use", "gone"]
 _MARK = "user.torchdata_wds"
 _DIGEST_MARK = "user.torchdata_wds.sha256"
 
-#: The time of change that marks a complete file which is not kept.
+#: The modification time that marks a complete file that will not be kept.
 _SEAL = 1_000_000_000
 UNIQUE = re.compile(rf"\.\d+-[0-9a-f]{{8}}{re.escape(PART)}$")
 
-#: Seconds after which a part that nobody fills is removed, even if nobody reads its shard again.
+#: The age in seconds at which an abandoned part is removed, even if its shard is not read again.
 OLD_SECONDS = 24 * 3600.0
 
 
@@ -42,11 +42,11 @@ class CopyLock:
     """The lock of one copy: the process that has it may make the copy."""
 
     path: str
-    file: LockedFile | None  # None without locks here: several processes may make one copy, each in a file of its own
+    file: LockedFile | None  # None where locks are not supported: processes may make a copy twice, in separate parts
 
     @classmethod
     def acquire(cls, path: str) -> Self | None:
-        """Takes the lock of a copy, or returns None if another process has it; an OSError if it cannot be made."""
+        """Takes the lock of a copy; returns None if another process has it; raises OSError if it cannot be created."""
         name = path + LOCK
         while True:
             file = LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
@@ -58,14 +58,14 @@ class CopyLock:
                     return cls(path, None)
                 if not taken:
                     return None
-                # Its last holder may have removed it: then it is a lock on nothing.
+                # Its last holder may have removed the file after it was opened here: then try again with a new one.
                 if file.is_at(name):
                     stack.pop_all()
                     return cls(path, file)
 
     @staticmethod
     def open_part(path: str) -> LockedFile | None:
-        """Opens the file that the holder of a copy's lock fills; None if there is none (yet)."""
+        """Opens the part that the holder of a copy's lock fills; returns None if there is none (yet)."""
         try:
             with open(path + LOCK, "rb") as file:  # noqa: PTH123
                 name = os.fsdecode(file.read(4096))
@@ -75,14 +75,14 @@ class CopyLock:
             part = LockedFile(os.open(name, os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             return None
-        if part.lock(shared=True):  # nobody fills it
+        if part.lock(shared=True):  # no process fills it
             part.close()
             return None
         return part
 
     @staticmethod
     def progress_of(path: str) -> tuple[int, int] | None:
-        """Returns which file the holder of a copy's lock fills, and how far."""
+        """Returns the inode and size of the part that the holder of a copy's lock fills."""
         if (part := CopyLock.open_part(path)) is None:
             return None
         with part:
@@ -90,10 +90,7 @@ class CopyLock:
         return status.st_ino, status.st_size
 
     def create_part(self) -> tuple[str, LockedFile]:
-        """Creates the file for a copy, and removes those that former makers left and abandoned ones of others.
-
-        The file has the exclusive lock that tells readers that more will follow.
-        """
+        """Creates the part for a copy, locked exclusively; removes older parts of this copy and abandoned others."""
         if self.file is not None:
             os.ftruncate(self.file.fileno(), 0)
         folder, base = os.path.split(self.path)
@@ -105,8 +102,8 @@ class CopyLock:
                         os.unlink(path)  # noqa: PTH108
         name = f"{base}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
         part = os.path.join(folder, name)  # noqa: PTH118
-        # Appended to: if somebody cuts the file, its size shows that after the next write. A write at a position would
-        # leave a hole of zeros and the expected size.
+        # In append mode, the size shows after the next write that another program has cut the file. A write at a
+        # position would leave a hole of zeros and the expected size.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         file = LockedFile(os.open(part, flags, 0o666))
         try:
@@ -123,13 +120,13 @@ class CopyLock:
         """Releases the lock and removes its file; does nothing in a forked child."""
         if self.file is not None and not self.file.closed:
             with contextlib.suppress(OSError):
-                if self.file.is_at(self.path + LOCK):  # else somebody has cleared the folder, and another has one now
+                if self.file.is_at(self.path + LOCK):  # else the folder was cleared, and this may be another's lock
                     os.unlink(self.path + LOCK)  # noqa: PTH108
             self.file.close()
 
 
 def remove_empty(name: str, file: LockedFile) -> None:
-    """Removes a lock file that cannot be locked, unless a machine that can lock it uses it: then a name is in it."""
+    """Removes a lock file that cannot be locked, unless it contains a name: then a machine that can lock it uses it."""
     with contextlib.suppress(OSError):
         if not os.fstat(file.fileno()).st_size and file.is_at(name):
             os.unlink(name)  # noqa: PTH108
@@ -144,7 +141,7 @@ def _is_abandoned(part: str) -> bool:
 
 
 def open_copy(path: str) -> LockedFile:
-    """Opens a finished copy, with a shared lock where possible, and notes its use as time of access."""
+    """Opens a finished copy, with a shared lock where possible, and sets its access time, which orders eviction."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
@@ -158,7 +155,7 @@ def open_copy(path: str) -> LockedFile:
 
 
 def seal(file: int) -> None:
-    """Marks an open file as complete although it is not kept, for its readers."""
+    """Marks an open file as complete, for its readers, although it will not be kept."""
     with contextlib.suppress(OSError):
         os.utime(file, ns=(_SEAL, _SEAL))
 
@@ -169,12 +166,12 @@ def is_sealed(file: int) -> bool:
 
 
 def mark_as_ours(file: int, digest: str, size: int | str = "") -> None:
-    """Notes which URL a file is the copy of, and its final size, where the file system allows it."""
+    """Stores the digest of a copy's URL, and its final size, as an extended attribute if the file system has these."""
     _set_note(file, _MARK, digest, size)
 
 
 def mark_of(file: int | str) -> str | None:
-    """Returns the digest of the URL that a file is a copy of; None if it is not ours, or changed since."""
+    """Returns the digest of a copy's URL; None if this package did not make the file, or its size has changed since."""
     digest, size = _note_of(file, _MARK)
     with contextlib.suppress(FileNotFoundError):
         if not size or size == str(os.stat(file).st_size):  # noqa: PTH116 - maybe a descriptor
@@ -183,7 +180,7 @@ def mark_of(file: int | str) -> str | None:
 
 
 def is_of_other_size(file: int) -> bool:
-    """Returns whether an open copy is known to have had another size when it was made."""
+    """Returns whether an open copy is known to have changed its size since it was made."""
     return _note_of(file, _MARK)[1] not in ("", str(os.fstat(file).st_size))
 
 
@@ -193,7 +190,7 @@ def _set_note(file: int, name: str, digest: str, rest: object) -> None:
 
 
 def _note_of(file: int | str, name: str) -> tuple[str, str]:
-    """Returns a digest that was noted on a file, and what was noted with it; "" where there is none."""
+    """Returns the digest and the rest of a note on a file; "" for each that is missing."""
     with contextlib.suppress(OSError, AttributeError):
         digest, _, rest = os.getxattr(file, name).decode(errors="replace").partition(" ")
         return digest, rest
@@ -201,29 +198,29 @@ def _note_of(file: int | str, name: str) -> tuple[str, str]:
 
 
 class ShardFacts(NamedTuple):
-    """What an index states of a stored shard: its size in bytes, and its SHA-256 in hexadecimal digits, if known."""
+    """A stored shard according to its index: size in bytes and SHA-256 in hexadecimal digits, where known."""
 
     bytes: int | None = None
     sha256: str | None = None
 
     def difference(self, file: int) -> str:
-        """Returns how an open file differs, as ``10 bytes, and not 20``, or "". Its digest is computed only once."""
+        """Returns how an open file differs, such as ``10 bytes, and not 20``, or "". Computes its digest only once."""
         size = os.fstat(file).st_size
         if self.bytes is not None and size != self.bytes:
             return f"{size:,} bytes, and not {self.bytes:,}"
         if self.sha256 is not None and (found := _digest_of(file)) != self.sha256.lower():
-            _digests.clear()  # another file may get its number
+            _digests.clear()  # a file that replaces this one may get the same inode
             return f"the SHA-256 {found}, and not {self.sha256}"
         return ""
 
 
-#: Digests that this process computed or read, by device, inode, size and time of change.
+#: Digests computed or read by this process, by device, inode, size and modification time.
 _digests: dict[tuple[int, int, int, int], str] = {}
 _MOST_DIGESTS = 100_000
 
 
 def _digest_of(file: int) -> str:
-    """Returns the SHA-256 of an open file, which stands in a note on the file until that is changed."""
+    """Returns the SHA-256 of an open file; a note on the file keeps it until the file changes."""
     status = os.fstat(file)
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if key in _digests:
@@ -242,7 +239,7 @@ def _digest_of(file: int) -> str:
 
 
 def copies_in(folder: str, *, deep: bool) -> Iterator[tuple[int, int, str]]:
-    """Yields the finished copies that this package made: when each was last used, its size, and its path."""
+    """Yields the time of last use, size and path of each finished copy that this package made."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -255,10 +252,10 @@ def copies_in(folder: str, *, deep: bool) -> Iterator[tuple[int, int, str]]:
 
 
 def remove_unlocked(path: str) -> Removal:
-    """Removes a file that nobody has a lock on; an OSError if it cannot be removed."""
+    """Removes a file unless it is locked; raises OSError if it cannot be removed."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        opened = os.open(path, os.O_RDWR | flags)  # NFS has exclusive locks only for files that may be written
+        opened = os.open(path, os.O_RDWR | flags)  # NFS allows exclusive locks only on writable descriptors
     except FileNotFoundError:
         return "gone"
     except PermissionError:

@@ -234,7 +234,7 @@ def test_wds_shuffle_raises_when_its_source_has_become_shorter() -> None:
     """It says how many of the items came that its buffer had held."""
     source, pipe, _ = stopped_shuffle()
     source.count = source.wanted.early[2]
-    with pytest.raises(ValueError, match="gave 2 of the 7 items that it held when the state was made"):
+    with pytest.raises(ValueError, match="has 2 of the 7 items that it held when the state was made"):
         list(pipe)
 
 

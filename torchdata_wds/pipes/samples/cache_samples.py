@@ -1,4 +1,4 @@
-"""Caches samples in a local file, which the first pass writes and later ones read."""
+"""Caches samples in a local file, which the first pass writes and later passes read."""
 
 import inspect
 import os
@@ -33,27 +33,28 @@ T = TypeVar("T")
 class SampleCacherIterDataPipe(HandlingPipe[T]):
     """Keeps samples in a SQLite file, and serves them from it (functional name: ``cache_samples``).
 
-    The first pass writes what it passes on; later passes and runs read the complete file, without the stages above. No
-    file remains after a pass that ends early, fails or is empty, or in which a stage above skipped a shard that could
-    not be opened, or may have ended the stream at an error. While another process writes the file, samples pass
-    through. Consumers that divide the work have a file each, such as ``cache-00001-of-00004.db`` for ``cache.db``.
+    The first pass writes the samples that it yields; later passes and runs read the complete file, and do not run the
+    stages above. No file remains after a pass that ends early, fails or is empty, or in which a stage above skipped a
+    shard that could not be opened, or may have ended the stream at an error. While another process writes the file,
+    samples pass through. Consumers that divide the work each have their own file, such as ``cache-00001-of-00004.db``
+    for ``cache.db``.
 
-    The file does not record the stages above: delete it when they or the shards change. Every pass that writes has the
+    The file does not record the stages above: delete it when they or the shards change. Every pass that writes uses the
     same order, whatever the seed: shuffle and augment after this stage. An endless stream needs `max_samples`; put
-    ``wds_epoch`` after this stage. Samples read back equal, but for what `torchdata_wds.codecs.stored` lists.
+    ``wds_epoch`` after this stage. Samples read back equal, with the exceptions in `torchdata_wds.codecs.stored`.
 
     Args:
-        file: A local file, whose folder is created; None turns the stage off.
-        max_samples: How many samples each consumer yields in each epoch, the first ones of its pass; None keeps all.
+        file: A local file; its folder is created. None turns the stage off.
+        max_samples: How many samples each consumer yields per epoch, the first of its pass; None keeps all.
         allow_pickle: Whether to pickle values other than None, bool, numbers, str, bytes, lists, tuples, dicts, sets,
-            NumPy arrays, tensors and PIL images. Reading such a file needs it too, and runs code that the file chooses.
+            NumPy arrays, tensors and PIL images. Reading such a file needs it too, and can run any code.
         handler: Called for each EncodingError and DecodingError. If it ends the pass, no file remains.
 
     Yields:
         The same samples.
 
     Raises:
-        ValueError: if ``wds_epoch`` or a stage of the main process comes before.
+        ValueError: if ``wds_epoch`` or a stage of the main process comes before this stage.
         CacheError: if the file is damaged, not a sample cache, too short, or cannot be created.
         UnsafeDataError: if the file holds pickles, without `allow_pickle` or under ``WDS_SECURE=1``.
 
@@ -101,7 +102,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             yield from islice(self.source_datapipe, self.max_samples)
 
     def __len__(self) -> int:
-        """The number of samples of an epoch: those of the finished file, or of the source."""
+        """Returns how many samples an epoch has, from the finished file or the source."""
         if self.file is None:
             return len(self.source_datapipe)
         try:
@@ -117,7 +118,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         return part_name(file, divided_place(self) or process_place())
 
     def _fill(self, writer: SampleWriter) -> Iterator[T]:
-        """Passes samples on and writes them."""
+        """Yields the samples of the source, and writes them."""
         count, is_kept, pickles = 0, True, False
         try:
             self._fix_order()
@@ -141,7 +142,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
                         is_kept = False
                         warn_once(f"cache_samples full {writer.path}", f"{error}. Samples pass through meanwhile")
                 if is_last and is_kept:
-                    # Before the last sample is out: a consumer that takes max_samples may never resume this generator.
+                    # Before the last sample goes out: a consumer that stops there never resumes this generator.
                     self._finish(writer, failed_before, ended=False, pickles=pickles)
                 yield sample
                 if is_last:
@@ -173,7 +174,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             raise kind(f"cache_samples cannot store sample {key!r}: {error}", key=key) from error.__cause__
 
     def _finish(self, writer: SampleWriter, failed_before: int, *, ended: bool, pickles: bool) -> None:
-        """Completes the file, unless it may lack samples that the next pass would have."""
+        """Completes the file, unless it may lack samples that the next pass would find."""
         if failed := self._failures() - failed_before:
             warn_once(
                 f"cache_samples lost {writer.path}",
@@ -188,9 +189,11 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             warn_once(f"cache_samples full {writer.path}", f"{error}. The next pass writes it again")
 
     def _failures(self) -> int:
-        """Counts failures above that the next pass may not have: of a source, or that may have ended the stream."""
+        """Counts failures of stages above that may not recur, or may have ended the stream."""
         count = 0
         for pipe in upstream(self.source_datapipe):
+            # If the handler continued, damaged samples are missing from every pass: the file may lack them too. A shard
+            # that could not be opened may be readable in the next pass. Another handler may have ended the stream.
             skipped, handler = vars(pipe).get("skipped"), vars(pipe).get("handler")
             if isinstance(skipped, Counter):
                 continues = handler in (handlers.warn_and_continue, handlers.ignore_and_continue)
@@ -230,7 +233,7 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
             reason = "WDS_SECURE=1 refuses them" if self.allow_pickle else "allow_pickle=True was not given"
             raise UnsafeDataError(
                 f"the sample cache {reader.path} holds pickles, which can run any code while they are loaded, and "
-                f"{reason}. If you trust whoever wrote it, allow them; otherwise delete it, and it is made again"
+                f"{reason}. If you trust its origin, allow them; otherwise delete the file, and it is made again"
             )
         if not ended and (wanted is None or wanted > samples):
             raise CacheError(
@@ -241,7 +244,9 @@ class SampleCacherIterDataPipe(HandlingPipe[T]):
         return samples if wanted is None else min(samples, wanted)
 
     def _fix_order(self) -> None:
-        """Gives all passes over the source the same order, so that files written by different passes fit together."""
+        """Gives all passes over the source the same order, so that files written in different passes fit together."""
+        # Two consumers may write their files in different passes. If the shards were shuffled anew in between, some
+        # samples would be in both files and some in neither.
         random = (pipe for pipe in upstream(self) if inspect.ismethod(getattr(pipe, "set_seed", None)))
         for number, pipe in enumerate(random):
             pipe.set_seed(mix("cache_samples", number))

@@ -1,4 +1,4 @@
-"""Lists of samples to batches, and back."""
+"""Collates lists of samples into batches, and takes batches apart."""
 
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +12,20 @@ from torchdata_wds.codecs.table import find_codec
 from torchdata_wds.handlers import warn_once
 from torchdata_wds.pipes.base import Pipe, WdsPipe, register
 
-#: Returns memory for a column of a number of bytes, or None.
+#: Returns memory for a column of the given size in bytes, or None.
 Lend = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]] | None]
 
-# Below this many bytes a column is copied faster than memory is found for it.
+# In bytes: a smaller column is copied faster than memory is lent for it.
 _LARGE = 1 << 16
 
-# What files of images and arrays begin with: as bytes in a batch, they were probably meant to be decoded.
+# The first bytes of image and array files: such values in a batch were probably meant to be decoded.
 _FILES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"\x93NUMPY", b"BM")
 _CURE = "Choose the fields first, with .wds_to_tuple(...) or group_by_key(fields=...)."
 _lend: Lend | None = None
 
 
 def stack_in(lend: Lend) -> None:
-    """Has ``wds_collate`` stack large columns in memory that `lend` returns, which another process need not copy."""
+    """Makes ``wds_collate`` stack large columns in memory from `lend`, which other processes read without a copy."""
     global _lend
     _lend = lend
 
@@ -33,17 +33,17 @@ def stack_in(lend: Lend) -> None:
 def wds_collate(samples: Sequence[Any]) -> Any:
     """Collates a list of tuples or samples into a tuple or dict of columns, for ``.batch(n).collate(wds_collate)``.
 
-    Tensors and arrays of equal shape and dtype, and numbers, are stacked: such batches cross from a worker to the main
-    process many times faster than lists. Everything else (strings, dicts, images, arrays of unequal shape) stays a
-    list, with one warning for bytes that look undecoded and for PIL images.
+    Tensors and arrays of equal shape and dtype, and numbers, are stacked: a worker sends such batches to the main
+    process many times faster than lists. Everything else (strings, dicts, images, arrays of different shapes) stays a
+    list. Bytes that look undecoded and PIL images cause a warning.
 
     Args:
-        samples: Tuples of one length, or dicts of the same keys, or single values; a ValueError for others.
+        samples: Tuples of equal length, dicts with equal keys, or single values; others raise ValueError.
 
     Returns:
-        For tuples a tuple of columns, for dicts a dict of columns, else one column: a tensor (N, ...) of tensors, an
-        array (N, ...) of numpy arrays and scalars, a tensor (N,) of Python numbers (int64, float64, bool) if it can
-        hold them exactly, else a list of N values.
+        A tuple of columns for tuples, a dict of columns for dicts, otherwise one column. A column of N values is a
+        tensor (N, ...) of tensors; an array (N, ...) of NumPy arrays or scalars; a tensor (N,) of Python numbers
+        (int64, float64 or bool) if it can hold them exactly; otherwise a list.
 
     Example:
         >>> wds_collate([(1, "a"), (2, "b")])
@@ -67,7 +67,7 @@ def wds_collate(samples: Sequence[Any]) -> Any:
 
 
 def _different(samples: list[Any]) -> str:
-    """Returns two of the kinds that differ."""
+    """Describes two samples that differ, for a message."""
     kinds = set()
     for sample in samples:
         kind = sorted(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
@@ -76,6 +76,8 @@ def _different(samples: list[Any]) -> str:
 
 
 def _column(values: list[Any], field: str = "") -> Any:
+    # Values are stacked only if that changes none of them: images of 224 x 224 and 224 x 225, or float32 and float64,
+    # stay a list, neither padded nor cast. A list is slow to send, so that its usual causes are warned about.
     first = values[0]
     if isinstance(first, torch.Tensor):
         if all(_is_like(value, first, torch.Tensor) for value in values):
@@ -110,7 +112,7 @@ def _is_like(value: Any, first: Any, kind: Any) -> bool:
 
 def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
     first = values[0]
-    # Only where stack(out=) does the same as stack(): no gradients, no subclasses, no other devices.
+    # Only if stack(out=) does the same as stack(): no gradients, subclasses or other devices.
     is_plain = all(
         type(value) is torch.Tensor
         and (value.is_cpu and value.layout is torch.strided)
@@ -134,7 +136,8 @@ def _lent(size: int, is_plain: bool) -> np.ndarray[Any, np.dtype[np.uint8]] | No
 
 
 def _numbers(values: list[Any]) -> Any:
-    """Bools, ints and floats as a tensor; anything that would not fit stays a list."""
+    """Returns bools, ints and floats as a tensor if it holds them exactly, otherwise as the list."""
+    # A float64 holds integers exactly up to 2**53: [2**53 + 1, 0.5] would become [2**53, 0.5].
     kinds = {type(value) for value in values}
     if kinds == {bool} or (kinds == {int} and all(-(2**63) <= value < 2**63 for value in values)):
         return torch.tensor(values)  # bool or int64
@@ -147,14 +150,14 @@ def _numbers(values: list[Any]) -> Any:
 class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
     """Takes collated batches apart (functional name: ``wds_unbatch``).
 
-    The opposite of ``.batch(n).collate(wds_collate)``, so that samples can be shuffled and batched again after
-    ``.join_workers()``, across all workers.
+    The inverse of ``.batch(n).collate(wds_collate)``. After ``.join_workers()`` it allows samples to be shuffled and
+    batched again across all workers.
 
     Args:
-        source_datapipe: Yields tuples, lists or dicts of columns of one length; a ValueError for other batches.
+        source_datapipe: Yields tuples, lists or dicts of columns of equal length; other batches raise ValueError.
 
     Yields:
-        tuple or dict: Single samples, in their order.
+        tuple or dict: Single samples, in order.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -181,7 +184,7 @@ def _columns(batch: Any) -> Sequence[Any]:
         )
     if not isinstance(columns, (tuple, list)) or not all(map(_is_column, columns)):
         raise ValueError(
-            f"wds_unbatch got {type(batch).__name__} {str(batch)[:80]!r}; it takes batches as wds_collate makes them: "
+            f"wds_unbatch got {type(batch).__name__} {str(batch)[:80]!r}; it takes batches from wds_collate: "
             "a tuple or dict of columns"
         )
     sizes = {len(column) for column in columns}

@@ -17,19 +17,19 @@ from torchdata_wds.pipes.samples.map import ItemMapper, check_function
 class SampleDecoderIterDataPipe(ItemMapper):
     """Decodes the fields of samples (functional name: ``wds_decode``).
 
-    Order and metadata (``__key__``, ``__url__``) are kept, and values that are no longer bytes. Compressed fields
-    (``txt.gz``) are decompressed first.
+    Order, metadata (``__key__``, ``__url__``) and values that are not bytes are kept. Compressed fields (``txt.gz``)
+    are decompressed first.
 
     Args:
-        *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``
-            that get the field with a leading dot and return None to pass, as `handle_extension` and
-            `image_decoder` make them. Functions are tried first, in their order.
+        *decoders: Image specs (``"pil"``, ``"rgb8"``, ``"torchrgb"``, ...), and functions ``callable(key, data)``, such
+            as those of `handle_extension` and `image_decoder`. A function gets the field with a leading dot, and
+            returns None to pass. Functions are tried first, in order.
         only: Which fields to decode: a list, or one str separated by blanks. Each is a whole name (``"png"`` is not
             ``seg.png``) or a glob (``"*.png"``); None decodes all.
         allow_pickle: Whether pickles may be loaded, which can run any code.
-        exif_transpose: Whether images are turned upright by their EXIF orientation.
-        errors: What happens to text that is not UTF-8: ``"strict"``, ``"replace"`` or another of Python's handlers.
-        max_bytes: The most that a compressed field (``txt.gz``, ``npz``) may decompress to, in bytes.
+        exif_transpose: Whether to turn images upright by their EXIF orientation.
+        errors: How to treat text that is not UTF-8: ``"strict"``, ``"replace"`` or another of Python's handlers.
+        max_bytes: The most bytes that a compressed field (``txt.gz``, ``npz``) may decompress to.
         handler: Called for each sample with a DecodingError, or an UnsafeDataError for a pickle without `allow_pickle`.
 
     Yields:
@@ -92,13 +92,13 @@ class SampleDecoderIterDataPipe(ItemMapper):
 class SampleEncoderIterDataPipe(ItemMapper):
     """Encodes the fields of samples (functional name: ``wds_encode``).
 
-    The opposite of ``wds_decode``, by the same table; order, metadata and bytes are kept. ``save_wds_shards`` and the
-    writers encode by themselves; this stage does it in workers.
+    The inverse of ``wds_decode``, with the same table; order, metadata and bytes are kept. ``save_wds_shards`` and the
+    writers also encode; use this stage to encode in workers.
 
     Args:
-        encoder: True encodes each field by its extension; a str is an image spec (with ``"torchrgb8"`` and the like,
-            tensors of images are CHW); a dict has functions for fields or extensions, tried before the table; a
-            callable turns a sample into a dict of bytes; False only checks that all is bytes.
+        encoder: True encodes each field by its extension. A str is an image spec (with ``"torchrgb8"`` and the like,
+            image tensors are CHW). A dict maps fields or extensions to functions, tried before the table. A callable
+            turns a sample into a dict of bytes. False only checks that all values are bytes.
         jpeg_quality: Quality of JPEG fields, 1 to 100.
         png_compression: Effort for PNG fields, 0 to 9.
         handler: Called for each sample that cannot be encoded, with an EncodingError.

@@ -29,36 +29,37 @@ _SHOWN = 5
 class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
     """Assembles interleaved documents from samples (functional name: ``wds_interleaved``).
 
-    A document is JSON in a ``json`` field, decoded or not: MMC4's ``text_list`` and
-    ``image_info[{image_name, matched_text_index, matched_sim}]``, where an image stands before the text of its index
-    (or after all, with the number of texts); or OBELICS' ``images`` and ``texts``, lists of one length with one null at
-    each place. An image's field is the one named as ``image_name``, the same in lower case, or the same with another
-    extension, ``jpg`` first; one that could be that of two images is that of neither.
+    A document is JSON in a ``json`` field, decoded or not. In MMC4's form, with ``text_list`` and
+    ``image_info[{image_name, matched_text_index, matched_sim}]``, an image comes before the text with its index, or
+    after all texts if the index is their number. In OBELICS' form, ``images`` and ``texts`` are lists of equal length,
+    and exactly one of them has null at each place. The field of an image is its ``image_name``, the same in lower case,
+    or the same with another extension, ``jpg`` first; a field that fits two images belongs to neither.
 
-    Documents come as they are complete. In memory are one and, with ``"dash"`` and ``"auto"``, at most 1,000 samples
-    that wait for the document that names them: of one shard, or after ``load_wds_shards(interleave=k)`` of each of 2k.
-    These two layouts need whole shards, none of them open twice at a time, and stand before any shuffle and mix; a
-    document ends where its shard does. What is left out, images that no document names too, is counted in ``skipped``.
+    Documents are yielded as soon as they are complete. Memory holds one document and, with ``"dash"`` and ``"auto"``,
+    up to 1,000 samples that wait for the document that names them: of one shard, or of each of 2k shards after
+    ``load_wds_shards(interleave=k)``. These two layouts need whole shards, none open twice at a time, and must come
+    before any shuffle or mix; a document ends at the end of its shard. Everything left out, including images that no
+    document names, is counted in ``skipped``.
 
     Args:
         layout: Where the images are: ``"members"`` of the document's sample, such as ``doc.<image>.jpg`` beside
             ``doc.json``; ``"dash"``, samples ``doc-<image>.jpg`` after or before it, or members; ``"base64"``, MMC4's
             form with ``image_base64`` in ``image_info``; ``"obelics"``, OBELICS' form with members; ``"auto"``, any
-            of these, found out for each document.
-        missing: What happens to an image that is named and not there: ``"error"``; ``"drop_image"`` leaves it out,
-            ``"skip_sample"`` the document; ``"none"`` makes a segment with None.
-        images: What to decode images to that are still bytes and are kept: a spec such as ``"pil"``, or what
-            `image_decoder` makes; None leaves them bytes.
+            of these, detected for each document.
+        missing: What happens to an image that is named but missing: ``"error"``; ``"drop_image"`` leaves the image out,
+            ``"skip_sample"`` the document; ``"none"`` keeps a segment with None.
+        images: How to decode kept images that are still bytes: a spec such as ``"pil"``, or a result of
+            `image_decoder`; None leaves them bytes.
         min_images: Documents with fewer images are left out.
-        max_images: Of documents with more images, the first are kept.
+        max_images: Documents with more images keep the first ones.
         min_similarity: Images with a lower similarity are left out; those without one are kept.
-        handler: Called once for each document whose JSON is wrong (SampleError), that lacks an image
-            (MissingFieldError) or has one that does not decode (DecodingError), and for images without a document.
+        handler: Called once for each document whose JSON is invalid (SampleError), that lacks an image
+            (MissingFieldError) or has an undecodable one (DecodingError), and for images without a document.
 
     Yields:
         dict: ``__key__`` and ``__url__``; ``segments``, a list of `TextSegment` and `ImageSegment`;
-        ``similarity_matrix``, with a row for each image segment and a column for each text, or None; ``metadata``, the
-        rest of the JSON as dict; and fields that are not images.
+        ``similarity_matrix``, with a row per image segment and a column per text, or None; ``metadata``, the rest of
+        the JSON as a dict; and all fields that are not images.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -98,7 +99,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         self._decoder = ImageDecoder(images) if isinstance(images, str) else images
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Stages between may leave samples out, and a shard its turn: hence twice as many as are open.
+        # Stages in between may drop samples, so that shards seem to miss turns: hence twice as many as are open.
         widths = [pipe.interleave for pipe in upstream(self) if isinstance(pipe, ShardLoaderIterDataPipe)]
         shards, ask = 2 * max(widths) if max(widths, default=1) > 1 else 1, self.asked()
         for found in find_documents(self.source_datapipe, self.layout, mask_url, shards=shards):
@@ -117,7 +118,7 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         raise TypeError("wds_interleaved merges and skips samples: its length is not known; .set_length(n) sets one")
 
     def _assemble(self, found: FoundDocument) -> dict[str, Any] | None:
-        """Returns the output of a document; None, and counted, if it is left out."""
+        """Returns the output of a document; counts it and returns None if it is left out."""
         document = found.document
         rest = {field: value for field, value in found.fields.items() if not is_image_field(field)}
         if field := next((field for field in layouts.OUR_FIELDS if field in rest), None):
@@ -141,7 +142,10 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         return {**found.sample, **rest, **ours}
 
     def _choose(self, found: FoundDocument) -> list[tuple[ImageEntry, Any]] | None:
-        """Pairs the images that the options keep with their values, None if missing; None leaves the document out."""
+        """Returns the images to keep, with their values (None if missing); returns None to leave the document out."""
+        # The options apply in this order: similarity, missing, max_images. Of 5 images where the first is unlike its
+        # text and the second is missing, missing="drop_image" and max_images=2 keep the third and fourth; and an image
+        # below min_similarity is never reported as missing.
         entries, lowest = found.document.images, self.min_similarity
         names = [entry.name for entry in entries if entry.name is not None]
         fields = {} if self.layout == "base64" else find_images(names, found.fields)

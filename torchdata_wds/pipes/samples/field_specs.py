@@ -8,12 +8,12 @@ from torchdata_wds.handlers import warn_once
 from torchdata_wds.option_types import Spec
 from torchdata_wds.storage import mask_url
 
-#: After this many samples a field that none of them has had is warned about; a stream may have no end.
+#: After this many samples without a field a warning is logged: the stream may be endless.
 ENOUGH_SAMPLES = 10_000
 
 
 def alternatives(spec: Spec) -> tuple[str, ...]:
-    """Splits a spec into its alternatives; a ValueError for one that is empty, no str, or several with blanks."""
+    """Splits a spec into its alternatives; raises ValueError if it is empty, not a str, or a str with blanks."""
     if isinstance(spec, str):
         names = tuple(name.strip() for name in spec.split(";"))
         is_one = not any(blank in name for name in names for blank in " \t\n")
@@ -27,12 +27,12 @@ def alternatives(spec: Spec) -> tuple[str, ...]:
 
 
 def expect_sample(item: Any, stage: str) -> dict[str, Any]:
-    """Returns the item if it is a sample; otherwise raises TypeError, which says which stage got what."""
+    """Returns the item if it is a sample; otherwise raises a TypeError that names the stage and the item."""
     if isinstance(item, dict):
         return item
     raise TypeError(
         f"{stage} got {type(item).__name__} {str(item)[:80]!r}; it takes samples (dict by field), as .group_by_key() "
-        "yields them, and stands before .wds_to_tuple()"
+        "yields them, and comes before .wds_to_tuple()"
     )
 
 
@@ -50,7 +50,7 @@ def name_sample(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFieldError:
-    """Returns the error for a sample that has none of the names: it lists what is there and hints at dots in names."""
+    """Returns the error for a sample without any of the names: it lists the fields, and explains dots in names."""
     there = [field for field in sample if not field.startswith("__")]
     name, place = name_sample(sample)
     message = f"{name} has no field {' or '.join(map(repr, names))}; it has {there}."
@@ -67,11 +67,12 @@ def missing_field(sample: Mapping[str, Any], names: Sequence[str]) -> MissingFie
 
 
 def noting_absent(samples: Iterable[Any], named: Mapping[str, Callable[[Any], bool | None]]) -> Iterator[Any]:
-    """Passes samples on, and warns of fields that a stage names and can do without, and that no sample has.
+    """Passes samples through; warns about optional fields of a stage that no sample has.
 
-    `named` says of each, as ``"stage(option) names 'jpg'"``, whether a sample has it, or None if it need not have it.
+    `named` maps a description, such as ``"stage(option) names 'jpg'"``, to a function that returns whether a sample has
+    the field, or None if it need not.
     """
-    # Fields leave the dict once a sample has them, so that a pass costs nothing when all have been seen.
+    # A field is removed once a sample has it, so that nothing is checked when all have been seen.
     absent = dict.fromkeys(named, 0)
     for sample in samples:
         for name in [*absent]:

@@ -1,4 +1,4 @@
-"""Samples with other fields, and tuples of fields."""
+"""Renames fields of samples, and makes tuples of fields."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -20,9 +20,9 @@ class FieldRenamerIterDataPipe(ItemMapper):
     """Renames fields of samples (functional name: ``wds_rename``).
 
     Args:
-        keep: Whether fields that no spec names stay; ``__key__`` and other ``__x__`` always do.
+        keep: Whether to keep fields that no spec names; ``__key__`` and other ``__x__`` are always kept.
         handler: Called with a MissingFieldError for each sample that has none of a spec's alternatives.
-        **specs: New name = old name or alternatives: ``image="jpg;png"`` takes the first that is there. Names with
+        **specs: New name = old name or alternatives: ``image="jpg;png"`` takes the first that exists. Names with
             dots are passed as ``**{"seg.png": "png"}``.
 
     Yields:
@@ -62,10 +62,10 @@ class KeyRenamerIterDataPipe(ItemMapper):
     """Renames fields by globs (functional name: ``wds_rename_keys``).
 
     Args:
-        *renames: Pairs ``(new, glob)``; of several that match a field the last counts.
-        keep_unselected: Whether fields that no glob matches stay; ``__key__`` and other ``__x__`` always do.
-        must_match: Whether each sample must get each new name.
-        duplicate_is_error: Whether two fields for one new name are an error; otherwise the first counts.
+        *renames: Pairs ``(new, glob)``; if several match a field, the last one applies.
+        keep_unselected: Whether to keep fields that no glob matches; ``__key__`` and other ``__x__`` are always kept.
+        must_match: Whether each sample must have a field for each new name.
+        duplicate_is_error: Whether two fields with the same new name are an error; otherwise the first is used.
         handler: Called for each MissingFieldError and DuplicateFieldError.
         **globs: ``new=glob``, as further pairs.
 
@@ -133,10 +133,10 @@ class FieldTuplerIterDataPipe(ItemMapper):
     """Turns samples into tuples of chosen fields (functional name: ``wds_to_tuple``).
 
     Args:
-        *specs: Fields in order, each with alternatives: ``"jpg;png"`` is the first that is there. ``"__key__"`` and
-            ``"__url__"`` are fields too. One str with blanks is split there.
-        missing: What happens to a sample without any of a spec's alternatives: ``"error"`` (a MissingFieldError, which
-            lists the fields that are there), ``"skip"`` (dropped and counted) or ``"none"`` (None stands in its place).
+        *specs: Fields in order, each with optional alternatives: ``"jpg;png"`` is the first that exists. ``"__key__"``
+            and ``"__url__"`` are fields too. A single str is split at blanks.
+        missing: What happens to a sample without any of a spec's alternatives: ``"error"`` (a MissingFieldError that
+            lists its fields), ``"skip"`` (the sample is dropped and counted) or ``"none"`` (the value is None).
         handler: Called for each sample that fails.
 
     Yields:
@@ -201,10 +201,10 @@ class KeyExtractorIterDataPipe(ItemMapper):
     """Turns samples into tuples of the fields that match globs (functional name: ``wds_extract_keys``).
 
     Args:
-        *patterns: A glob per place, or alternatives as ``"*.jpg;*.png"``; a leading dot is optional. Metadata is
-            matched only by its full name, as ``"__key__"``.
-        duplicate_is_error: Whether two fields that match one pattern are an error; otherwise the first counts.
-        ignore_missing: Whether a pattern without a match is left out of the tuple, rather than an error.
+        *patterns: A glob per value, or alternatives such as ``"*.jpg;*.png"``; a leading dot is optional. Metadata is
+            matched only by its full name, such as ``"__key__"``.
+        duplicate_is_error: Whether two fields that match one pattern are an error; otherwise the first is used.
+        ignore_missing: Whether a pattern without a match is left out of the tuple instead of being an error.
         handler: Called for each MissingFieldError and DuplicateFieldError.
 
     Yields:

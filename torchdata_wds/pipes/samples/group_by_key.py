@@ -1,4 +1,4 @@
-"""Members to samples."""
+"""Groups members into samples."""
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -27,34 +27,35 @@ _ARCHIVE = re.compile(r"(?is)(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|x
 
 
 class _Restart(NamedTuple):
-    """Where a grouping directly after ``load_wds_shards`` goes on."""
+    """Where a grouping directly after ``load_wds_shards`` resumes."""
 
     wanted: Wanted  # which samples to yield
-    begun: ShardBegun | None  # an item of the loader's source that begins before them; None for the first one
-    in_shard: bool  # whether the first of them is known to be in that item, or at its end
-    is_over: bool  # whether there are no such samples
+    begun: ShardBegun | None  # an item of the loader's source before these samples; None for the first
+    in_shard: bool  # whether the first sample is known to be in that item, or at its end
+    is_over: bool  # whether no samples are left
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copy of a pipe begins at the beginning
+        return type(None), ()  # a copy of a pipe starts at the beginning
 
 
 @register("group_by_key")
 class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
     """Groups members into samples by their key (functional name: ``group_by_key``).
 
-    A sample is a run of consecutive members of one shard with the same key. Order is kept, one sample is in memory.
-    Directly after ``load_wds_shards`` the two run as one loop: same samples, without a step per member.
+    A sample is a run of consecutive members of one shard with the same key. Order is kept, with one sample in memory.
+    Directly after ``load_wds_shards`` the two run as one loop, which yields the same samples faster.
 
     Args:
-        source_datapipe: Yields `ShardMember`, or ``(path, bytes or stream)`` pairs as of ``load_from_tar``.
+        source_datapipe: Yields `ShardMember`, or ``(path, bytes or stream)`` pairs such as those of ``load_from_tar``.
         keys: ``"first_dot"`` (the key ends at the base name's first dot), ``"last_dot"``, or a ``callable(name)``
             that returns (key, field), or None to skip the member.
-        lowercase: Whether fields are lower-cased.
+        lowercase: Whether to convert fields to lower case.
         fields: Which fields to keep: a list, or one str of names separated by blanks; None keeps all. Samples with none
-            of them are left out and counted; a field that no sample of the stream has is warned about.
-        on_duplicate: The same field twice in a sample: ``"error"``, or the ``"first"`` or ``"last"`` one counts.
-        on_reappearing: A key that comes back later in its shard: ``"error"``, or ``"warn"`` and ``"allow"``, which
-            yield another sample of that key.
+            of them are left out and counted; a field that no sample has causes a warning.
+        on_duplicate: What to do with a field that occurs twice in a sample: ``"error"``, or use the ``"first"`` or
+            ``"last"`` one.
+        on_reappearing: What to do with a key that returns later in its shard: ``"error"``, or ``"warn"`` or ``"allow"``
+            to yield another sample with that key.
         handler: Called for each SampleError: DuplicateFieldError, ReappearingKeyError, or a reserved field name.
 
     Yields:
@@ -114,7 +115,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         yield from samples
 
     def __len__(self) -> int:
-        """The number of samples that this consumer gets in the coming epoch, where an index tells it."""
+        """Returns how many samples this consumer gets in the coming epoch, if an index tells."""
         loader = self.source_datapipe
         splitter = loader.source_datapipe if type(loader) is ShardLoaderIterDataPipe else None
         if type(splitter) is not ShardSplitterIterDataPipe:
@@ -132,17 +133,17 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
 
     @property
     def _shards_read(self) -> int | None:
-        """How many shards have been read, where this reads them."""
+        """How many shards have been read, if this pipe reads them."""
         return self.source_datapipe._shards_read if type(self.source_datapipe) is ShardLoaderIterDataPipe else None
 
     def obstacle(self) -> str | None:
-        """Says why the loader cannot be told which samples to give."""
+        """Returns why the loader cannot skip samples for this pipe; None if it can."""
         source = self.source_datapipe
         is_loader = type(source) is ShardLoaderIterDataPipe
         return None if is_loader else f"{short_name(source)} stands between load_wds_shards and group_by_key"
 
     def restart(self, wanted: Wanted, begun: ShardBegun | None, in_shard: bool, *, is_over: bool) -> None:
-        """Lets the next iteration yield only the wanted samples, from the shards that they are in; see `_Restart`."""
+        """Makes the next iteration read only the wanted samples and their shards; see `_Restart`."""
         self._restart = _Restart(wanted, begun, in_shard, is_over)
 
     def _samples_of(
@@ -152,7 +153,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         begun: ShardBegun | None = None,
         skips: Mapping[int, int] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Groups what the loader reads: shard after shard, or several of them in turn."""
+        """Groups the members that the loader reads, shard by shard or from several shards in turn."""
         if watch is not None:
             watch.counts = loader.handler is reraise_exception and self.handler is reraise_exception
         loading, grouping = loader.asked(), self.asked()
@@ -173,7 +174,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
             yield from group_members(members, on_error=ask, skipped=self.skipped, shown=storage.mask_url, **rules)
 
     def _noting_fields(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Passes samples on; warns at the end, or after thousands, of fields to keep that none of them had."""
+        """Passes samples through; warns at the end, or after 10,000 samples, about fields to keep that none has."""
         absent = set(grouping_rules(self.keys, self.lowercase, self.fields).fields or ())
         left_out, count = self.skipped[WITHOUT_FIELDS], 0
         for count, sample in enumerate(samples, 1):
@@ -196,8 +197,10 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         watch = self._watch or Watch()
         if is_over:
             return
-        # Where no sample of a shard is left out, the loader can skip those before: if the shard began after 1,000
-        # samples and 1,070 is wanted, its first 70. Otherwise the shard is read whole, and they are dropped here.
+        # If every sample of a shard is yielded here, the loader can skip samples by number: when the shard began after
+        # 1,000 samples and 1,070 is wanted, its first 70. With fields=, select= or a handler, how many samples the
+        # loader must skip is unknown: the shard is read whole, and 70 samples are dropped below. Interleaved shards
+        # resume by number too; if they cannot, the pass is read from its beginning.
         is_counted = self.fields is None and self.handler is reraise_exception and loader.select is None
         if loader.interleave > 1 and not is_counted:
             begun = None
@@ -214,7 +217,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
                 self._passed_over += 1
 
     def _members(self) -> Generator[Unit, None, None]:
-        """Yields the items of any source as members; other items go to the handler."""
+        """Converts the items of any source to members; other items go to the handler."""
         for item in self.source_datapipe:
             try:
                 yield _as_member(item)
@@ -253,7 +256,7 @@ def _as_member(item: Any) -> ShardMember | FailedMember:
         with closing(value):  # the stream of a native loader
             data = value.read()
         if not isinstance(data, bytes):
-            raise SampleError(f"a stream given to group_by_key reads {type(data).__name__}: open it with mode='rb'")
+            raise SampleError(f"a stream passed to group_by_key returns {type(data).__name__}: open it with mode='rb'")
         return ShardMember(url, name, data)
-    except Exception as error:  # noqa: BLE001  (it belongs to the sample, whose handler is asked)
+    except Exception as error:  # noqa: BLE001  (the handler is called for its sample)
         return FailedMember(url, name, error)

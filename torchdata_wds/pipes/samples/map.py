@@ -1,4 +1,4 @@
-"""Functions of one item or of the whole stream as stages, and the base of all stages that have a handler."""
+"""Stages that call a function of an item or of the whole stream, and the base of all stages with a handler."""
 
 import inspect
 from abc import abstractmethod
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class HandlingPipe(WdsPipe[T]):
-    """Base of the pipes that call a handler for what fails, and count in `skipped` what is left out."""
+    """Base of the pipes that call a handler for errors, and count what they skip in `skipped`."""
 
     def __init__(self, source_datapipe: Pipe, handler: Handler = reraise_exception) -> None:
         self.source_datapipe = source_datapipe
@@ -59,10 +59,10 @@ class HandlingPipe(WdsPipe[T]):
 
 
 class ItemMapper(HandlingPipe[Any]):
-    """Base of the pipes that turn each item into one other: a subclass says how in `_apply`."""
+    """Base of the pipes that turn each item into one item; a subclass defines `_apply`."""
 
     one_to_one = True
-    dropped = "None"  # the name that items are counted by for which `_apply` returns None
+    dropped = "None"  # how items are counted for which `_apply` returns None
 
     def __init__(self, source_datapipe: Pipe, handler: Handler = reraise_exception) -> None:
         super().__init__(source_datapipe, handler)
@@ -80,7 +80,7 @@ class ItemMapper(HandlingPipe[Any]):
 
 
 def check_function(form: str, function: Any, what: str = "a function") -> None:
-    """Raises a TypeError unless a function is one, and returns a value for each call, not a generator or coroutine."""
+    """Raises TypeError unless `function` is callable and returns values, not generators or coroutines."""
     if not callable(function):
         raise TypeError(f"{form} takes {what}, not {function!r}")
     calls = (function, getattr(type(function), "__call__", None))  # noqa: B004  (of a callable object, its method)
@@ -97,13 +97,13 @@ def check_function(form: str, function: Any, what: str = "a function") -> None:
 class WdsMapperIterDataPipe(ItemMapper):
     """Maps items through a function (functional name: ``wds_map``).
 
-    Unlike the native ``map`` it has a handler, and drops items for which the function returns None. Order is kept.
-    When a sample (a dict with ``__key__``) becomes a dict without ``__key__``, that is put back, so that later stages
-    and errors can name the sample; for batches that go to ``model(**batch)`` leave it out with ``.map(f)``.
+    Unlike the native ``map``, it has a handler, and drops items for which the function returns None. Order is kept. If
+    the function turns a sample (a dict with ``__key__``) into a dict without ``__key__``, the key is added again, so
+    that later stages and errors can name the sample. For batches that go to ``model(**batch)``, use ``.map(f)``.
 
     Args:
         fn: ``callable(item) -> item``, or None to drop the item. Under DataLoader2 it must be picklable: a function
-            of a module, not a lambda.
+            defined in a module, not a lambda.
         handler: Called for each item for which the function raises.
 
     Yields:
@@ -139,7 +139,7 @@ class TupleMapperIterDataPipe(ItemMapper):
     """Maps the values of tuples through one function each (functional name: ``wds_map_tuple``).
 
     Args:
-        *fns: A function per place; None leaves the value as it is, as happens after the last function.
+        *fns: A function per value; None leaves the value unchanged, as are values after the last function.
         handler: Called for each item for which a function raises, or that is not a tuple or list, or too short.
 
     Yields:
@@ -220,8 +220,8 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
 
     Args:
         fn: ``callable(iterator, *args, **kwargs)`` that returns an iterable. Under DataLoader2 it must be picklable.
-        *args: Passed on to the function. Pipes among them, in lists and dicts too, are part of the graph.
-        **kwargs: Passed on to the function.
+        *args: Passed to the function. Pipes among them, also inside lists and dicts, are part of the graph.
+        **kwargs: Passed to the function.
 
     Yields:
         What the function yields.
@@ -237,7 +237,7 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
             raise TypeError(f"wds_compose takes a function of an iterator, not {fn!r}")
         self.source_datapipe = source_datapipe
         self.fn = fn
-        # Traversal of the graph must see the pipes among the arguments.
+        # Graph traversal must see pipes among the arguments.
         visible = _holds_pipe((args, kwargs))
         self.args = args if visible else Held(args)
         self.kwargs = kwargs if visible else Held(kwargs)

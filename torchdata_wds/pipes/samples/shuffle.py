@@ -1,4 +1,4 @@
-"""Samples in random order, through a buffer that starts early and can be limited in bytes."""
+"""Shuffles samples through a buffer that yields early and can be limited in bytes."""
 
 import random
 import sys
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Buffer:
-    """The items that wait in a shuffle, with their sizes, and whether the last item that came in sent one out."""
+    """The items in a shuffle's buffer, with their sizes, and whether the last one that came in sent one out."""
 
     def __init__(self, items: Iterable[Any] = (), gave: bool = False) -> None:
         self.items = [(item, 0) for item in items]
@@ -26,31 +26,31 @@ class _Buffer:
 
 
 class _Restart(NamedTuple):
-    """Where a shuffle goes on: what it takes of its source at first, by number, and what it does with that."""
+    """Where a shuffle resumes; items are given by their numbers in the source."""
 
-    needed: Sequence[int]
-    early: Sequence[int]
-    waiting: Sequence[int]
-    gave: bool
-    rng: random.Random
+    needed: Sequence[int]  # the items to read first, ascending
+    early: Sequence[int]  # those of them to yield at once
+    waiting: Sequence[int]  # those of them that are in the buffer, by place
+    gave: bool  # as in `_Buffer`
+    rng: random.Random  # after the draws for all earlier items
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copy of a pipe begins at the beginning
+        return type(None), ()  # a copy of a pipe starts at the beginning
 
 
 @register("wds_shuffle")
 class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
     """Shuffles items through a buffer (functional name: ``wds_shuffle``).
 
-    The first item goes out once `initial` items are there; the buffer then grows to `buffer_size`, one item going out
-    for two that come in, and is emptied at the end. Each epoch has a new order. Each consumer of a ``sharding_filter``
-    shuffles differently; before the filter, or without one, all shuffle alike.
+    The first item is yielded once `initial` items have been read. The buffer then grows to `buffer_size`, with one item
+    yielded for every two read, and is emptied at the end. Each epoch has a new order. Downstream of a
+    ``sharding_filter`` each consumer shuffles differently; upstream of it, or without one, all shuffle alike.
 
     Args:
-        buffer_size: How many items to keep; 0 or 1 passes items through in their order.
-        initial: How many items to wait for before the first goes out; at most `buffer_size`.
-        max_bytes: The most that the buffer holds, in bytes as `size_in_bytes` counts them. An item that is larger by
-            itself goes straight through.
+        buffer_size: How many items to buffer; 0 or 1 keeps the order.
+        initial: How many items to read before the first is yielded; at most `buffer_size`.
+        max_bytes: The most bytes that the buffer holds, as estimated by `size_in_bytes`. A larger item passes straight
+            through.
 
     Yields:
         The same items.
@@ -82,7 +82,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         self._restart: _Restart | None = None
 
     def set_shuffle(self, shuffle: bool = True) -> Self:
-        """Turns shuffling on or off, as ``DataLoader(shuffle=...)`` asks the native ``shuffle`` to."""
+        """Turns shuffling on or off; called for ``DataLoader(shuffle=...)``, like that of the native ``shuffle``."""
         self._enabled = shuffle
         return self
 
@@ -100,16 +100,17 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         return len(self.source_datapipe)
 
     def obstacle(self) -> str | None:
-        """Says why the order cannot be computed without the items."""
+        """Returns why the order cannot be computed without the items; None if it can."""
         depends = self._enabled and self.max_bytes is not None
         return "SampleShuffler has max_bytes=, so that its order depends on the items" if depends else None
 
     def resume(self, wanted: Wanted, way: Way) -> tuple[Wanted, Way]:
-        """Lets the next iteration begin in the middle; see `Step`."""
+        """Makes the next iteration begin in the middle; see `Step`."""
         if not self._enabled:
             return wanted, way
-        # The draws depend on how many items there are, not on which: a shuffle of their numbers, run on to the first
-        # wanted one, has in its buffer the numbers of those that must be read again.
+        # The draws depend on how many items there are, not on the items. So the shuffle is replayed with item numbers:
+        # when 5,000 have gone out of a buffer of 1,000, it holds 999 of the first 5,999, and only these must be read
+        # again.
         rng, buffer = self._seed.begin_epoch("wds_shuffle", place_of(self)), _Buffer()
         source = iter(count() if way.length is None else range(way.length))
         order = shuffled(source, rng, self.buffer_size, self.initial, buffer=buffer)
@@ -117,15 +118,15 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         given, last = 0, self.buffer_size - 1
         for number in (*wanted.early, wanted.first):
             while given < number:
-                # The shortest loop while the buffer stays full: an item comes in at the end, and the drawn one swaps
-                # places with it and goes out. The new item is in the drawn place, or has gone out if that was the last.
+                # The loop of `shuffled` for a full buffer, inlined for speed. The item that comes in takes the place of
+                # the drawn one, which goes out; if the last place is drawn, the item itself goes out.
                 if buffer.gave and len(buffer.items) >= last:
                     for taken in islice(source, number - given):
                         place = int(rng.random() * self.buffer_size)
                         if place < last:
                             buffer.items[place] = (taken, 0)
                         given += 1
-                # The buffer is being filled, or emptied.
+                # Otherwise the buffer is filling up, or being emptied.
                 if given < number:
                     if next(order, None) is None:
                         break
@@ -141,7 +142,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         return Wanted(needed, first), way
 
     def undo(self) -> None:
-        """Takes back a `resume`."""
+        """Cancels a `resume`."""
         self._restart = None
 
     def _go_on(self, restart: _Restart) -> Iterator[T]:
@@ -149,7 +150,7 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
         found = dict(zip(restart.needed, items, strict=False))
         if len(found) < len(restart.needed):
             raise ValueError(
-                f"the source of wds_shuffle gave {len(found):,} of the {len(restart.needed):,} items that it held when "
+                f"the source of wds_shuffle has {len(found):,} of the {len(restart.needed):,} items that it held when "
                 "the state was made: the data is not the same"
             )
         for number in restart.early:
@@ -167,14 +168,14 @@ def shuffled(
     max_bytes: int | None = None,
     buffer: _Buffer | None = None,
 ) -> Iterator[T]:
-    """Shuffles items through a buffer, a new one if none is given; see `SampleShufflerIterDataPipe`."""
-    # The order is a function of the draws alone, one for each item that goes out: resuming relies on that, and so do
-    # states of earlier versions.
+    """Shuffles items through `buffer`, or a new one; see `SampleShufflerIterDataPipe`."""
+    # The order depends only on the draws, one per item that goes out: resuming relies on that, as do states that
+    # earlier versions saved.
     draw = rng.random
     limit = sys.maxsize if max_bytes is None else max_bytes
     start = max(1, min(initial, buffer_size))
     state = _Buffer() if buffer is None else buffer
-    waiting: list[tuple[T, int]] = state.items  # with their sizes: an item may have changed until it goes out
+    waiting: list[tuple[T, int]] = state.items  # with sizes: an item may change before it goes out
     held = 0
     for item in items:
         size = 0 if max_bytes is None else size_in_bytes(item)
@@ -183,8 +184,8 @@ def shuffled(
             continue
         waiting.append((item, size))
         held += size
-        # A full buffer sends one out for each that comes in, a growing one for every second: with buffer_size 1,000 and
-        # initial 100 the first goes out at 100, and after 1,900 items in and 901 out it is full.
+        # A full buffer sends out one item for each that comes in, a growing one for every second: with buffer_size=1000
+        # and initial=100 the first goes out when the 100th comes in, and the buffer is full after 1,900 in and 901 out.
         surplus = state.gave = len(waiting) >= buffer_size or (len(waiting) >= start and not state.gave)
         while surplus or held > limit:
             chosen, size = _pop(waiting, draw)
@@ -202,7 +203,7 @@ def _pop(buffer: list[T], draw: Callable[[], float]) -> T:
 
 
 def size_in_bytes(item: Any) -> int:
-    """Estimates what an item holds in memory: the bytes of its buffers and strings, containers walked through."""
+    """Estimates the size of an item in memory, with the contents of its containers."""
     if isinstance(item, dict):
         return sys.getsizeof(item) + sum(size_in_bytes(value) for value in item.values())
     if isinstance(item, (list, tuple)):

@@ -272,7 +272,7 @@ def test_load_wds_shards_reads_from_the_start_when_a_copy_is_not_that_of_the_ind
     """A slice by hand: the counts are not those of the index, and its offsets lead into another shard."""
     url = put_with_index(server, tmp_path, NEW, sha256="0" * 64)
     pipe = IterableWrapper([ShardSlice(url, 1, 2)]).cache_shards(tmp_path / "cache")
-    with pytest.raises(ShardFormatError, match="is not the one of the index"):
+    with pytest.raises(ShardFormatError, match="is not the one that its index describes"):
         samples_of(pipe)
     put_with_index(server, tmp_path, NEW)
     assert keys_of(samples_of(pipe)) == ["n1"]

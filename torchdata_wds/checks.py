@@ -17,7 +17,7 @@ def check_count(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
 
 
-def checked_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+def checked_int(name: str, value: Any, least: float, most: int | None = None) -> int:
     """Returns an option as an int; a TypeError if it is not a whole number (numpy's are), a ValueError out of range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, not {value!r}")

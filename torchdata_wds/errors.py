@@ -6,7 +6,7 @@ error has the library's; `cli_message` gives the whole message with the other.
 """
 
 import copy
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 __all__ = [
     "WdsError", "ShardListError", "ShardOpenError", "ShardFormatError", "SampleError", "DuplicateFieldError",
@@ -111,9 +111,18 @@ class ShardFormatError(WdsError, ValueError):
     """
 
     def __init__(
-        self, message: str = "", *, kind: DamageKind = "damage", offset: int | None = None, **place: Any
+        self,
+        message: str = "",
+        *,
+        shard: str | None = None,
+        member: str | None = None,
+        key: str | None = None,
+        field: str | None = None,
+        advice: Advice | str = "",
+        kind: DamageKind = "damage",
+        offset: int | None = None,
     ) -> None:
-        super().__init__(message, **place)
+        super().__init__(message, shard=shard, member=member, key=key, field=field, advice=advice)
         self.kind, self.offset = kind, offset
 
 

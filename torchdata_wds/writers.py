@@ -94,6 +94,10 @@ class SampleWriter(Unique):
             raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
         return self._pack(sample if self._encode is None else self._encode(sample))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the writer is closed; open another one")
+
     def write(self, sample: Mapping[str, Any]) -> int:
         """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
 
@@ -105,10 +109,10 @@ class SampleWriter(Unique):
             ShardOpenError: if the destination fails, or a shard exists.
             ValueError: if the writer is closed.
         """
+        self._check_open()
         packed = self.pack(sample)  # outside the lock: threads encode at the same time
         with self._lock:
-            if self._closed:
-                raise ValueError("the writer is closed; open another one")
+            self._check_open()
             shard = self.shard_for(packed)
             if shard is None:
                 return 0

@@ -75,3 +75,15 @@ def test_loader_says_so_when_an_epoch_begins_in_a_pause() -> None:
             iter(loader)
         items.resume()
         assert list(loader) == [*range(5)]
+
+
+def test_loader_goes_on_after_a_limit_when_a_stage_knows_another_resume() -> None:
+    """`wds_shuffle` has a method of that name, which is about states."""
+    pipe = IterableWrapper(range(10)).join_workers().wds_shuffle(3)
+    with DataLoader2(pipe, reading_service=WorkersReadingService(0)) as loader:
+        iterator = iter(loader)
+        iterator.limit(3)
+        found = list(iterator)
+        iterator.limit(None)
+        iterator.resume()
+        assert sorted(found + list(iterator)) == list(range(10))

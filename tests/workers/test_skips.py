@@ -200,3 +200,34 @@ class RefuseOne:
 
     def __repr__(self) -> str:
         return f"RefuseOne({self.number})"
+
+
+def refuse(item: str) -> str:
+    if item == "T":
+        raise ValueError(item)
+    if item == "V":
+        raise KeyError(item)
+    return item
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loaders_of_one_service_count_apart_when_one_runs_inside_the_other(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a model is validated in the middle of a training epoch."""
+    service = WorkersReadingService(workers)
+
+    def loader(items: list[str]) -> DataLoader2:
+        pipe = IterableWrapper(items).wds_map(refuse, handler=ignore_and_continue)
+        return DataLoader2(pipe, reading_service=service)
+
+    with loader(["T", "T", *"12345"]) as train, loader(["V", "1"]) as validation:
+        iterator = iter(train)
+        assert [next(iterator), next(iterator)] == ["1", "2"]
+        assert list(validation) == ["1"]
+        assert service.skipped() == {"wds_map(refuse)": {"KeyError": 1}}
+        assert list(iterator) == ["3", "4", "5"]
+        assert service.skipped() == {"wds_map(refuse)": {"ValueError": 2}}
+    told = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    assert ["KeyError" in text for text in told] == [True, False]
+    assert "epoch 1 skipped 2 items" in told[1]

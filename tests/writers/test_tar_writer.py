@@ -5,6 +5,7 @@ import copy
 import gc
 import gzip
 import hashlib
+import inspect
 import io
 import os
 import pickle
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from tests.kits.processes import children, open_files
+from tests.kits.processes import children, in_child, open_files
 from torchdata_wds import (
     EncodingError,
     MissingFieldError,
@@ -559,3 +560,35 @@ def test_writers_say_what_was_meant_when_an_option_is_webdatasets_or_misspelled(
                 call(**{option: 1})
             assert f"unknown option {option!r}: " in str(caught.value)
         assert not list(tmp_path.iterdir())
+
+
+def test_closed_writer_refuses_a_sample_before_it_encodes_it() -> None:
+    """The error is about the writer, whatever the sample is."""
+    writer = TarWriter(io.BytesIO())
+    writer.close()
+    with pytest.raises(ValueError, match="the writer is closed"):
+        writer.write({"__key__": "a", "png": object()})
+
+
+def test_writer_of_an_open_file_may_be_used_in_a_forked_child(tmp_path: Path) -> None:
+    """The file is the caller's, who may have opened it for the child."""
+    path = tmp_path / "x.tar"
+    with path.open("wb") as file:
+        writer = TarWriter(file)
+
+        def write() -> None:
+            writer.write({"__key__": "a", "txt": "x"})
+            writer.close()
+
+        assert in_child(write) == 0
+        writer.abort()  # this process has not written anything
+    assert path.stat().st_size == 10240
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == ["a.txt"]
+
+
+def test_signatures_of_writers_name_every_option() -> None:
+    """For help(), editors and type checkers."""
+    assert {"encoder", "compress", "mtime", "user", "group", "mode", "lowercase", "index", "overwrite"} <= set(
+        inspect.signature(TarWriter).parameters
+    )

@@ -55,6 +55,8 @@ def archive_size(content: int) -> int:
 class OpenFile(Target):
     """A file that the caller has opened: neither closed nor renamed. After an `abort` it has no end marker."""
 
+    _is_bound = False  # the caller may have opened it for a forked child
+
     def __init__(self, file: BinaryIO, url: str) -> None:
         super().__init__(url)
         self._file = file

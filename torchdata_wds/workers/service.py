@@ -232,7 +232,8 @@ class WorkersReadingService(CheckpointableReadingServiceInterface):  # type: ign
 
     def _pipes_with(self, method: str) -> list[Any]:
         pipes = get_all_graph_pipes(traverse_dps(self._graph.end))
-        return [pipe for pipe in pipes if callable(getattr(type(pipe), method, None))]
+        # a stage of ours may have a `resume` of its own, of another meaning: only what can be paused is resumed
+        return [pipe for pipe in pipes if all(callable(getattr(type(pipe), name, None)) for name in ("pause", method))]
 
     def finalize(self) -> None:
         """Ends the workers; DataLoader2 calls it at its shutdown."""

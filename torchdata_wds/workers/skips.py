@@ -51,26 +51,42 @@ class SkipWatch:
                     yield ItemsSkipped(stage, reason, times - seen.get(reason, 0), reason in counts.losses, example)
 
 
-class EpochSkips:
-    """What all stages of a loader skip in an epoch, in the workers and in the main process."""
-
-    # DataLoader2 runs a copy of its reading service. Copies of this within one process are the same object, so that the
-    # user's service answers for the one that runs.
+class _Report:
+    """What copies of a service in one process share: DataLoader2 runs a copy, and the user asks the original."""
 
     def __init__(self) -> None:
         self._key = f"{os.getpid()}-{uuid.uuid4().hex}"
-        self._graph: Callable[[], Any] = lambda: None
-        self._main_skips: list[ItemsSkipped] = []
-        self._last: list[ItemsSkipped] = []
-        self._is_running = False
-        _skips[self._key] = self
+        self.latest: Callable[[], EpochSkips | None] = lambda: None  # must not keep the workers alive
+        self.last: list[ItemsSkipped] = []
+        _reports[self._key] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _skips_of, (self._key,)
+        return _report_of, (self._key,)
+
+
+_reports: weakref.WeakValueDictionary[str, _Report] = weakref.WeakValueDictionary()
+
+
+def _report_of(key: str) -> _Report:
+    return _reports.get(key) or _Report()
+
+
+class EpochSkips:
+    """What all stages of one loader skip in an epoch, in the workers and in the main process."""
+
+    def __init__(self, report: _Report | None = None) -> None:
+        self._report = report or _Report()
+        self._graph: Any = None
+        self._main_skips: list[ItemsSkipped] = []
+        self._is_running = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EpochSkips, (self._report,)
 
     def begin(self, graph: Any) -> None:
         """Begins to count an epoch of a `RunningGraph`."""
-        self._graph = weakref.ref(graph)  # the user's copy of the service must not keep the workers alive
+        self._graph = graph
+        self._report.latest = weakref.ref(self)
         if graph.watch is not None:
             list(graph.watch.news())  # of an epoch that was left early
         self._main_skips.clear()
@@ -78,26 +94,26 @@ class EpochSkips:
 
     def stop(self) -> None:
         """Keeps the counts of an epoch that does not go on."""
-        self._last = self._collect()
-        self._is_running = False
+        if self._is_running:
+            self._report.last = self._collect()
+            self._is_running = False
 
     def end(self, epoch: int) -> None:
         """Ends an epoch, counted from 1, and logs what was lost in it."""
         self.stop()
-        log_skips(self._last, epoch)
+        log_skips(self._report.last, epoch)
 
     def counts(self, *, by_rule: bool) -> dict[str, dict[str, int]]:
         """Returns the counts of the running or last epoch, by stage and reason; `by_rule` adds what rules left out."""
+        latest = self._report.latest()
         found: dict[str, dict[str, int]] = {}
-        for skipped in self._collect():
+        for skipped in latest._collect() if latest is not None and latest._is_running else self._report.last:
             if skipped.is_loss or by_rule:
                 found.setdefault(skipped.stage, {})[skipped.reason] = skipped.times
         return found
 
     def _collect(self) -> list[ItemsSkipped]:
-        graph = self._graph()
-        if graph is None or not self._is_running:
-            return self._last
+        graph = self._graph
         if graph.watch is not None:
             self._main_skips.extend(graph.watch.news())
         else:
@@ -105,13 +121,6 @@ class EpochSkips:
                 run.wait_for_facts()
         told = [skipped for run in graph.runs for facts in run.streams.facts for skipped in facts.skips]
         return merge_skips([*self._main_skips, *told])
-
-
-_skips: weakref.WeakValueDictionary[str, EpochSkips] = weakref.WeakValueDictionary()
-
-
-def _skips_of(key: str) -> EpochSkips:
-    return _skips.get(key) or EpochSkips()
 
 
 def log_skips(skips: Iterable[ItemsSkipped], epoch: int) -> None:

@@ -258,3 +258,26 @@ def test_collate_is_silent_when_columns_are_what_they_seem(caplog: pytest.LogCap
     wds_collate([{"txt": "a", "json": {}, "bin": b"\0", "cls": 7}])
     wds_collate([("a", b"", b"\0raw", np.zeros(3))])
     assert not caplog.records
+
+
+class Tagged(torch.Tensor):
+    """A subclass that stacks in its own way, which takes no out=."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.stack:
+            return (lambda tensors, dim=0: "stacked")(*args, **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+class TaggedArray(np.ndarray):
+    """The same for NumPy."""
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return (lambda arrays, axis=0: "stacked")(*args, **kwargs)
+
+
+def test_wds_collate_leaves_stacking_to_a_subclass_that_has_its_own() -> None:
+    """Of tensors and of arrays."""
+    assert wds_collate([torch.ones(2).as_subclass(Tagged)] * 2) == "stacked"
+    assert wds_collate([np.ones(2).view(TaggedArray)] * 2) == "stacked"

@@ -966,3 +966,15 @@ def test_cache_reads_the_source_when_a_disk_is_really_full(tmp_path: Path, serve
         assert len(caching.names()) == 1
     finally:
         subprocess.run(["umount", str(caching.folder)], check=True)
+
+
+def test_copy_is_kept_when_its_reader_leaves_after_the_last_byte(tmp_path: Path) -> None:
+    """What the source has given whole is not thrown away because nobody waits for it any longer."""
+    shard = tmp_path / "x.tar"
+    shard.write_bytes(tar_bytes([("a.bin", bytes(60_000))]))
+    cache = ShardCache(tmp_path / "cache")
+    for number in range(20):
+        copy = str(tmp_path / "cache" / f"{number}.tar")
+        with cache.open(str(shard), copy) as stream:
+            assert stream.read(shard.stat().st_size)
+    assert len(list((tmp_path / "cache").glob("*.tar"))) == 20

@@ -477,3 +477,28 @@ def _write_or_read(path: Path, number: int) -> None:
         for _ in range(30):
             writer.append(bytes([number]) * 30_000)
         writer.finish(ended=True, pickles=False)
+
+
+def test_foreign_part_is_left_as_it_is_when_it_has_a_second_name(tmp_path: Path) -> None:
+    """As in a backup of hard links."""
+    own, part = tmp_path / "mine.txt", tmp_path / f"c.samples{PART}"
+    own.write_bytes(b"precious")
+    os.link(own, part)
+    with pytest.raises(CacheError, match="left as it is"):
+        begin_samples(tmp_path / "c.samples")
+    assert part.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("fact", [("samples", "x"), ("shares", "q"), ("ended", None), ("more", 1)])
+def test_file_is_damaged_when_its_facts_are_of_another_kind(fact: tuple[str, Any], tmp_path: Path) -> None:
+    """Even if their checksum is right."""
+    path = tmp_path / "c.samples"
+    write(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        facts = dict(connection.execute("SELECT name, value FROM facts WHERE name != 'crc'")) | dict([fact])
+        crc = sample_file._checksum([(name, facts[name]) for name in sample_file.SampleFacts._fields])
+        connection.execute("DELETE FROM facts")
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", [*facts.items(), ("crc", crc)])
+        connection.commit()
+    with pytest.raises(CacheError, match="does not say how many samples"):
+        open_samples(path)

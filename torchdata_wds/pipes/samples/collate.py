@@ -120,15 +120,18 @@ def _stack_tensors(values: list[torch.Tensor]) -> torch.Tensor:
         for value in values
     )
     memory = _lent(len(values) * first.numel() * first.element_size(), is_plain)
-    out = None if memory is None else torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape)
-    return torch.stack(values, out=out)
+    if memory is None:
+        return torch.stack(values)  # without out=, which a subclass's own stack may not take
+    return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(len(values), *first.shape))
 
 
 def _stack_arrays(values: list[Any]) -> np.ndarray[Any, Any]:
     first = values[0]
     is_plain = all(type(value) is np.ndarray for value in values) and not first.dtype.hasobject
     memory = _lent(len(values) * first.nbytes, is_plain)
-    return np.stack(values, out=None if memory is None else memory.view(first.dtype).reshape(len(values), *first.shape))
+    if memory is None:
+        return np.stack(values)
+    return np.stack(values, out=memory.view(first.dtype).reshape(len(values), *first.shape))
 
 
 def _lent(size: int, is_plain: bool) -> np.ndarray[Any, np.dtype[np.uint8]] | None:

@@ -172,7 +172,11 @@ class Download:
         source = self._source = stored_bytes(open_shard(self._url, storage_options=self._cache.storage_options))
         view = memoryview(bytearray(BUFFER_SIZE))
         with self._cache.progress_bar(self._url) as bar:
-            while not self.is_stopping and (count := source.readinto(view)):
+            while True:
+                if self.is_stopping:
+                    raise stopped(self._url)
+                if not (count := source.readinto(view)):
+                    break  # the verified end: the copy is whole, even if its reader has left by now
                 piece = view[:count]
                 try:
                     while piece:
@@ -183,8 +187,6 @@ class Download:
                     return
                 if bar is not None:
                     bar.update(count)
-        if self.is_stopping:
-            raise stopped(self._url)
         self._finish(time.monotonic() - start)
 
     def _write(self, piece: memoryview) -> int:

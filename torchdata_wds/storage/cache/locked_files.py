@@ -64,15 +64,19 @@ class CopyLock:
                     return cls(path, file)
 
     @staticmethod
+    def _part_of(path: str) -> str:
+        """The path of the file that the holder of a copy's lock fills; a FileNotFoundError if there is none (yet)."""
+        with open(path + LOCK, "rb") as file:  # noqa: PTH123
+            name = os.fsdecode(file.read(4096))
+        if not name.endswith(PART):
+            raise FileNotFoundError(name)
+        return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
+
+    @staticmethod
     def open_part(path: str) -> LockedFile | None:
         """Opens the part that the holder of a copy's lock fills; returns None if there is none (yet)."""
         try:
-            with open(path + LOCK, "rb") as file:  # noqa: PTH123
-                name = os.fsdecode(file.read(4096))
-            if not name.endswith(PART):
-                return None
-            name = os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
-            part = LockedFile(os.open(name, os.O_RDONLY | os.O_CLOEXEC))
+            part = LockedFile(os.open(CopyLock._part_of(path), os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             return None
         if part.lock(shared=True):  # no process fills it
@@ -83,11 +87,10 @@ class CopyLock:
     @staticmethod
     def progress_of(path: str) -> tuple[int, int] | None:
         """Returns the inode and size of the part that the holder of a copy's lock fills."""
-        if (part := CopyLock.open_part(path)) is None:
-            return None
-        with part:
-            status = os.fstat(part.fileno())
-        return status.st_ino, status.st_size
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(CopyLock._part_of(path))  # noqa: PTH116
+            return status.st_ino, status.st_size
+        return None
 
     def create_part(self) -> tuple[str, LockedFile]:
         """Creates the part for a copy, locked exclusively; removes older parts of this copy and abandoned others."""

@@ -81,10 +81,13 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
             if tuple(sql for (sql,) in found) != _SCHEMA:
                 raise _error(path, _DAMAGED, "it has other tables than those of cache_samples")
             facts = dict(self._connection.execute("SELECT name, value FROM facts"))
-            if facts.get("crc") != _checksum([(name, facts.get(name)) for name in SampleFacts._fields]):
+            known = [(name, facts.pop(name, None)) for name in SampleFacts._fields]
+            is_sound = all(type(value) is int for _, value in known) and facts == {"crc": _checksum(known)}
+            if not is_sound:
                 raise _error(path, _DAMAGED, "it does not say how many samples it has")
             stack.pop_all()
-        self.facts = SampleFacts(facts["samples"], bool(facts["ended"]), bool(facts["pickles"]), facts["shares"])
+        samples, ended, pickles, shares = (value for _, value in known)
+        self.facts = SampleFacts(samples, bool(ended), bool(pickles), shares)
 
     def rows(self, limit: int | None = None) -> Iterator[bytes]:
         """Yields at most `limit` samples in the order they were written; a CacheError if one is missing or damaged."""

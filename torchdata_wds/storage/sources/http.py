@@ -122,9 +122,9 @@ class Version:
         """Says what shows that a later answer is of another object; None if nothing does."""
         told = ("Last-Modified", self.modified, later.modified)
         if self.etag and later.etag:
-            told = ("ETag", self.etag.removeprefix("W/"), later.etag.removeprefix("W/"))
+            told = ("ETag", self.etag, later.etag)
         for what, before, after in (told, ("Content-Encoding", self.encoding, later.encoding)):
-            if before and after and before != after:
+            if before and after and before.removeprefix("W/") != after.removeprefix("W/"):  # weak tags compare alike
                 return f"its {what} was {before[:80]!r} and is now {after[:80]!r}"
         if self.total is not None and later.total is not None and self.total != later.total:
             return f"its length was {self.total:,} bytes and is now {later.total:,}"

@@ -45,6 +45,7 @@ class Target(Unique, ABC):
     """
 
     _is_open = False
+    _is_bound = True  # to this process: aborted at its end, and refused in a forked child
 
     def __init__(self, url: str) -> None:
         self.url = url  # where the shard goes, as given
@@ -52,8 +53,9 @@ class Target(Unique, ABC):
         self._owner = os.getpid()
         self._position = 0
         self._is_open = True
-        _unfinished.add(self)
-        run_at_end(_abort_all)
+        if self._is_bound:
+            _unfinished.add(self)
+            run_at_end(_abort_all)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
         """Writes all of the data; if it cannot, the target is aborted, so that no gap is committed."""
@@ -100,7 +102,7 @@ class Target(Unique, ABC):
         """Closes what is open, quietly. Unless `owned`, this is a forked child's copy: the rest is the parent's."""
 
     def _check_usable(self) -> None:
-        if self._owner != os.getpid():
+        if self._is_bound and self._owner != os.getpid():
             reason = f"it was opened in process {self._owner}; open it in the process that writes it"
             raise cannot_write(self._shard, reason)
         if not self._is_open:
@@ -163,14 +165,15 @@ os.register_at_fork(after_in_child=_abort_all)
 _OPENINGS = 100
 
 
-def open_unfinished(path: Path, check: Callable[[int], None] = lambda _: None) -> LockedFile | None:
+def open_unfinished(path: Path, check: Callable[[int], None] | None = None) -> LockedFile | None:
     """Opens a file that is to be filled and then renamed: locked, empty, and made if it is missing.
 
     It is None if a living writer, in this process or another one, fills it. A link is an OSError: it would have us
     empty another file. `check` may raise for what a dead writer has left, before that is emptied.
     """
+    access = os.O_WRONLY if check is None else os.O_RDWR  # permission to write does not imply permission to read
     for _ in range(_OPENINGS):
-        file = LockedFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        file = LockedFile(os.open(path, access | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         with contextlib.ExitStack() as stack:
             stack.callback(file.close)
             if lock(file.fileno()) is False:
@@ -180,8 +183,9 @@ def open_unfinished(path: Path, check: Callable[[int], None] = lambda _: None) -
                 # Its last writer may have renamed it before it was locked here, or died in the middle of that: the same
                 # file then is the finished one as well, which must not be emptied.
                 if os.path.samestat(status, path.lstat()):
-                    if status.st_nlink == 1:
+                    if check is not None:
                         check(file.fileno())
+                    if status.st_nlink == 1:
                         os.ftruncate(file.fileno(), 0)
                         stack.pop_all()
                         return file

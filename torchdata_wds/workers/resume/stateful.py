@@ -7,6 +7,7 @@ memory.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ class StatefulPipeline(IterableDataset[Any]):
         if not isinstance(pipe, IterDataPipe):
             raise TypeError(f"StatefulPipeline takes the last pipe of a graph, not {pipe!r}")
         self.pipe = pipe
-        self.seed = checked_int("seed", seed, -(2**63), 2**64 - 1)
+        self.seed = checked_int("seed", seed, -math.inf)
         self._numbers = EpochNumbers()
         self._seen = 0
         self._restored: dict[str, Any] | None = None

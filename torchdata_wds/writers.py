@@ -1,4 +1,4 @@
-"""Samples to tar archives and numbered shards."""
+"""Writes samples into tar archives and numbered shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TarOptions(TypedDict, total=False):
-    """The options that `TarWriter` describes, for functions that pass them on."""
+    """The options of `TarWriter`, for functions that pass them on."""
 
     encoder: EncoderLike
     compress: str | bool | None
@@ -43,7 +43,7 @@ class TarOptions(TypedDict, total=False):
 _FILE_OPTIONS = ("compress", "index", "storage_options")
 _ENCODER_OPTIONS = ("encoder", "jpeg_quality", "png_compression")
 
-#: Options of webdataset's writers, and what other programs call them.
+#: Options of webdataset's writers and of other programs, and what to use instead.
 _ELSEWHERE = {
     "compression": "write compress='gz', or let the shard's name end in .gz.",
     "format": "headers are USTAR, and PAX where a name or size needs it.",
@@ -56,19 +56,19 @@ _ELSEWHERE = {
 
 
 def check_options(options: Mapping[str, Any], *others: str) -> None:
-    """Raises a TypeError for an option that is not one of `TarWriter` or `others`, and names the nearest that is."""
+    """Raises TypeError for an option that neither `TarWriter` nor `others` has, and suggests the nearest one."""
     known = [*TarOptions.__annotations__, *others]
     for name in options:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = _ELSEWHERE.get(name, f"did you mean {nearest[0]!r}?" if nearest else "")
             if "'max_" in hint and "max_bytes" not in known:
-                hint = "ShardWriter has limits, one archive has none."
+                hint = "only a ShardWriter has limits."
             raise TypeError(f"unknown option {name!r}: {hint}{' ' if hint else ''}The options are {', '.join(known)}")
 
 
 class SampleWriter(Unique):
-    """What both writers share: their options, how a sample is written, and how ``with`` ends."""
+    """Base of both writers: their options, how a sample is written, and how ``with`` ends."""
 
     close: Callable[[], None]
     abort: Callable[[], None]
@@ -83,13 +83,13 @@ class SampleWriter(Unique):
         self._file_options["overwrite"] = overwrite
         self._file_options["storage_options"] = StorageOptions(options.get("storage_options"))
         encode = Encoder(**encoding)
-        self._encode = None if encoding.get("encoder") is False else encode  # the packer takes bytes only, and says so
+        self._encode = None if encoding.get("encoder") is False else encode  # the packer checks for bytes
         self._pack = SamplePacker(**headers).pack
         self._lock = threading.RLock()
         self._closed = False
 
     def pack(self, sample: Mapping[str, Any]) -> PackedSample:
-        """Turns a sample into its bytes in an archive."""
+        """Encodes a sample into its bytes in an archive."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             raise SampleError(f"a sample is a dict of __key__ and values by field, not a {type(sample).__name__}")
         return self._pack(sample if self._encode is None else self._encode(sample))
@@ -99,18 +99,18 @@ class SampleWriter(Unique):
             raise ValueError("the writer is closed; open another one")
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Adds a sample, whole or not at all; returns the bytes that it takes in the archive, before compression.
+        """Adds a sample, whole or not at all; returns its bytes in the archive before compression, 0 if not written.
 
-        It has ``__key__`` and values by field; names like ``__url__`` are not written. A `ShardWriter` returns 0 where
-        it is not written, because `max_shards` shards are full.
+        A sample has ``__key__`` and values by field; other names like ``__url__`` are not written. Once `max_shards`
+        shards are full, a `ShardWriter` writes nothing.
 
         Raises:
-            SampleError: if it could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
+            SampleError: if the sample could not be read back: MissingFieldError, ReappearingKeyError, or EncodingError.
             ShardOpenError: if the destination fails, or a shard exists.
             ValueError: if the writer is closed.
         """
         self._check_open()
-        packed = self.pack(sample)  # outside the lock: threads encode at the same time
+        packed = self.pack(sample)  # outside the lock, so that threads encode in parallel
         with self._lock:
             self._check_open()
             shard = self.shard_for(packed)
@@ -132,28 +132,27 @@ class SampleWriter(Unique):
 class TarWriter(SampleWriter):
     """Writes samples into one tar archive.
 
-    The same samples give the same bytes. A path (or a URL of a store) gets its new content on `close`, all at once:
-    an exception inside ``with``, or a process that is killed, leaves what was there before, and beside a local path
-    the unfinished ``.partial``. An open file is written as it comes, without an end marker after an exception. A
-    symbolic link is replaced, not followed.
+    Equal samples make equal bytes. A path (or a URL of a store) gets its new content on `close`, all at once: after an
+    exception inside ``with``, or if the process is killed, the old content stays, and beside a local path the
+    unfinished ``.partial``. An open file is written continuously, and has no end marker after an exception. A symbolic
+    link is replaced, not followed.
 
     Args:
         file: A local path, ``-`` (standard output), ``pipe:command``, a URL that fsspec can write, or an open binary
             file, which is not closed.
-        overwrite: Whether what exists is replaced; otherwise it is an error.
-        encoder: True encodes each field by its extension. False takes bytes only. A str is an image spec: with
-            ``"torchrgb8"`` and the like tensors of images are CHW. A dict has functions for fields or extensions, tried
-            before the table. A callable gets the sample and returns a dict of bytes.
+        overwrite: Whether to replace what exists; otherwise it is an error.
+        encoder: What encodes the fields, as in ``wds_encode``: True by extension, an image spec, a dict of functions by
+            field or extension, or a callable that returns a dict of bytes. False accepts only bytes.
         compress: ``"gz"``, ``"bz2"``, ``"xz"``, ``"zst"``, False for none; None goes by the suffix of the path.
-        mtime, user, group, mode: Of all members: seconds since 1970, names of owner and group, permissions.
+        mtime, user, group, mode: For all members: seconds since 1970, names of owner and group, permissions.
         lowercase: Whether fields must be in lower case, as they are read by default.
-        index: Whether an index is written beside the shard, as ``<shard>.index``.
-        jpeg_quality, png_compression: Quality of JPEG fields that are encoded here, 1 to 100; effort for PNG, 0 to 9.
+        index: Whether to write an index beside the shard, as ``<shard>.index``.
+        jpeg_quality, png_compression: Quality of JPEG fields encoded here, 1 to 100; effort for PNG, 0 to 9.
         storage_options: Options by protocol, such as ``{"s3": {"profile": "me"}}``.
 
     Raises:
-        TypeError, ValueError: if an argument is wrong, or has an unknown name.
-        ShardOpenError: if the file cannot be written, or exists and is not to be replaced.
+        TypeError, ValueError: if an argument is wrong or unknown.
+        ShardOpenError: if the file cannot be written, or exists and `overwrite` is False.
 
     Example:
         >>> import pathlib, tempfile, torchdata_wds
@@ -193,14 +192,14 @@ class TarWriter(SampleWriter):
         return self._shard
 
     def close(self) -> None:
-        """Ends the archive, and gives a path its new content; a ShardOpenError if it is not whole; idempotent."""
+        """Completes the archive and puts it in place, or raises ShardOpenError if it is incomplete; idempotent."""
         if not self._closed:
             with self._lock:
                 self._shard.close()
             self._closed = True
 
     def abort(self) -> None:
-        """Abandons the archive: what was there before stays; does nothing after `close`."""
+        """Abandons the archive, and keeps what existed before; does nothing after `close`."""
         if not self._closed:
             self._closed = True
             self._shard.abort()
@@ -209,21 +208,21 @@ class TarWriter(SampleWriter):
 class ShardWriter(SampleWriter):
     """Writes samples into numbered shards of limited size.
 
-    A shard gets its name when it is whole: an exception inside ``with``, or a process that is killed, leaves the
-    finished shards and one ``.partial``, for which no hook is called. Nothing is created before the first sample.
+    A shard gets its name when it is complete: an exception inside ``with``, or a killed process, leaves the finished
+    shards and one ``.partial``, for which `post` is not called. Nothing is created before the first sample.
 
     Args:
-        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the number of this process
-            among the ranks, ``{worker}`` that among all workers of all ranks.
+        pattern: Path or URL with ``%06d`` or ``{shard:06d}`` for the number. ``{rank}`` is the rank of this process,
+            and ``{worker}`` its number among all workers of all ranks.
         max_count: The most samples in a shard.
-        max_bytes: The most bytes of a shard before compression, with headers and end marker, which fill it up to a
-            multiple of 10,240. A sample that is larger gets a shard of its own, and a warning.
-        start_shard: Number of the first shard, or ``"next"`` for the one after the highest that exists.
-        max_shards: The most shards: once they are full, `write` takes no more samples. None has no limit.
-        post: Called with the `ShardInfo` of each shard as soon as it has its name.
-        overwrite: Whether shards that exist are replaced; otherwise they are an error.
-        opener: ``callable(name)`` that opens a binary file for each shard. It is closed when the shard is whole, and
-            after an exception without an end marker.
+        max_bytes: The most bytes in a shard before compression, with headers and the end marker, which pads it to a
+            multiple of 10,240. A larger sample gets its own shard, and a warning.
+        start_shard: Number of the first shard, or ``"next"`` to continue after the highest number that exists.
+        max_shards: The most shards: once they are full, `write` writes no more samples. None is no limit.
+        post: Called with the `ShardInfo` of each finished shard.
+        overwrite: Whether to replace shards that exist; otherwise they are an error.
+        opener: ``callable(name)`` that opens a binary file for each shard. The file is closed when the shard is
+            complete, or without an end marker after an exception.
         **options: Those of `TarWriter`, from ``encoder`` on.
 
     Attributes:
@@ -275,7 +274,7 @@ class ShardWriter(SampleWriter):
         self.max_shards = None if max_shards is None else checked_int("max_shards", max_shards, 1)
         self.post, self.opener = post, opener
         self.shards: list[ShardInfo] = []
-        # what is wrong about all shards shows before the first one is opened
+        # errors that concern all shards are raised before the first one is opened
         if (kind := compression_for(pattern.name(0), options.get("compress"))) is not None:
             open_compressor(kind)
         if options.get("index"):
@@ -290,12 +289,12 @@ class ShardWriter(SampleWriter):
 
     @property
     def is_full(self) -> bool:
-        """Whether all of `max_shards` are known to be full, so that no sample need be made for them."""
+        """Whether all of `max_shards` are known to be full, so that no more samples are needed."""
         return self._is_last and (self._shard is None or self._shard.count >= self.max_count)
 
     @property
     def _is_last(self) -> bool:
-        """Whether no shard may follow the one that is open, or was closed last."""
+        """Whether the open shard, or else the one closed last, is the last that `max_shards` allows."""
         return self.max_shards is not None and len(self.shards) + (self._shard is not None) >= self.max_shards
 
     def shard_for(self, packed: PackedSample) -> ShardFile | None:
@@ -313,7 +312,7 @@ class ShardWriter(SampleWriter):
             self._finish()
 
     def abort(self) -> None:
-        """Abandons the open shard, which is left as ``.partial``; finished ones stay."""
+        """Abandons the open shard, left as ``.partial``; keeps finished ones."""
         self._closed = True
         if self._shard is not None:
             self._shard.abort()
@@ -322,6 +321,7 @@ class ShardWriter(SampleWriter):
             self._close_file()
 
     def _has_room(self, shard: ShardFile, packed: PackedSample) -> bool:
+        # With max_bytes=10_240, 9,216 bytes fit, with 1,024 of end marker; one more block makes the archive 20,480.
         return bool(shard.count < self.max_count and archive_size(shard.size + packed.size) <= self.max_bytes)
 
     def _open(self, packed: PackedSample) -> ShardFile:
@@ -343,7 +343,7 @@ class ShardWriter(SampleWriter):
         except BaseException:
             self._close_file()
             raise
-        # only now: a shard that cannot be written must not be passed over
+        # only now, so that no number is left out if the shard cannot be opened
         self._number = next(self._numbers)
         logger.info("writing shard %s", mask_url(name))
         return shard
@@ -351,7 +351,7 @@ class ShardWriter(SampleWriter):
     def _finish(self) -> None:
         if self._shard is None:
             return
-        # it stays open until it is whole: another attempt after an error raises again
+        # open until complete, so that closing it again after an error raises again
         info = self._shard.close()
         self._shard = None
         self.shards.append(info)

@@ -393,7 +393,7 @@ def test_webdataset_names_the_form_when_an_argument_is_not_for_it() -> None:
 
 def test_webdataset_says_so_when_the_handler_is_the_second_argument() -> None:
     """As it is in webdataset's constructor."""
-    with pytest.raises(TypeError, match="handler= by its name"):
+    with pytest.raises(TypeError, match="handler= by name"):
         WebDataset("x.tar", ignore_and_continue)  # type: ignore[arg-type]
 
 

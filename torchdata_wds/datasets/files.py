@@ -1,4 +1,4 @@
-"""The graph that a dataset file describes."""
+"""Builds the graph that a dataset file describes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EntryUrl(str):
 
 
 class SpecShardsIterDataPipe(WdsPipe[str], Seeded):
-    """Lists the shards of a dataset file's entries as `EntryUrl`; all consumers draw those of the epoch alike."""
+    """Lists the shards of a dataset file's entries as `EntryUrl`; all consumers choose the same ones in an epoch."""
 
     repeats_shards = True
 
@@ -61,7 +61,7 @@ class SpecShardsIterDataPipe(WdsPipe[str], Seeded):
 
 
 class EntryMapperIterDataPipe(ItemMapper):
-    """Names the entry of each sample, keeps the entry's fields, and calls the user's function with its keys."""
+    """Adds the entry's name to each sample, keeps the entry's fields, and calls the user's function with its keys."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class EntryMapperIterDataPipe(ItemMapper):
         return bool(item.find(sample)) if self._entry(sample) is entry else None
 
     def _choose(self, sample: dict[str, Any]) -> dict[str, Any] | None:
-        """Leaves the fields of the entry in a sample; None if one is missing and the sample is to be left out."""
+        """Returns a sample with only the fields of its entry; None if one is missing and such samples are skipped."""
         entry = self._entry(sample)
         if entry.fields is None:
             return sample
@@ -123,7 +123,7 @@ class EntryMapperIterDataPipe(ItemMapper):
         return chosen
 
     def _apply(self, item: dict[str, Any]) -> Any:
-        """Names the entry in its sample, and calls the function with the entry's keys."""
+        """Adds the entry's name to its sample, and calls the function with the entry's keys."""
         entry = self._entry(item)
         meta = {"__key__": item["__key__"], "__url__": str(item["__url__"]), "__dataset__": entry.name}
         item.update(meta)
@@ -153,48 +153,49 @@ def load_dataset(
 ) -> WdsPipe[dict[str, Any]]:
     """Builds the graph that a dataset file describes: list, shuffle and split shards, load, group, mix.
 
-    The file is read at once, the shards when the result is iterated. It is YAML (needs ``torchdata_wds[spec]``) or JSON
-    of one of three kinds; each sample has the name of its entry, or else the entry's number from 0, as ``__dataset__``.
+    The file is read immediately, the shards when the result is iterated. It is YAML (needs ``torchdata_wds[spec]``) or
+    JSON, of one of three kinds. ``__dataset__`` of a sample is the name of its entry, or the entry's number from 0.
 
-    A ``dataset:`` list has entries with ``shards`` (a pattern or a list of them, as ``list_shards`` takes them,
-    relative to the working directory), and optionally ``name``; ``extensions``, the fields to keep (in ``"jpg;png
-    label=cls *.json"`` the first of jpg and png that is there, cls under another name, and all that match);
-    ``missing``, what happens to a sample without one of them (``error``; ``skip`` leaves it out; ``none`` has it
+    A ``dataset:`` list has entries with ``shards`` (a pattern or a list of patterns, as for ``list_shards``, relative
+    to the working directory), and optionally ``name``; ``extensions``, the fields to keep (``"jpg;png label=cls
+    *.json"`` keeps the first of jpg and png that exists, cls renamed to label, and all fields that match the glob);
+    ``missing``, what happens to a sample without one of them (``error``; ``skip`` leaves it out; ``none`` keeps it
     without the field); ``weight`` or ``probability``, relative numbers that all entries have or none; and any other
-    keys, which go to `transforms`. With weights each entry is shuffled and split by itself, and ``wds_mix`` draws from
-    them; otherwise all shards are one shuffled list.
+    keys, which are passed to `transforms`. With weights, each entry is shuffled and split separately, and ``wds_mix``
+    draws from them; without, all shards form one shuffled list.
 
     A ``datasets:`` list, with ``prefix`` and ``buckets`` beside it, has entries with ``shards``, ``name`` (otherwise
     ``@bucket``), ``buckets``, and ``resample: n``, ``choose: n`` or ``perepoch: n`` (the same as choose). A URL is
-    prefix + bucket/shard, ``~`` and ``$NAME`` expanded. An epoch has all shards of an entry, n drawn with replacement,
-    or n different ones; all workers and ranks draw the same, anew each epoch.
+    prefix + bucket/shard, with ``~`` and ``$NAME`` expanded. An epoch has all shards of an entry, n drawn with
+    replacement, or n different ones. All workers and ranks draw the same, again in each epoch.
 
-    A ``wids`` shard list has ``wids_version: 1`` and a ``shardlist``, or ``datasets`` with one each or with a
-    ``source_url``, whose file must not point further. URLs are taken verbatim, relative ones to ``base`` or else to the
-    file's own folder. If datasets have weights, ``wds_mix`` draws from them; weights of single shards are not used.
+    A ``wids`` shard list has ``wids_version: 1`` and a ``shardlist``, or ``datasets`` that each have a ``shardlist`` or
+    the ``source_url`` of a file, which must not name further files. URLs are taken verbatim; relative ones are relative
+    to ``base``, or else to the file's own folder. If datasets have weights, ``wds_mix`` draws from them; weights of
+    single shards are not used.
 
-    A file may come from a stranger: ``pipe:``, ``-`` and templates (``reference:``) are refused in it and in what it
-    points to, as are environment variables in a file from the network or with a secret name; a dict may have them.
-    What `storage_options` has for a protocol goes to every server that the file names.
+    The file may be untrusted: ``pipe:``, ``-`` and templates (``reference:``) are refused in it and in files that it
+    names, as are environment variables in a file from the network, or whose names look secret. A dict may have them
+    all. The `storage_options` of a protocol are sent to every server that the file names.
 
     Args:
-        path_or_dict: A local path, a URL, or what such a file would contain.
-        transforms: ``callable(sample, **keys)`` for all samples, which returns one or None to drop it; `keys` are the
-            other keys of the sample's entry, if there are any.
+        path_or_dict: A local path, a URL, or a dict with the content of such a file.
+        transforms: ``callable(sample, **keys)`` for all samples, which returns a sample, or None to drop it; `keys` are
+            the other keys of the sample's entry.
         stop: When a mix by weights ends, as in ``wds_mix``: ``"all"``, ``"first"`` or ``"cycle"``.
-        allow_pipe: Whether the file is trusted like the program; ``WDS_SECURE=1`` refuses commands in any case.
-        storage_options: fsspec options by protocol, as ``{"s3": {...}}``, for the file and its shards.
-        rewrite: Where the file and its shards are found instead, as in ``list_shards``.
-        cache_dir: A folder for copies of remote shards and of the output of commands, as of ``cache_shards``.
-        handler: Given to every stage; the loader calls it once per shard.
+        allow_pipe: Whether to trust the file like the program; ``WDS_SECURE=1`` refuses commands regardless.
+        storage_options: fsspec options by protocol, such as ``{"s3": {...}}``, for the file and its shards.
+        rewrite: Rules that redirect the URLs of the file and its shards, as in ``list_shards``.
+        cache_dir: A folder for copies of remote shards and command output, as in ``cache_shards``.
+        handler: Passed to every stage; the loader calls it once per shard.
 
     Returns:
-        A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Further stages are chained.
+        A pipe of samples: ``__key__``, ``__url__``, ``__dataset__`` and fields as bytes. Chain further stages to it.
 
     Raises:
-        SpecError: if the file is wrong, with file, entry and key; or when iterated, if there are too few shards.
-        UnsafeDataError, ShardOpenError, ImportError: what a file may not do, one that cannot be read, no PyYAML.
-        MissingFieldError: through the handler when iterated, for a sample without a field of its entry's extensions.
+        SpecError: if the file is invalid, naming file, entry and key; or on iteration, if there are too few shards.
+        UnsafeDataError, ShardOpenError, ImportError: if the file does what it may not, cannot be read, or needs PyYAML.
+        MissingFieldError: on iteration, through the handler, for a sample without a field of its entry's extensions.
         ValueError, TypeError: if an argument is wrong.
 
     Example:
@@ -226,11 +227,11 @@ def load_dataset(
     for group in groups:
         held = Held(group.entries)
         shards: Any = SpecShardsIterDataPipe(held, storage_options=options)
-        # lists are in memory anyway; a smaller buffer would leave the shards of one dataset together
+        # the list is in memory anyway; a smaller buffer would leave the shards of one dataset together
         shards = shards.shuffle(buffer_size=1_000_000).sharding_filter()
         if cache_dir is not None:
             shards = shards.cache_shards(cache_dir, storage_options=options, handler=handler)
-        # with all fields, which an error about one names
+        # all fields are grouped, so that an error can list them
         samples = shards.load_wds_shards(storage_options=options, handler=handler).group_by_key(handler=handler)
         branches.append(EntryMapperIterDataPipe(samples, held, transforms, handler=handler))
     if len(branches) == 1:
@@ -253,7 +254,7 @@ def _groups(source: Any, allow_pipe: bool, options: storage.StorageOptions) -> l
 
 
 def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storage.StorageOptions) -> None:
-    """Raises now what would otherwise end the first epoch."""
+    """Raises now the errors that would otherwise end the first epoch."""
     names = ", ".join(entry.keys)
     if entry.keys:
         if transforms is None:
@@ -263,17 +264,17 @@ def _check_entry(entry: SpecEntry, transforms: Transform | None, options: storag
             )
         try:
             signature = inspect.signature(transforms)
-        except (TypeError, ValueError):  # some functions written in C do not tell theirs
+        except (TypeError, ValueError):  # some functions written in C have none
             return
         try:
             signature.bind({}, **entry.keys)
         except TypeError as error:
             raise entry.place.error(f"transforms cannot be called with {names}: {error}") from error
-        for key in entry.keys.keys() - signature.parameters.keys():  # **kwargs would take a misspelled key as well
+        for key in entry.keys.keys() - signature.parameters.keys():  # **kwargs also accepts a misspelled key
             if near := difflib.get_close_matches(key, ENTRY_KEYS, n=1, cutoff=0.8):
                 raise entry.place.error(
                     f"unknown key {key!r}: did you mean {near[0]!r}? If it is meant for transforms, name it among the "
                     "function's arguments"
                 )
     if entry.count is not None and not entry.replacement:
-        entry.choose(options, float)  # raises if there are too few; what it chooses is not used
+        entry.choose(options, float)  # raises if there are too few; the choice is not used

@@ -24,18 +24,18 @@ _SEED = (
 
 _SPLITTER = (
     "shards are divided by .sharding_filter(), among the workers of any loader, and among ranks by torch's DataLoader "
-    "and WorkersReadingService(n, distributed=True). For another division chain the forms, with .split_shards(), "
-    ".resample_shards() or a filter of yours in its place"
+    "and WorkersReadingService(n, distributed=True). To divide them otherwise, chain the stages yourself, with "
+    ".split_shards(), .resample_shards() or your own filter"
 )
 
-#: What to write instead of an argument that is not taken here.
+#: What to use instead of an argument that is not accepted here.
 _INSTEAD = {
     "detshuffle": _SEED,
     "empty_check": (
         "a pattern that matches nothing raises in any case, and a worker without shards is not an error: leave it out"
     ),
     "nodesplitter": _SPLITTER,
-    "repeat": "chain .cycle(n) for n passes, or .wds_epoch(n) for epochs of n samples without end",
+    "repeat": "chain .cycle(n) for n passes, or .wds_epoch(n) for endless epochs of n samples",
     "seed": _SEED,
     "workersplitter": _SPLITTER,
 }
@@ -76,47 +76,47 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 ) -> WdsPipe[Any]:
     """Builds the usual graph: list, shuffle and split shards, load, group, and what the arguments add.
 
-    The result is an ordinary pipe: further stages are chained to it. Of the arguments of webdataset 1.0, some are other
-    names for arguments here, and some are refused with the form that does the same.
+    The result is an ordinary pipe: chain further stages to it. Of the arguments of webdataset 1.0, some are accepted as
+    other names for arguments here; others raise an error that names the replacement.
 
     Args:
-        urls: A pattern or a (nested) list of patterns, as ``list_shards`` takes them, or a pipe of patterns.
-        shardshuffle: Whether to shuffle the shards before they are split, unless `resampled`; or the buffer's size.
+        urls: A pattern or a (nested) list of patterns, as for ``list_shards``, or a pipe of patterns.
+        shardshuffle: Whether to shuffle the shards before splitting, unless `resampled`; or the size of the buffer.
         extensions: Fields to yield as tuples: one str of field specs separated by blanks, or a list of them.
         decoder: What ``wds_decode`` takes, one or a list; None leaves bytes, ``[]`` decodes all but images.
-        transforms: Functions (or None) for the places of the tuples; a single one is for the first. Needs `extensions`.
+        transforms: Functions (or None) for the values of the tuples; a single one is for the first. Needs `extensions`.
         shuffle: Size of the sample shuffle's buffer; None or 0 keeps the order of the shards.
-        handler: Given to every stage.
-        resampled: Whether each worker draws shards without end, as ``resample_shards()``; see ``.wds_epoch(n)``.
-        cache_dir: A folder for copies of remote shards, as of ``cache_shards``; None keeps none.
-        cache_name: How the copies are named: the ``name=`` of ``cache_shards``.
-        cache_size: How many bytes all copies may take: its ``max_bytes=``; None or -1 is no limit.
+        handler: Passed to every stage.
+        resampled: Whether each worker draws shards endlessly, as with ``resample_shards()``; see ``.wds_epoch(n)``.
+        cache_dir: A folder for copies of remote shards, as in ``cache_shards``; None keeps none.
+        cache_name: How to name the copies: the ``name=`` of ``cache_shards``.
+        cache_size: How many bytes all copies may take: the ``max_bytes=`` of ``cache_shards``; None or -1 is no limit.
         select: Which members to read, as in ``load_wds_shards``.
         rename: A function from a member's name to another, as in ``load_wds_shards``.
         allow_pickle: Whether `decoder` may decode pickles, as in ``wds_decode``.
         read_ahead: How many shards to open before their turn, as in ``load_wds_shards``.
         interleave: How many shards to take samples from in turn, as in ``load_wds_shards``.
-        max_member_bytes: The size of the largest member that is read, as in ``load_wds_shards``.
-        storage_options: fsspec options by protocol, as ``{"s3": {"key": ...}}``, for listing, copying and reading.
-        rewrite: Where shards are found instead, as in ``list_shards``.
+        max_member_bytes: The largest member that is read, as in ``load_wds_shards``.
+        storage_options: fsspec options by protocol, such as ``{"s3": {"key": ...}}``, to list, copy and read.
+        rewrite: Rules that redirect URLs, as in ``list_shards``.
         mode: ``"resampled"`` is ``resampled=True``.
-        repeat: Not taken: ``.cycle(n)`` or ``.wds_epoch(n)``.
+        repeat: Not accepted: use ``.cycle(n)`` or ``.wds_epoch(n)``.
         url_to_name: The same as `cache_name`.
-        detshuffle: Not taken: seeds come from the loader.
-        nodesplitter: None, or a splitter of webdataset; the loader divides ranks in any case.
-        workersplitter: None, or a splitter of webdataset; ``sharding_filter`` divides workers in any case.
+        detshuffle: Not accepted: seeds come from the loader.
+        nodesplitter: None, or one of webdataset's splitters; the loader always divides the work among ranks.
+        workersplitter: None, or one of webdataset's splitters; ``sharding_filter`` always divides it among workers.
         select_files: The same as `select`.
         rename_files: The same as `rename`.
-        empty_check: Not taken: a pattern that matches nothing raises in any case.
+        empty_check: Not accepted: a pattern that matches nothing always raises.
         verbose: Whether the cache logs each hit, download and eviction.
-        seed: Not taken: seeds come from the loader.
+        seed: Not accepted: seeds come from the loader.
 
     Returns:
-        A pipe of samples (dict), or of tuples where `extensions` is given.
+        A pipe of samples (dict), or of tuples with `extensions`.
 
     Raises:
         ValueError, TypeError: if an argument is wrong.
-        ShardListError: if `urls` is an empty list, as of a glob that matched nothing.
+        ShardListError: if `urls` is an empty list, as from a glob that matched nothing.
 
     Example:
         >>> import torchdata_wds
@@ -124,21 +124,21 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         IterableWrapper(['{0..9}.tar']).list_shards().sharding_filter().load_wds_shards().group_by_key().wds_decode('pil')
     """
     if transforms is not None and extensions is None:
-        raise ValueError("transforms go over tuples: pass extensions= as well, or chain .wds_map(f) for samples")
+        raise ValueError("transforms apply to tuples: pass extensions= as well, or chain .wds_map(f) for samples")
     if allow_pickle and decoder is None:
-        raise ValueError("allow_pickle is about decoding: pass decoder= as well ([] decodes all but images)")
+        raise ValueError("allow_pickle applies to decoding: pass decoder= as well ([] decodes all but images)")
     if shuffle is not None and not is_count(shuffle, 0):
         raise ValueError(f"shuffle must be the size of the samples' buffer, or None, not {shuffle!r}")
     check_flags(resampled=resampled, allow_pickle=allow_pickle, verbose=verbose)
     values = (detshuffle, empty_check, nodesplitter, repeat, seed, workersplitter)  # as in _INSTEAD
-    taken = ("single_node_only", "split_by_node", "split_by_worker")  # of webdataset, which divide shards as here
+    taken = ("single_node_only", "split_by_node", "split_by_worker")  # webdataset's, which divide shards as done here
     for (name, instead), value in zip(_INSTEAD.items(), values, strict=True):
         if value is not None and value is not False and getattr(value, "__name__", None) not in taken:
             raise ValueError(f"WebDataset does not take {name}={value!r} here: {instead}")
     if mode not in (None, "resampled"):
         raise ValueError(f"mode must be None or 'resampled', which is resampled=True, not {mode!r}")
     if callable(shardshuffle):
-        raise TypeError(f"the second argument is shardshuffle, not {shardshuffle!r}: give handler= by its name")
+        raise TypeError(f"the second argument is shardshuffle, not {shardshuffle!r}: pass handler= by name")
     if shardshuffle is not None and (not isinstance(shardshuffle, int) or shardshuffle < 0):
         raise ValueError(f"shardshuffle must be True, False or the size of a buffer, not {shardshuffle!r}")
     options = storage.StorageOptions(storage_options, rewrite=rewrite)
@@ -157,7 +157,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         )
     elif cache_name is not None or cache_size is not None or verbose:
         raise ValueError(
-            "cache_name (or url_to_name), cache_size and verbose are about a cache: pass its folder as cache_dir= too"
+            "cache_name (or url_to_name), cache_size and verbose apply to a cache: pass its folder as cache_dir= too"
         )
     pipe: WdsPipe[Any] = shards.load_wds_shards(
         select=_either("select", select, "select_files", select_files),
@@ -184,7 +184,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
 def _either(name: str, value: Any, other: str, same: Any) -> Any:
     """Returns the value that was passed under one of two names."""
     if value is not None and same is not None:
-        raise ValueError(f"{name} and {other} are the same argument: give one of them")
+        raise ValueError(f"{name} and {other} are the same argument: pass only one")
     return same if value is None else value
 
 

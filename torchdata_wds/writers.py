@@ -218,7 +218,7 @@ class ShardWriter(SampleWriter):
         max_bytes: The most bytes in a shard before compression, with headers and the end marker, which pads it to a
             multiple of 10,240. A larger sample gets its own shard, and a warning.
         start_shard: Number of the first shard, or ``"next"`` to continue after the highest number that exists.
-        max_shards: The most shards: once they are full, `write` writes no more samples. None is no limit.
+        max_shards: The most shards: once they are full, `write` writes no more samples. None means no limit.
         post: Called with the `ShardInfo` of each finished shard.
         overwrite: Whether to replace shards that exist; otherwise they are an error.
         opener: ``callable(name)`` that opens a binary file for each shard. The file is closed when the shard is

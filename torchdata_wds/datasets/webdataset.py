@@ -90,7 +90,7 @@ def WebDataset(  # noqa: N802  (the name that users of WebDataset know)
         resampled: Whether each worker draws shards endlessly, as with ``resample_shards()``; see ``.wds_epoch(n)``.
         cache_dir: A folder for copies of remote shards, as in ``cache_shards``; None keeps none.
         cache_name: How to name the copies: the ``name=`` of ``cache_shards``.
-        cache_size: How many bytes all copies may take: the ``max_bytes=`` of ``cache_shards``; None or -1 is no limit.
+        cache_size: How many bytes all copies may take: ``max_bytes=`` of ``cache_shards``; None or -1 means no limit.
         select: Which members to read, as in ``load_wds_shards``.
         rename: A function from a member's name to another, as in ``load_wds_shards``.
         allow_pickle: Whether `decoder` may decode pickles, as in ``wds_decode``.

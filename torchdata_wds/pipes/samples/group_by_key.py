@@ -115,7 +115,7 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
         yield from samples
 
     def __len__(self) -> int:
-        """Returns how many samples this consumer gets in the coming epoch, if an index tells."""
+        """Returns how many samples this consumer gets in the coming epoch, if an index states it."""
         loader = self.source_datapipe
         splitter = loader.source_datapipe if type(loader) is ShardLoaderIterDataPipe else None
         if type(splitter) is not ShardSplitterIterDataPipe:

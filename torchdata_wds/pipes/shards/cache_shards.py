@@ -75,7 +75,7 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         folder: The folder of the copies, created if missing; ``~`` is expanded. None turns the cache off.
         max_bytes: The most bytes that all copies made by this package may take, without unfinished downloads. To stay
             below it, the least recently used copies that are not being read are removed; a larger shard is not kept.
-            Copies named without a digest are recognized by extended attributes only. None is no limit.
+            Copies named without a digest are recognized by extended attributes only. None means no limit.
         name: The name of a copy: None for the shard's own name and a digest of its origin (the whole URL or command
             after rewriting, with the endpoint or account of its store, without credentials); ``"unsigned"`` for the
             same without query parameters that sign a URL; ``"basename"``; ``"path"`` for host and path; or a

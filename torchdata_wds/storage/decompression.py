@@ -1,5 +1,7 @@
 """Decoders for compressed shards, detected by their first bytes: gzip, bzip2, xz and zstd, also several streams in one.
 
+A shard's name plays no part here; `compression` has the suffixes, which count when shards are written or listed.
+
 A decoder is a generator of decompressed pieces. Its input comes in small pieces and its output per step is limited.
 This bounds memory for any input, and delivers what precedes damage before the error: most decompressors drop the
 output of the step that finds damage.

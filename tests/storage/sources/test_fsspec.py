@@ -490,3 +490,22 @@ def test_remote_shards_are_read_in_constant_memory(tmp_path: Path) -> None:
         assert count == members
         peaks.append(kilobytes / 1024)
     assert peaks[1] - peaks[0] < 48
+
+
+def test_interrupt_counts_when_it_comes_while_the_object_is_opened(
+    breaking: type[Breaking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No attempt follows for a reader that has left."""
+    source = RemoteSource(fsspec.filesystem("breaking"), "/x.tar", "x")
+    opening = source._open
+
+    def interrupted() -> Any:
+        source.interrupt()
+        return opening()
+
+    monkeypatch.setattr(source, "_open", interrupted)
+    breaking.plan = [(0, OSError("x"))]
+    source.connect()
+    with pytest.raises(ShardOpenError, match="reading was interrupted"):
+        source.fill(memoryview(bytearray(10)))
+    assert breaking.opened == 1

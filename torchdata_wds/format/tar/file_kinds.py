@@ -40,7 +40,7 @@ _BY_SUFFIX: dict[str, str] = {
     **dict.fromkeys(("tfrecord", "tfrecords"), f"It looks like a TFRecord file. {_CREATE}"),
     "mds": f"It looks like a shard of MosaicML streaming. {_CREATE}",
 }
-_SUFFIX = re.compile(r"\.(\w+)(?:\.(?:gz|bz2|xz|zst))?(?:[?#].*)?\Z", re.DOTALL)
+_SUFFIX = re.compile(r"\.(\w+)(?:\.(?:gz|bz2|xz|zstd?))?(?:[?#].*)?\Z", re.DOTALL)
 
 
 def describe_magic(head: bytes) -> str | None:

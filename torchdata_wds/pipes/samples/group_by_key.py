@@ -22,8 +22,9 @@ from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.pipes.shards.shard_sources import in_sequence, interleave
 from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe
+from torchdata_wds.storage.compression import SHARD_SUFFIXES
 
-_ARCHIVE = re.compile(r"(?is)(.*\.(?:tar|tgz|tbz2?|txz|tzst|zip)(?:\.(?:gz|bz2|xz|zst))?)[/\\](.*)")
+_ARCHIVE = re.compile(rf"(?is)(.*(?:{'|'.join(map(re.escape, (*SHARD_SUFFIXES, '.zip')))}))[/\\](.*)")
 
 
 class _Restart(NamedTuple):

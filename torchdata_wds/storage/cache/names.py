@@ -34,7 +34,8 @@ PART, LOCK = ".part", ".lock"
 _LONGEST_STEM = 100
 _OTHER_SUFFIX = re.compile(r"(\.[a-z][a-z0-9]{0,9})?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _OWN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*-[0-9a-f]{32}(\.[a-z][a-z0-9]{0,9})?(\.(gz|bz2|xz|zst))?")
-_IN_COMMAND = re.compile(r"[^\s'\"/=:|<>&;()]+\.(?:tar|tgz|tbz2?|txz|tzst)(?:\.[a-z0-9]{2,4})?(?=$|[\s'\"?|<>&;)])")
+_SHORT = "|".join(suffix[1:] for suffix in SHARD_SUFFIXES if suffix.count(".") == 1)  # tar, tgz, ...
+_IN_COMMAND = re.compile(rf"[^\s'\"/=:|<>&;()]+\.(?:{_SHORT})(?:\.[a-z0-9]{{2,4}})?(?=$|[\s'\"?|<>&;)])")
 
 #: Query parameters of signed URLs: of AWS and its CloudFront, Google and Azure.
 _SIGNING = re.compile(

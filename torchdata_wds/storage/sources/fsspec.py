@@ -15,7 +15,7 @@ from torchdata_wds.errors import ShardOpenError
 from torchdata_wds.storage.byte_streams import StoredVersion, ends_before, wrap_source
 from torchdata_wds.storage.decompression import HEAD_SIZE, may_be_compressed
 from torchdata_wds.storage.places import Place, StorageOptions
-from torchdata_wds.storage.retrying import Failure, Patience, RetryingSource, attempt, error_words
+from torchdata_wds.storage.retrying import Failure, RetryingSource, attempt, error_words
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import cannot_open, mask_url, unexpanded
 
@@ -26,7 +26,7 @@ _EXTRAS = {
     "hf": "hf",
 }
 
-#: Attempts without a byte of progress before a shard is given up.
+#: How many further attempts without a new byte follow the first failure, before a shard is given up.
 RETRIES = 5
 
 #: The same before it is open: clients make several attempts themselves, and the address may be wrong.
@@ -153,7 +153,8 @@ class RemoteSource(RetryingSource):
         self._connection = file
         if not self._has_begun:
             self._has_begun = True
-            self._patience = Patience(RETRIES, self._shard)
+            self._patience.renew()
+            self._patience.retries = RETRIES
 
     def _open(self) -> Any:
         """Opens for one long read: large blocks ahead, nothing kept of what was read."""

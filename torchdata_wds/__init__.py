@@ -78,7 +78,8 @@ from torchdata_wds.pipes.shards.split_shards import ShardSplitterIterDataPipe as
 from torchdata_wds.pipes.streams.epoch import EpochCounterIterDataPipe as EpochCounter
 from torchdata_wds.pipes.streams.join_workers import JoinWorkersIterDataPipe as JoinWorkers
 from torchdata_wds.pipes.streams.mix import SampleMixerIterDataPipe as SampleMixer
-from torchdata_wds.writers import ShardWriter, TarWriter
+from torchdata_wds.writers.shard_writer import ShardWriter
+from torchdata_wds.writers.tar_writer import TarWriter
 
 if TYPE_CHECKING:
     from torchdata_wds.workers.resume.stateful import StatefulPipeline

@@ -18,7 +18,7 @@ from torchdata_wds.pipes.samples.field_specs import missing_field, name_sample
 from torchdata_wds.storage import mask_url, open_target, remove_target
 from torchdata_wds.storage.targets.local import PARTIAL
 from torchdata_wds.storage.urls import STDIN, is_local, scheme_of
-from torchdata_wds.writers import TarWriter
+from torchdata_wds.writers.tar_writer import TarWriter
 
 Missing = Literal["error", "skip", "empty"]  # what to do with a sample that lacks a chosen field
 _ALWAYS = ("__key__", "__url__")

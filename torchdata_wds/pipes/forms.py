@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Stop,
     )
     from torchdata_wds.storage.places import RewriteRules
-    from torchdata_wds.writers import TarOptions
+    from torchdata_wds.writers.tar_writer import TarOptions
 
     StorageOptions = Mapping[str, Mapping[str, Any]] | None
     Rewrite = str | Mapping[str, str] | RewriteRules | None

@@ -36,7 +36,7 @@ from torchdata_wds.pipes.samples.group_by_key import KeyGrouperIterDataPipe
 from torchdata_wds.pipes.shards.load_shards import ShardLoaderIterDataPipe
 from torchdata_wds.storage import mask_url
 from torchdata_wds.storage.urls import STDIN, local_path
-from torchdata_wds.writers import TarWriter
+from torchdata_wds.writers.tar_writer import TarWriter
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 

@@ -32,7 +32,7 @@ from torchdata_wds.storage.compression import SHARD_SUFFIXES
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.sources.command import CommandGuard, status_text
 from torchdata_wds.storage.urls import STDIN, is_local, local_path, scheme_of
-from torchdata_wds.writers import ShardWriter
+from torchdata_wds.writers.shard_writer import ShardWriter
 
 _PLACES = ("path", "name", "folder", "shard", "count")
 _HAS_NUMBER = re.compile(r"%0?\d*d|\{shard")

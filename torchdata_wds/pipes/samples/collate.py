@@ -45,6 +45,9 @@ def wds_collate(samples: Sequence[Any]) -> Any:
         tensor (N, ...) of tensors; an array (N, ...) of NumPy arrays or scalars; a tensor (N,) of Python numbers
         (int64, float64 or bool) if it can hold them exactly; otherwise a list.
 
+    Raises:
+        ValueError: if the samples differ in length or keys, or have none.
+
     Example:
         >>> wds_collate([(1, "a"), (2, "b")])
         (tensor([1, 2]), ['a', 'b'])
@@ -161,6 +164,9 @@ class SampleUnbatcherIterDataPipe(WdsPipe[Any]):
 
     Yields:
         tuple or dict: Single samples, in order.
+
+    Raises:
+        ValueError: if a batch is not a tuple, list or dict of columns of one length, or was not collated.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -35,6 +35,12 @@ class SampleDecoderIterDataPipe(ItemMapper):
     Yields:
         dict: Samples with decoded values.
 
+    Raises:
+        ValueError: if an image spec is unknown.
+        TypeError: if a decoder is neither a spec nor callable.
+        DecodingError: through the handler; it names shard, key, field and cause.
+        UnsafeDataError: through the handler, for a pickle without `allow_pickle`.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([{"__key__": "a", "cls": b"3", "txt": b"cat"}]).wds_decode())
@@ -105,6 +111,11 @@ class SampleEncoderIterDataPipe(ItemMapper):
 
     Yields:
         dict: Samples with bytes by field.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if an option is not valid.
+        EncodingError: through the handler; it names key, field, what was found and what to do.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -61,6 +61,12 @@ class DocumentInterleaverIterDataPipe(HandlingPipe[dict[str, Any]]):
         ``similarity_matrix``, with a row per image segment and a column per text, or None; ``metadata``, the rest of
         the JSON as a dict; and all fields that are not images.
 
+    Raises:
+        ValueError: if an option is not one of those listed.
+        SampleError: through the handler, if a document's JSON is wrong, or images belong to no document.
+        MissingFieldError: through the handler, if an image is missing and ``missing="error"``.
+        DecodingError: through the handler, if an image does not decode.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> document = {"text_list": ["A cat."], "image_info": [{"image_name": "cat.png", "matched_text_index": 0}]}

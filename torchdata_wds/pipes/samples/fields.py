@@ -28,6 +28,11 @@ class FieldRenamerIterDataPipe(ItemMapper):
     Yields:
         dict: Samples.
 
+    Raises:
+        TypeError: if `keep` or `handler` is the new name of a field.
+        ValueError: if a spec is not a name.
+        MissingFieldError: through the handler.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([{"png": b"", "cls": 1}]).wds_rename(image="jpg;png"))
@@ -71,6 +76,10 @@ class KeyRenamerIterDataPipe(ItemMapper):
 
     Yields:
         dict: Samples.
+
+    Raises:
+        ValueError: if a rename is not a pair of str, or there is none.
+        MissingFieldError, DuplicateFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -142,6 +151,10 @@ class FieldTuplerIterDataPipe(ItemMapper):
     Yields:
         tuple: One value per spec.
 
+    Raises:
+        ValueError: if there is no spec, or an option is wrong.
+        MissingFieldError: through the handler; it lists the fields that are there.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([{"__key__": "a", "png": b"", "cls": 1}]).wds_to_tuple("__key__", "jpg;png", "cls"))
@@ -209,6 +222,10 @@ class KeyExtractorIterDataPipe(ItemMapper):
 
     Yields:
         tuple: One value per pattern.
+
+    Raises:
+        ValueError: if there is no pattern, or one is not a str.
+        MissingFieldError, DuplicateFieldError: through the handler.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

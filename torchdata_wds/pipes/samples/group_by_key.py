@@ -62,6 +62,10 @@ class KeyGrouperIterDataPipe(HandlingPipe[dict[str, Any]]):
     Yields:
         dict: ``__key__`` (str), ``__url__`` (str), and bytes by field.
 
+    Raises:
+        DuplicateFieldError, ReappearingKeyError: through the handler.
+        SampleError: through the handler, for a member that would become a reserved field.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([("x.tar/a.txt", b"A"), ("x.tar/a.cls", b"1")]).group_by_key())

@@ -109,6 +109,10 @@ class WdsMapperIterDataPipe(ItemMapper):
     Yields:
         What the function returns.
 
+    Raises:
+        TypeError: if `fn` is not callable, or a generator function.
+        Exception: through the handler, what the function raises.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(["1", "2"]).wds_map(int))
@@ -144,6 +148,11 @@ class TupleMapperIterDataPipe(ItemMapper):
 
     Yields:
         tuple: The results.
+
+    Raises:
+        TypeError: if a function is not callable, or through the handler if an item is not a tuple.
+        ValueError: through the handler, if an item has fewer places than there are functions.
+        Exception: through the handler, what a function raises.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -182,6 +191,12 @@ class FieldMapperIterDataPipe(ItemMapper):
 
     Yields:
         dict: New samples with the functions' results in place.
+
+    Raises:
+        TypeError: if a function is not callable.
+        ValueError: if there is no function.
+        MissingFieldError: through the handler.
+        Exception: through the handler, what a function raises.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
@@ -225,6 +240,9 @@ class StageComposerIterDataPipe(WdsPipe[Any]):
 
     Yields:
         What the function yields.
+
+    Raises:
+        TypeError: if `fn` is not callable, or does not return an iterable.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

@@ -55,6 +55,9 @@ class SampleShufflerIterDataPipe(WdsPipe[T], Seeded, Step):
     Yields:
         The same items.
 
+    Raises:
+        ValueError: if a size is negative, or not a number.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> sorted(IterableWrapper(range(5)).wds_shuffle(3))

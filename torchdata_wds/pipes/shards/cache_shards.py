@@ -94,6 +94,10 @@ class ShardCacherIterDataPipe(HandlingPipe[Any]):
         CachedShard: One per shard, before any download. Standard input passes unchanged, as do local files unless
         `cache_local`.
 
+    Raises:
+        ShardListError: through the handler, for an item that is not a URL.
+        CacheError: through the handler, for a URL without a name of its own.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> next(iter(IterableWrapper(["https://host/a/x.tar?v=3"]).cache_shards("/cache", name="path")))

@@ -81,6 +81,12 @@ class CborShardLoaderIterDataPipe(RecordLoader):
     Yields:
         The records, usually dicts.
 
+    Raises:
+        ShardOpenError: through the handler, if a shard cannot be opened or its source fails; past it, if the package
+            cbor2 is not installed.
+        ShardFormatError: through the handler, if a record is cut off, damaged or too large.
+        ShardListError: through the handler, for an item that is not a whole shard.
+
     Example:
         >>> import cbor2, io
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

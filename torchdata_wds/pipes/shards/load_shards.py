@@ -76,6 +76,12 @@ class ShardLoaderIterDataPipe(HandlingPipe[ShardMember]):
         ShardMember: ``(url, name, data, visit)``: data is bytes, and visit is negative for samples that are padding. If
         the shard has a local copy, the attribute ``local_path`` of the URL is its path.
 
+    Raises:
+        ShardOpenError: through the handler, if a shard cannot be opened or its source fails.
+        ShardFormatError: through the handler, if a shard is cut or damaged, has a member that is too large, or does not
+            match its index.
+        UnsafeDataError: through the handler, for ``pipe:`` under ``WDS_SECURE=1``.
+
     Example:
         >>> import tarfile
         >>> from torch.utils.data.datapipes.iter import IterableWrapper

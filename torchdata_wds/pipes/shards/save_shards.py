@@ -14,7 +14,8 @@ from torchdata_wds.pipes.notes import note_failure
 from torchdata_wds.pipes.samples.field_specs import expect_sample
 from torchdata_wds.pipes.samples.map import HandlingPipe
 from torchdata_wds.storage import StorageOptions
-from torchdata_wds.writers import ShardWriter, TarOptions, check_options
+from torchdata_wds.writers.shard_writer import ShardWriter
+from torchdata_wds.writers.tar_writer import TarOptions, check_options
 
 
 @register("save_wds_shards")
@@ -39,6 +40,12 @@ class ShardSaverIterDataPipe(HandlingPipe[ShardInfo]):
 
     Yields:
         ShardInfo: ``path``, ``count`` of samples, ``bytes`` and ``sha256`` of each finished shard.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if an option is not valid.
+        SampleError: through the handler: MissingFieldError, ReappearingKeyError, EncodingError.
+        ShardOpenError: if a shard cannot be written, or exists.
 
     Example:
         >>> import tempfile

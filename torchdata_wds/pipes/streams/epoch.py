@@ -100,6 +100,9 @@ class EpochCounterIterDataPipe(WdsPipe[T], Step):
     Yields:
         The items of the source.
 
+    Raises:
+        ValueError: if n is less than 1 or than the number of ranks, or if the source yields nothing in several passes.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> pipe = IterableWrapper("abcde").wds_epoch(3)

@@ -60,6 +60,9 @@ class JoinWorkersIterDataPipe(WdsPipe[T]):
     Yields:
         The items of the source.
 
+    Raises:
+        RuntimeError: if end marks come from the workers of an unknown service.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(5)).sharding_filter().batch(2).join_workers().unbatch())

@@ -100,6 +100,11 @@ class SampleMixerIterDataPipe(WdsPipe[Any], Seeded):
     Yields:
         The items of all sources.
 
+    Raises:
+        TypeError: if a source is not a pipe, or `stop` is missing.
+        ValueError: if `weights` or `stop` is wrong, or the same pipe is given twice.
+        ShardListError: if a source yields nothing.
+
     Example:
         >>> from torch.utils.data.datapipes.iter import IterableWrapper
         >>> mixed = IterableWrapper("abcd").wds_mix(IterableWrapper([1, 2]), stop="all")

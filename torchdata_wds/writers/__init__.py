@@ -1,0 +1,1 @@
+"""Samples to tar archives and numbered shards."""

@@ -1,4 +1,4 @@
-"""Decoding samples: every field's bytes to its value, by the user's decoders, image specs and the table of types."""
+"""Decodes samples: turns each field's bytes into a value by the user's decoders, image specs and the table of types."""
 
 from __future__ import annotations
 
@@ -22,10 +22,17 @@ DecoderLike = str | Callable[[str, bytes], Any]
 
 
 class Decoder(Planner):
-    """Turns a sample of bytes into a new sample of values; the arguments are those of ``.wds_decode(...)``.
+    """Decodes samples of bytes into new samples of values; ``.wds_decode(...)`` describes the arguments.
 
-    Data is decompressed first, except for a ``handle_extension("nii.gz", fn)``. The user's decoders come next, then the
-    image spec or the table of types. What none takes stays bytes; only open streams among other values are read.
+    Compressed data (``gz bz2 xz zst``) is decompressed first; only a decoder that names the suffix, as
+    ``handle_extension("nii.gz", fn)``, receives the compressed bytes. The user's decoders are tried in order, then the
+    image spec or the table of types by the last part of the name; if none applies, the field stays bytes. Names like
+    ``__key__`` and decoded values are kept; open streams are read and closed. Pickles if the user's functions do.
+
+    Raises:
+        TypeError, ValueError: if an argument is wrong, or there are two image specs.
+        DecodingError, UnsafeDataError: when called, for a field that does not decode, or a pickle that is not allowed.
+        ImportError: when called, if a field needs a package that is not installed.
     """
 
     def __init__(
@@ -46,7 +53,7 @@ class Decoder(Planner):
         self._prepare()
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Decodes one sample, which is not changed; the new one has the same fields in the same order."""
+        """Decodes one sample into a new dict with the same fields in the same order."""
         result = dict(sample)
         plans = self._plans
         for field, value in sample.items():
@@ -99,6 +106,8 @@ class Decoder(Planner):
 
     def _plan(self, field: str) -> Plan:
         """Chooses how a field is decoded: by the user's decoders in order, then by the image spec or the table."""
+        # A plan is made once per name, so that decoding a sample never looks at names again. The plan of x.json.gz
+        # contains that of x.json: once decompressed, a field is offered to all decoders under its shorter name.
         inner, suffix = split_suffix(field)
         codec, image = None if suffix else find_codec(field), self._image
         last: Plan = None
@@ -114,7 +123,7 @@ class Decoder(Planner):
             last = guard(codec.name, codec.decode, self._options)
         elif codec is not None and image is not None:
             last = guard(f"an image (spec {image.spec!r})", lambda data, _: image.decode(data))
-        # Decoders that the name alone rules out are not called for each sample.
+        # Decoders that the name rules out are dropped here, instead of being called for each sample.
         users = [decoder for decoder in self._users if _may_take(decoder, field, suffix)]
         key = "." + field
 
@@ -144,10 +153,10 @@ def _may_take(decoder: Callable[[str, bytes], Any], field: str, suffix: str) -> 
 
 
 def _as_data(value: Any) -> bytes | None:
-    """Returns a value as bytes where it is a field's data; a stream is read and closed. None: it was decoded before."""
+    """Returns the bytes of a value, reading and closing it if it is a stream; None if it is already decoded."""
     if isinstance(value, BYTES_TYPES):
         return bytes(value)
-    # torch's wrapper of streams is known by its name, so that its module need not be imported
+    # torch's stream wrapper is recognized by name, so that its module need not be imported
     if isinstance(value, io.IOBase) or type(value).__name__ == "StreamWrapper":
         with closing(value):
             return bytes(value.read())
@@ -155,7 +164,7 @@ def _as_data(value: Any) -> bytes | None:
 
 
 def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> DecodingError | UnsafeDataError:
-    """Makes the exception that names shard, key, field, decoder and cause."""
+    """Returns the exception that names shard, key, field, decoder and cause."""
     key = str(sample.get("__key__", "?"))
     shard = mask_url(str(sample["__url__"])) if sample.get("__url__") is not None else None
     where = f"field {field!r} of sample {key!r}" + (f" in shard {shard}" if shard else "")
@@ -171,6 +180,6 @@ def describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: 
 def decode_sample(
     sample: Mapping[str, Any], decoders: DecoderLike | Iterable[DecoderLike] = (), **options: Any
 ) -> dict[str, Any]:
-    """Decodes one sample with one decoder or several, and the options of `Decoder`; for many, that is faster."""
+    """Decodes one sample with the given decoders and the options of `Decoder`, which is faster for many samples."""
     given = (decoders,) if isinstance(decoders, str) or callable(decoders) else tuple(decoders)
     return Decoder(*given, **options)(sample)

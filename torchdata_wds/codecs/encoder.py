@@ -1,4 +1,4 @@
-"""Encoding samples: every field's value to its bytes, by the user's functions and the table of types."""
+"""Encodes samples: turns each field's value into bytes by the user's functions and the table of types."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ _Plan = Callable[[Any], bytes]
 
 
 class Encoder(Planner):
-    """Turns a sample of values into a new sample of bytes; the arguments are those of ``.wds_encode(...)``.
+    """Encodes samples of values into new samples of bytes; ``.wds_encode(...)`` describes the arguments.
 
-    What would not read back equal (JPEG: up to its loss) is refused. The same value gives the same bytes each time, but
-    in pickle and torch fields they depend on which equal objects are one, and in pickle fields on the order of sets.
-    Bytes pass untouched; in a compressed field (``gz bz2 xz zst``) only if they are whole in that compression.
+    The last part of a field's name decides its type. A value that would not read back equal (JPEG: up to its loss) is
+    refused. The same value always becomes the same bytes, except in pickle and torch fields, where they also depend on
+    which equal objects are one object, and in pickle fields on the order of sets. Bytes, bytearrays and memoryviews are
+    written as they are; a compressed field (``gz bz2 xz zst``) compresses them unless they are complete in that
+    compression. Names like ``__key__`` are copied. Pickles if the user's functions do.
+
+    Raises:
+        TypeError, ValueError: if an argument is wrong.
+        EncodingError: when called, if a value cannot be written as its field's type.
+        ImportError: when called, if a field needs a package that is not installed.
     """
 
     def __init__(self, encoder: EncoderLike = True, *, jpeg_quality: int = 95, png_compression: int = 6) -> None:
@@ -34,7 +41,7 @@ class Encoder(Planner):
         self._prepare()
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Encodes one sample, which is not changed; the new one has the same fields in the same order."""
+        """Encodes one sample into a new dict; fields keep their order, unless a function encodes whole samples."""
         if self._is_whole:
             return _require_bytes(self._encode_whole(sample))
         if self.encoder is False:
@@ -81,13 +88,11 @@ class Encoder(Planner):
 
     def _make_plan(self, field: str) -> Plan:
         if not isinstance(field, str):
-            raise StepFailedError(
-                "under its name", field, TypeError("the name of a field must be a str, such as 'jpg'")
-            )
+            raise StepFailedError("under its name", field, TypeError("a field's name must be a str, such as 'jpg'"))
         return None if is_metadata(field) else self._plan(field)
 
     def _plan(self, field: str) -> _Plan:
-        """Chooses how a field is encoded: by the user's function for the longest extension, the table, compression."""
+        """Chooses how to encode a field: the user's function for its longest extension, the table, then compression."""
         inner, suffix = split_suffix(field)
         codec = find_codec(field)
         if suffix:
@@ -146,7 +151,7 @@ def _refuse_value(value: Any, _: None) -> bytes:
 
 
 def _require_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a sample of bytes, and refuses all else."""
+    """Copies a sample of bytes; refuses any other value."""
     result = dict(sample)
     for field, value in sample.items():
         if is_written(field, sample.get("__key__")) and type(value) is not bytes:
@@ -165,17 +170,11 @@ def _parse_users(encoder: EncoderLike) -> dict[str, Callable[[Any], Any]]:
     users: dict[str, Callable[[Any], Any]] = {}
     for name, function in encoder.items():
         if not (extensions := parse_extensions("encoder", name)):
-            raise ValueError(
-                f"encoder maps fields or extensions, such as 'jpg' or 'seg.png', to functions, not {name!r}"
-            )
+            raise ValueError(f"encoder must map fields or extensions, such as 'seg.png', to functions, not {name!r}")
         if any(map(is_metadata, extensions)):
-            raise ValueError(
-                f"encoder maps {name!r}, but names of the form __x__ are copied and never encoded; leave it out"
-            )
+            raise ValueError(f"encoder maps {name!r}, but names of the form __x__ are never encoded; leave it out")
         if not callable(function):
-            raise TypeError(
-                f"encoder must map {name!r} to a function of the value that returns bytes, not {function!r}"
-            )
+            raise TypeError(f"encoder must map {name!r} to a function from value to bytes, not {function!r}")
         users.update(dict.fromkeys(extensions, function))
     return users
 
@@ -187,7 +186,7 @@ def _show(encoder: object) -> str:
 
 
 def _describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field: str) -> EncodingError:
-    """Makes the exception that names key, field, what was expected, what was found, and what to do."""
+    """Returns the exception that names key, field, what was expected, what was found, and what to do."""
     key = str(sample.get("__key__", "?"))
     where = f"field {field!r} of sample {key!r}"
     is_deep = isinstance(failed.cause, RecursionError)
@@ -202,5 +201,5 @@ def _describe_failure(failed: StepFailedError, sample: Mapping[str, Any], field:
 
 
 def encode_sample(sample: Mapping[str, Any], encoder: EncoderLike = True, **options: Any) -> dict[str, Any]:
-    """Encodes one sample, with the options of `Encoder`; for many, that is faster."""
+    """Encodes one sample with the options of `Encoder`, which is faster for many samples."""
     return Encoder(encoder, **options)(sample)

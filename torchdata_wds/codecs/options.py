@@ -1,4 +1,4 @@
-"""The options of the codecs, the types of values that are data already, and packages that are imported when needed."""
+"""Options of the codecs, the types that count as a field's data, and imports of optional packages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from torchdata_wds.checks import check_flags, checked_int
 
-#: The types of values that are data of a field already.
+#: Values of these types are a field's data already.
 BYTES_TYPES = (bytes, bytearray, memoryview)
 
-#: What a field may decompress to, unless ``max_bytes=`` says otherwise: 1 GiB.
+#: The default limit on what a field may decompress to: 1 GiB.
 DEFAULT_MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """The options of ``Decoder`` that single codecs look at; ``Decoder`` describes them."""
+    """The options of ``Decoder`` that codecs read; ``.wds_decode`` describes them."""
 
     errors: str = "strict"
     allow_pickle: bool = False
@@ -41,7 +41,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """The options of ``Encoder`` that single codecs look at; ``channels_first`` means tensors of images are CHW."""
+    """The options of ``Encoder`` that codecs read; ``channels_first`` means that image tensors are CHW."""
 
     jpeg_quality: int = 95
     png_compression: int = 6
@@ -53,11 +53,11 @@ class EncodeOptions:
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A field needs a package that is not installed: no sample can work, so it is never a ``DecodingError``."""
+    """A field needs a package that is not installed. Never a ``DecodingError``: skipping samples would not help."""
 
 
 def import_optional(module: str, *, extra: str, fields: str) -> Any:
-    """Imports an optional package; where it is missing, the error says what needs it and which extra installs it."""
+    """Imports an optional package; if it is missing, the error says what needs it and which extra installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as cause:

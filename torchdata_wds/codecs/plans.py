@@ -1,4 +1,4 @@
-"""Plans: how one field is decoded or encoded, chosen once for each field name; and what is said where that fails."""
+"""Plans: how to decode or encode a field, chosen once per field name; and descriptions of values and failures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torchdata_wds.codecs.options import MissingPackageError
 #: Bytes -> value, or value -> bytes; raises StepFailedError. None: the field stays as it is.
 Plan = Callable[[Any], Any] | None
 
-# Field names come from the shards: a data set with ever new ones must not fill the memory.
+# Field names come from the shards: a data set with a new name in every sample must not fill the memory.
 _MAX_PLANS = 1000
 _SHOWN_CAUSE, _SHOWN_VALUE = 600, 60
 
 
 @dataclass(eq=False)
 class StepFailedError(Exception):
-    """One step of a field, named for the message, failed on its bytes or value with a cause; stays in this package."""
+    """A step of coding a field failed: its name for messages, its input, and the cause. Never leaves this package."""
 
     step: str
     data: Any
@@ -63,7 +63,7 @@ def shown_call(name: str, owner: object, *arguments: str) -> str:
 
 
 def changed_options(owner: object) -> dict[str, Any]:
-    """Returns the keyword arguments that an object was made with, where they differ from their defaults."""
+    """Returns the keyword arguments of an object that differ from their defaults."""
     options = [each for each in inspect.signature(type(owner)).parameters.values() if each.kind is each.KEYWORD_ONLY]
     given = [(option.name, getattr(owner, option.name), option.default) for option in options]
     return {name: value for name, value, default in given if value != default}
@@ -84,7 +84,7 @@ def guard(step: str, function: Callable[[Any, Any], Any], options: Any = None) -
 
 
 def describe_value(value: Any) -> str:
-    """Says what a value is, in a few words however large it is; never raises, whatever the value's own code does."""
+    """Describes a value in a few words, however large it is; never raises, even if the value's own code does."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:

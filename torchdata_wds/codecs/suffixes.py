@@ -1,4 +1,4 @@
-"""Compressed fields, by the suffixes of their names: one call for all is twice as fast as streaming them as shards."""
+"""Compressed fields, by name suffix. They are decompressed whole: twice as fast as the streaming that shards need."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class _TooLargeError(ValueError):
 
 
 def split_suffix(field: str) -> tuple[str, str]:
-    """Splits a compression suffix off: ``x.json.gz`` gives ``("x.json", "gz")``, ``json`` gives ``("json", "")``."""
+    """Splits off a compression suffix: ``x.json.gz`` becomes ``("x.json", "gz")``, ``json`` ``("json", "")``."""
     inner, _, suffix = field.rpartition(".")
     suffix = suffix.lower()
     return (inner, suffix) if suffix in SUFFIXES else (field, "")
 
 
 def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
-    """Decompresses a whole field of one or more streams, and verifies that it is whole."""
-    # zstandard has no limit on what one call returns, and no padding between its frames. A block of a few bytes can
-    # hold 128 KiB, so it gets its input in small pieces.
+    """Decompresses a field of one or more streams; refuses one that is cut off."""
+    # zstandard cannot limit what one call returns, and has no padding between frames. A block of a few bytes can
+    # decompress to 128 KiB, so its input comes in small pieces.
     is_zstd = suffix == "zst"
     largest_piece = 4096 if is_zstd else sys.maxsize
     parts: list[bytes] = []
     end, left = 0, max_bytes
     while end < len(data) or not parts:
         machine = SUFFIXES[suffix][1]()
-        # The first stream, mostly the only one, is read in large pieces. For those after it they begin small and grow
-        # with the stream: the machine copies what follows the stream in a piece, and so all streams take linear time.
+        # The first stream, usually the only one, gets all the data. Later ones get 512 bytes, then 1024, 2048, ...: the
+        # rest of a piece is copied when a stream ends, which in large pieces would take quadratic time.
         size = min(largest_piece, _FIRST_PIECE if end else len(data))
         while not machine.eof:
             if end == len(data):
@@ -63,20 +63,20 @@ def decompress(suffix: str, data: bytes, max_bytes: int) -> bytes:
 def compress(suffix: str, data: bytes) -> bytes:
     """Compresses a whole field into one stream; the same data always gives the same bytes."""
     if suffix == "zst":
-        _zstandard()  # its absence is reported for fields, where the storage would speak of shards
+        _zstandard()  # if it is missing, the error is about fields; that of open_compressor is about shards
     compressor = open_compressor(suffix)
     return compressor.compress(data) + compressor.flush()
 
 
 def is_compressed(suffix: str, data: bytes) -> bool:
-    """Returns whether data is whole in a suffix's compression; more than readers accept by default is a ValueError."""
+    """Returns whether data is complete in a suffix's compression; raises if readers refuse its size by default."""
     if not data.startswith(SUFFIXES[suffix][0]):
         return False
     try:
         decompress(suffix, data, DEFAULT_MAX_BYTES)
     except (MissingPackageError, _TooLargeError, MemoryError):
         raise
-    except Exception:  # noqa: BLE001 - each library has its own for damage
+    except Exception:  # noqa: BLE001 - each library has its own errors for damage
         return False
     return True
 
@@ -85,7 +85,7 @@ def _zstandard() -> Any:
     return import_optional("zstandard", extra="zstd", fields="fields that end in .zst")
 
 
-#: Suffix -> what a stream begins with, and what makes a decompressor.
+#: Suffix -> the first bytes of a stream, and a function that makes a decompressor.
 SUFFIXES: dict[str, tuple[bytes, Callable[[], Any]]] = {
     "gz": (b"\x1f\x8b", partial(zlib.decompressobj, zlib.MAX_WBITS | 16)),
     "bz2": (b"BZh", bz2.BZ2Decompressor),

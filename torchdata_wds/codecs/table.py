@@ -1,4 +1,4 @@
-"""The table of field types, and which fields a list of extensions means."""
+"""The table of field types, and the rules for matching fields by extension."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchdata_wds.codecs.values.torch import decode_torch, encode_torch
 
 @dataclass(frozen=True)
 class Codec:
-    """One field type: its name in messages, and the extensions that have it, space separated."""
+    """One field type: its name in messages, and its extensions, separated by spaces."""
 
     name: str
     extensions: str
@@ -44,20 +44,23 @@ CODECS: dict[str, Codec] = {extension: row for row in _ROWS for extension in row
 
 
 def find_codec(field: str) -> Codec | None:
-    """Looks up the codec of a field by its last dot-separated part; None where there is none."""
+    """Looks up the codec of a field by the last part of its name; None if it has none."""
     return CODECS.get(field.lower().rpartition(".")[2])
 
 
 class ExtensionDecoder:
-    """Decodes the fields with some extensions, in ``.wds_decode(...)``; its public name is ``handle_extension``.
+    """Decodes fields with certain extensions, for ``.wds_decode(...)``; its public name is ``handle_extension``.
 
-    An extension means the fields that are it or end in it after a dot, in any case: ``png`` means ``png`` and
-    ``input.png``, not ``xpng``; ``seg.png`` means ``seg.png`` only. It is called as ``decoder(key, data)``, and pickles
-    when ``fn`` does.
+    An extension matches the field of that name and fields that end in it after a dot, in any case: ``png`` matches
+    ``png`` and ``input.png``, not ``xpng``; ``seg.png`` does not match ``png``. The decoder is called as
+    ``decoder(key, data)`` and returns None for other fields. It pickles if ``fn`` does.
 
     Args:
-        extensions: Extensions, space separated, a leading dot accepted.
-        fn: Turns the field's bytes into its value; None passes the field on to the next decoder.
+        extensions: Extensions separated by spaces; a leading dot is optional.
+        fn: Turns the field's bytes into its value; if it returns None, the next decoder is tried.
+
+    Raises:
+        TypeError, ValueError: if ``fn`` is not callable, or ``extensions`` is empty or not a str.
 
     Example:
         >>> decoder = handle_extension("vocab .labels.txt", bytes.split)
@@ -74,7 +77,7 @@ class ExtensionDecoder:
         self.fn = fn
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """Decodes a field with one of the extensions, or passes with None."""
+        """Decodes a field with one of the extensions; returns None for any other."""
         return self.fn(data) if matches(key, self.extensions) else None
 
     def __repr__(self) -> str:
@@ -85,7 +88,7 @@ handle_extension = ExtensionDecoder
 
 
 def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, ...]:
-    """Splits extensions at blanks and semicolons, without their leading dots and in lower case."""
+    """Splits extensions at blanks and semicolons; returns them in lower case, without leading dots."""
     words = [extensions] if isinstance(extensions, str) else extensions
     if not isinstance(words, bytes) and isinstance(words, Iterable):
         words = list(words)
@@ -96,7 +99,7 @@ def parse_extensions(name: str, extensions: str | Iterable[str]) -> tuple[str, .
 
 
 def is_named(field: str, names: Iterable[str]) -> bool:
-    """Returns whether a field has one of the names, which may be globs, in any case and without its leading dot."""
+    """Returns whether a field matches one of the names or globs, ignoring case and its leading dot."""
     lowered = field.lower().removeprefix(".")
     return any(fnmatch.fnmatchcase(lowered, name) for name in names)
 

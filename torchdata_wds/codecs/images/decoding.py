@@ -1,4 +1,4 @@
-"""Image fields, decoded by Pillow or simplejpeg to what an image spec asks for."""
+"""Decodes image fields with Pillow or simplejpeg into what an image spec names."""
 
 from __future__ import annotations
 
@@ -17,40 +17,43 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-# JPEG files: what follows their first bytes is a list of segments, each with a marker and its length.
+# JPEG files: the first bytes, the frame header, and the markers of segments.
 _START = b"\xff\xd8\xff"
 _FRAME = struct.Struct(">BHHB")
 _SKIPPED = frozenset([0xDB, 0xC4, 0xDD, 0xFE])  # quantization and Huffman tables, the restart interval, comments
 _FRAMES = frozenset([0xC0, 0xC1, 0xC2])  # baseline, extended and progressive: with Huffman tables, not lossless
 _SCAN, _FIRST_APPLICATION, _LAST_APPLICATION = 0xDA, 0xE0, 0xEF
 
-# EXIF, XMP and Photoshop's resources: Pillow parses them as it opens a file, and some damage there ends that.
+# EXIF, XMP and Photoshop's resources: Pillow parses these when it opens a file, and some damage in them makes it fail.
 _METADATA = frozenset([0xE1, 0xED])
 _SEVERAL_IMAGES = b"MPF\0"
 
-# Pillow refuses files where an application segment is cut short; of the usual ones only Adobe's is below 16 bytes.
+# Pillow refuses files with a truncated application segment; of the usual ones only Adobe's is below 16 bytes.
 _USUAL_LENGTH = 16
 _ADOBE = 14, 0xEE
 _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
 
 
 class ImageDecoder:
-    """Decodes image fields, in ``.wds_decode(...)``; its public name is ``image_decoder``.
+    """Decodes image fields, for ``.wds_decode(...)``; its public name is ``image_decoder``.
 
     With ``max_size`` the longest side of the result is ``min(max_size, the file's longest side)``; the other side
-    keeps the aspect, rounded to the nearest pixel and at least 1. Images are never enlarged. A larger one is reduced
-    with a Lanczos filter that weighs all pixels it covers; a JPEG is first decoded at the smallest of its sizes 1/2,
-    1/4, 1/8 that is still at least twice the result: several times faster, for less change than the filter makes.
+    keeps the aspect ratio, rounded to the nearest pixel and at least 1. Images are never enlarged. Larger ones are
+    reduced with a Lanczos filter that weighs all pixels it covers. A JPEG is first decoded at the smallest of its sizes
+    1/2, 1/4, 1/8 that is at least twice the result: several times faster, and a smaller change than the filter's.
 
-    With the ``[fast]`` extra, arrays and tensors of ordinary JPEG files come from simplejpeg: the same pixels in two
-    thirds of the time. Pillow reads all else, and whatever simplejpeg refuses or warns of: the exceptions are Pillow's.
-    The decoder is called as ``decoder(key, data)``, and returns None for fields that are not images.
+    With the ``[fast]`` extra, simplejpeg decodes ordinary JPEG files to arrays and tensors: the same pixels in two
+    thirds of the time. Pillow decodes all else, and files that simplejpeg refuses or warns about, so exceptions are
+    always Pillow's. The decoder is called as ``decoder(key, data)``, and returns None for fields that are not images.
 
     Args:
         spec: ``l8 rgb8 rgba8`` (uint8), ``l rgb rgba`` (float32 in 0..1), the same after ``torch`` (CHW tensors), or
             ``pil pill pilrgb pilrgba``.
         max_size: The longest side in pixels; None for the file's own size.
-        exif_transpose: Whether to turn the image as its EXIF orientation says (Pillow turns TIFF files by itself).
+        exif_transpose: Whether to turn the image upright by its EXIF orientation (Pillow always turns TIFF files).
+
+    Raises:
+        TypeError, ValueError: if the spec is unknown, or ``max_size`` is not an int of at least 1.
 
     Example:
         >>> import io, PIL.Image
@@ -94,9 +97,9 @@ image_decoder = ImageDecoder
 
 
 def _read_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: bool) -> Pixels | None:
-    """Reads a JPEG file by simplejpeg, straight into an array; None where Pillow is to read it."""
-    # Pillow has the same decoder and settings: whole grey and colour files of 8 bits become the same pixels. All else
-    # is left to Pillow, so that what a file becomes, or which exception, does not depend on what is installed.
+    """Reads a JPEG file with simplejpeg, straight into an array; None if Pillow must read it."""
+    # Both use libjpeg-turbo with the same settings, so complete 8-bit grey and colour files become the same pixels. All
+    # others go to Pillow: neither the values nor the exceptions of a file may depend on what is installed.
     libraries = _libraries()
     if libraries is None or not data.startswith(_START):
         return None
@@ -109,21 +112,22 @@ def _read_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: boo
         return None
     width, height, channels, has_metadata = header
     is_bomb = pillow.MAX_IMAGE_PIXELS is not None and width * height > pillow.MAX_IMAGE_PIXELS
-    if is_bomb or (mode == "L" and channels != 1):  # the decoder's own grey of colours is not rounded as Pillow's
+    if is_bomb or (mode == "L" and channels != 1):  # simplejpeg rounds the grey of a colour file differently
         return None
     orientation = 1
-    if has_metadata:  # only Pillow can judge whether the file opens, and how the image is turned
+    if has_metadata:  # only Pillow knows whether the file opens, and its orientation
         with open_image(data) as image:
             orientation = read_orientation(image) if exif_transpose else 1
     size = fitting_size((width, height), max_size)
     if size != (width, height):
-        # the smallest of the sizes 1/1, 1/2, 1/4 and 1/8 that is at least twice the result, as in Pillow's draft mode
+        # The smallest of the sizes 1/1, 1/2, 1/4 and 1/8 that is at least twice the result, as in Pillow's draft mode:
+        # 1001 x 600 to 100 x 60 has the factor min(1001 // 200, 600 // 120) = 5, so 1/4, rounded up to 251 x 150.
         factor = min(width // (2 * size[0]), height // (2 * size[1]))
         scale = next(scale for scale in (8, 4, 2, 1) if scale <= max(1, factor))
         width, height = -(-width // scale), -(-height // scale)
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, _SPACES[mode], min_width=width, min_height=height)
-    except Exception:  # noqa: BLE001 - whatever it refuses or warns of: Pillow decides
+    except Exception:  # noqa: BLE001 - Pillow decides about what it refuses or warns about
         return None
     if pixels.shape[:2] != (height, width):
         return None
@@ -135,14 +139,14 @@ def _read_jpeg(data: bytes, mode: str, max_size: int | None, exif_transpose: boo
 
 
 def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
-    """Reads an image of at most 8 bits a channel into an image of the mode and size: another one or itself."""
+    """Converts an opened image of at most 8 bits per channel to a mode and size; may return the same image."""
     size = fitting_size(image.size, max_size)
     if size != image.size:
         image.draft(None, (2 * size[0], 2 * size[1]))
     image.load()
     flat: Image = image
     if image.mode != mode:
-        # Pillow warns about palettes with transparency on the way to RGB; by way of RGBA the colours are the same.
+        # Pillow warns when it converts a palette with transparency to RGB; by way of RGBA the colours are the same.
         if image.mode in ("P", "PA") and mode != "RGBA" and "transparency" in image.info:
             flat = image.convert("RGBA")
         flat = flat.convert(mode)
@@ -154,7 +158,10 @@ def _read_flat(image: ImageFile, mode: str, max_size: int | None) -> Image:
 
 
 def _read_header(data: bytes) -> tuple[int, int, int, bool] | None:
-    """Reads width, height, channels (1 or 3), and whether there is metadata, before the first scan; None if unusual."""
+    """Reads width, height, channels (1 or 3) and whether there is metadata, up to the first scan; None if unusual."""
+    # After FF D8 come segments: FF, a marker, and a length of two bytes that counts itself but not the marker. From
+    # byte 2, a segment of length 16 ends before byte 2 + 2 + 16 = 20, where the next begins. A segment of any other
+    # kind than those above may change what Pillow makes of the file, so Pillow reads it.
     position, width, height, channels, has_metadata = 2, 0, 0, 0, False
     while True:
         marker, length = data[position + 1], data[position + 2] << 8 | data[position + 3]
@@ -180,7 +187,7 @@ def _read_header(data: bytes) -> tuple[int, int, int, bool] | None:
 
 @functools.cache
 def _libraries() -> tuple[Any, Any] | None:
-    """simplejpeg, and Pillow for its limit of pixels; None where simplejpeg is not installed."""
+    """Returns simplejpeg, and PIL.Image for its pixel limit; None if simplejpeg is not installed."""
     try:
         import simplejpeg
     except ImportError:

@@ -1,4 +1,4 @@
-"""Images to files: each format takes what was found to read back equal. Pillow writes no 16-bit colour: we do."""
+"""Encodes images as files, in modes that read back equal, including 16-bit colour, which Pillow cannot write."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _CHUNK_BYTES = 1 << 30  # the length of a PNG chunk must stay below 2**31
 
 @dataclass(frozen=True)
 class _FileFormat:
-    """An image format: what it holds, in Pillow's names of modes, space separated; and how images become its files."""
+    """An image format: the modes that it holds (Pillow's names, separated by spaces), and how to encode images."""
 
     name: str
-    modes: str  # of 8 bits a channel or less, which read back equal
-    deep_modes: str = ""  # of 16 bits a channel, which do
-    keyed_modes: str = ""  # which keep a transparent colour, or the transparency of a palette
-    keeps_exif: bool = False  # with the orientation in it
+    modes: str  # up to 8 bits per channel, which read back equal
+    deep_modes: str = ""  # 16 bits per channel, which read back equal
+    keyed_modes: str = ""  # those that keep a transparent colour, or a palette's transparency
+    keeps_exif: bool = False  # including the orientation
     keeps_palette_alpha: bool = False
-    max_side: int = 0  # in pixels; 0 for more than any memory holds
+    max_side: int = 0  # in pixels; 0 if larger than memory
 
     def encode(self, value: Any, options: EncodeOptions) -> bytes:
-        """Encodes a PIL image, array or tensor as a file, and refuses what would not read back equal."""
+        """Encodes a PIL image, array or tensor as a file; refuses what would not read back equal."""
         from PIL import Image
 
         if not isinstance(value, Image.Image):
@@ -52,12 +52,12 @@ class _FileFormat:
             return self._write(Image.fromarray(pixels), b"", options)
         value.load()
         self._check_size(value.size)
-        # the EXIF data as it came, or that of getexif() where an orientation was set there, or is in XMP; getexif()
-        # keeps what it has parsed: the image itself is read only where the user has called it
+        # Keep the EXIF data of the file, unless getexif() has another orientation: one that the user set, or from XMP.
+        # getexif() caches what it parses on the image, so it is called on a copy unless the user has called it before.
         parsed = value if getattr(value, "_exif", None) is not None else value._new(value.im)
         exif = value.info.get("exif")
         exif = exif if isinstance(exif, bytes) else b""
-        if read_orientation(parsed) != read_orientation(exif):  # damaged data says nothing, and is kept as it is
+        if read_orientation(parsed) != read_orientation(exif):  # damaged data counts as 1 in both, and is kept
             exif = parsed.getexif().tobytes()
         is_deep = value.mode.startswith("I")
         image = self._without_state(value, is_deep)
@@ -96,7 +96,7 @@ class _FileFormat:
             )
 
     def _without_state(self, image: Image, is_deep: bool) -> Image:
-        """Makes an image of the same pixels, not copied, without what saving looks at, but a transparent colour."""
+        """Makes an image that shares the pixels, but of the attributes that saving reads only a transparent colour."""
         fresh = image._new(image.im)
         key = fresh.info.pop("transparency", None)
         if key is None:
@@ -144,7 +144,7 @@ class _FileFormat:
 
     def _refuse_mode(self, mode: str) -> None:
         modes = self.modes.split()
-        # what to convert to: the nearest mode that the format holds, and without alpha where it holds none
+        # suggest the nearest mode that the format holds, without alpha if it holds none
         drops_alpha = mode in ("RGBA", "LA", "PA", "RGBa", "La") and "RGBA" not in modes
         wanted = "RGBA" if mode.endswith(("A", "a")) and not drops_alpha else "RGB"
         nearest = wanted if wanted in modes else modes[-1]
@@ -164,9 +164,7 @@ class _FileFormat:
         if self.name == "PBM":
             levels = np.asarray(image)
             if image.mode == "L" and np.any((levels != 0) & (levels != 255)):
-                raise ValueError(
-                    "a PBM file holds black and white only; use image.convert('1'), or name the field pgm or png"
-                )
+                raise ValueError("a PBM file holds only black and white; use image.convert('1'), or name the field pgm")
             return _write_pnm(levels.astype(bool))
         if self.name == "PPM" or (self.name == "PGM" and image.mode == "1"):
             image = image.convert("RGB" if self.name == "PPM" else "L")
@@ -194,12 +192,12 @@ class _FileFormat:
         by_format: dict[str, dict[str, Any]] = {
             "JPEG": {"quality": int(options.jpeg_quality), "icc_profile": image.info.get("icc_profile")},
             "PNG": {"compress_level": int(options.png_compression)},
-            "WEBP": {"lossless": True, "exact": True},  # exact: colours under full transparency are not lost
+            "WEBP": {"lossless": True, "exact": True},  # exact keeps the colours of fully transparent pixels
             "TIFF": {"compression": "tiff_adobe_deflate"},
         }
         chosen = by_format.get(self.name, {})
         if exif and self.keeps_exif:
-            # WebP files have it without the prefix, and Pillow adds none
+            # EXIF data read from a WebP file has no prefix, and Pillow adds none
             chosen["exif"] = _EXIF_PREFIX + exif.removeprefix(_EXIF_PREFIX)
         out = io.BytesIO()
         image.save(out, self.name, **chosen)
@@ -225,7 +223,7 @@ IMAGE_ENCODERS: dict[str, Callable[[Any, EncodeOptions], bytes]] = {
 
 
 def refuse_image(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Refuses an image of a format that is only read: what it wrote would not read back equal."""
+    """Refuses to write an image in a format that is only read, because its files would not read back equal."""
     raise TypeError("images of this format are only read, not written: give the bytes of a file, or name the field png")
 
 
@@ -237,6 +235,7 @@ def _write_deep_png(pixels: Pixels, compression: int, exif: bytes) -> bytes:
     lines = np.empty((height, 1 + rows.shape[1]), np.uint8)
     lines[:, 0] = _PNG_FILTER_UP
     lines[0, 1:] = rows[0]
+    # Filter "up": each byte minus the byte above it, modulo 256 (3 below 250 becomes 9), which compresses much better.
     np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
     data = zlib.compress(lines.data, compression)
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, _PNG_COLOUR_TYPES[channels], 0, 0, 0))]
@@ -251,7 +250,7 @@ def _write_deep_png(pixels: Pixels, compression: int, exif: bytes) -> bytes:
 
 
 def _write_pnm(pixels: Pixels) -> bytes:
-    """Writes a binary PBM file of HW truth values (True is white), PGM of HW or PPM of HWC pixels, uint8 or uint16."""
+    """Writes HW bools (True is white) as binary PBM, and uint8 or uint16 pixels as PGM (HW) or PPM (HWC)."""
     size = f"{pixels.shape[1]} {pixels.shape[0]}"
     if pixels.dtype == np.bool_:
         return f"P4\n{size}\n".encode() + np.packbits(~pixels, axis=1).tobytes()

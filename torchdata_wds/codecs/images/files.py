@@ -1,4 +1,4 @@
-"""Opening image files, and reading those with more than 8 bits a channel at full depth, as uint16."""
+"""Opens image files, and reads those with more than 8 bits per channel at full depth, as uint16."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-# What a member may be, whatever it is called. Pillow would also start Ghostscript for a PostScript file.
+# The formats accepted under any field name. Pillow reads more, but would run Ghostscript for a PostScript file.
 _FORMATS = ("JPEG", "PNG", "WEBP", "PPM", "TIFF", "BMP", "DIB", "GIF", "AVIF", "JPEG2000", "ICO")
 _ORIENTATION, _TIFF_PHOTOMETRIC = 0x0112, 262
 _COLOUR = re.compile(r"(RGB|RGBA|RGBX);16[LBN]")
 
 
 def open_image(data: bytes) -> ImageFile:
-    """Reads the header of an image file; raises ``DecompressionBombError`` already where Pillow itself only warns."""
+    """Reads the header of an image file; raises ``DecompressionBombError`` where Pillow would only warn."""
     pillow, formats = _pillow()
     image = pillow.open(io.BytesIO(data), formats=formats)
     limit, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
@@ -41,7 +41,7 @@ def open_image(data: bytes) -> ImageFile:
 
 @functools.cache
 def _pillow() -> tuple[Any, tuple[str, ...]]:
-    """Returns Pillow's module of images, and the accepted formats that it reads: an old one has no AVIF."""
+    """Returns PIL.Image, and the accepted formats that it can read: old versions have no AVIF."""
     import PIL.Image
     from PIL import IcoImagePlugin, Jpeg2KImagePlugin, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (registers them)
 
@@ -52,7 +52,7 @@ def _pillow() -> tuple[Any, tuple[str, ...]]:
 
 
 def read_orientation(source: Image | bytes) -> int:
-    """Reads the EXIF orientation of an image or of EXIF data, 1 to 8; damaged data says nothing and counts as 1."""
+    """Reads the EXIF orientation of an image or of EXIF data, 1 to 8; damaged data counts as 1."""
     with suppress(ValueError, SyntaxError, TypeError, KeyError, IndexError, OSError, struct.error):
         exif = _pillow()[0].Exif() if isinstance(source, bytes) else source.getexif()
         if isinstance(source, bytes):
@@ -63,7 +63,7 @@ def read_orientation(source: Image | bytes) -> int:
 
 
 def deep_reader(image: ImageFile) -> Callable[[ImageFile, bytes], Pixels] | None:
-    """Returns the reader of an opened image, not yet loaded, with more than 8 bits a channel; None for any other."""
+    """Returns the reader for an opened, unloaded image with more than 8 bits per channel; None for any other."""
     if image.mode.startswith(("I", "F")):
         return _read_grey
     if not image.tile:
@@ -78,14 +78,14 @@ def deep_reader(image: ImageFile) -> Callable[[ImageFile, bytes], Pixels] | None
 
 
 def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels | None:
-    """Reads a deep image, opened from these bytes, as uint16: HW for mode ``L``, else HWC; None if it is not deep."""
+    """Reads a deep image, opened from `data`, as uint16: HW for mode ``L``, else HWC; None if it is not deep."""
     read = deep_reader(image)
     if read is None:
         return None
     stacked = read(image, data)
     if stacked.ndim == 2:
         stacked = stacked[:, :, np.newaxis]
-    colour = image.info.get("transparency")  # of a PNG file; becomes its alpha
+    colour = image.info.get("transparency")  # a PNG file's transparent colour becomes alpha
     has_alpha = stacked.shape[2] in (2, 4)
     if not has_alpha and isinstance(colour, int | tuple):
         opaque = np.any(stacked != np.asarray(colour, np.uint16), axis=2, keepdims=True)
@@ -95,7 +95,7 @@ def read_deep(image: ImageFile, data: bytes, mode: str) -> Pixels | None:
     if mode == "L":
         if is_grey:
             return colours[:, :, 0]
-        # Pillow's weights for L, in 1/65536; the sum stays below 2**32
+        # Pillow's weights for L add up to 65536; white is 65535 * 65536 + 0x8000, just below 2**32
         weighted = colours.astype(np.uint32) @ np.array([19595, 38470, 7471], np.uint32)
         return ((weighted + 0x8000) >> 16).astype(np.uint16)
     rgb = np.repeat(colours, 3, axis=2) if is_grey else colours
@@ -122,7 +122,7 @@ def _read_grey(image: ImageFile, _: bytes) -> Pixels:
             "brightness; read such data with a decoder of your own"
         )
     pixels = _scale(pixels, brightest)
-    # Pillow turns TIFF's "0 is white" round only where it has 8 bits
+    # Pillow inverts TIFF's "0 is white" only for 8 bits
     return 65535 - pixels if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0 else pixels
 
 
@@ -143,15 +143,16 @@ def _read_ppm(image: ImageFile, data: bytes) -> Pixels:
 
 
 def _read_grey_alpha(image: ImageFile, _: bytes) -> Pixels:
-    # four bytes a pixel: read as if they were RGBA, they are the grey and alpha values, high byte first
+    # four bytes per pixel: read as if they were RGBA, they are grey and alpha, high bytes first
     _set_raw_mode(image, "RGBA")
     image.load()
     return np.frombuffer(image.tobytes(), ">u2").astype(np.uint16).reshape(image.height, image.width, 2)
 
 
 def _read_colour(image: ImageFile, data: bytes) -> Pixels:
-    """Reads the file as it is, and again in the other byte order: that gives the upper and the lower bytes."""
-    channels, _, order = _raw_mode(image).partition(";16")  # Pillow reads 16-bit colour as its upper bytes only
+    """Reads the file twice, in its own and in the other byte order, for the upper and the lower bytes."""
+    # Pillow keeps only the upper byte of 16-bit colour: 0x12 of 0x12F0, and 0xF0 in the other byte order.
+    channels, _, order = _raw_mode(image).partition(";16")
     is_little = order == "L" or (order == "N" and sys.byteorder == "little")
     with open_image(data) as other:
         _set_raw_mode(other, f"{channels};16{'B' if is_little else 'L'}")
@@ -170,7 +171,7 @@ def _set_raw_mode(image: ImageFile, raw_mode: str) -> None:
 
 
 def resize_deep(pixels: Pixels, max_size: int | None) -> Pixels:
-    """Reduces an image to ``max_size``, each channel for itself, as ``image_decoder`` describes."""
+    """Reduces an image to ``max_size``, channel by channel, as ``image_decoder`` describes."""
     from PIL import Image
 
     height, width = pixels.shape[:2]

@@ -1,4 +1,4 @@
-"""Image specs, and pixels on the way from a decoded image to what a spec names, and from a value to an image file."""
+"""Image specs, and the conversion of pixels to what they name, and of values to the pixels of image files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ IMAGE_FIELDS = (
 
 
 class ImageSpec(NamedTuple):
-    """What an image becomes."""
+    """What an image is decoded into."""
 
     container: Literal["numpy", "torch", "pil"]  # arrays (HWC, or HW for grey), tensors (CHW) or PIL images
     mode: Literal["L", "RGB", "RGBA"]  # Pillow's name of the channels
-    is_float: bool = False  # float32 in 0..1 instead of uint8; means nothing for PIL images
+    is_float: bool = False  # float32 in 0..1 instead of uint8; ignored for PIL images
 
 
 _MODES: dict[str, Literal["L", "RGB", "RGBA"]] = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
@@ -43,7 +43,7 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 }
 _WORDS = re.compile("torch|pil|rgba|rgb|l|8")
 _CHANNELS = (1, 2, 3, 4)
-_CACHED = 2**16  # how many floats are made into pixels at a time
+_CACHED = 2**16  # how many floats are converted at a time
 
 # EXIF orientation, where it is not 1 -> (swap the axes, then the steps through rows and columns)
 _TURNS = {
@@ -53,12 +53,12 @@ _TURNS = {
 
 
 def parse_image_spec(spec: str) -> ImageSpec:
-    """Looks up an image spec; the error for an unknown one names the nearest and all."""
+    """Looks up an image spec; the error for an unknown one suggests the nearest and lists all."""
     if not isinstance(spec, str):
         raise TypeError(f"an image spec is a str such as 'rgb8' or 'pil', not {spec!r}")
     if spec in IMAGE_SPECS:
         return IMAGE_SPECS[spec]
-    # the same words in the right order, as torchrgb8 for rgb8torch, are nearer than what looks alike
+    # the same words in the right order (torchrgb8 for rgb8torch) come before a similar spelling
     words = _WORDS.findall(spec.lower())
     turned = "".join(sorted(words, key=("torch", "pil").__contains__, reverse=True))
     is_turned = "".join(words) == spec.lower() and turned in IMAGE_SPECS
@@ -76,7 +76,7 @@ def fitting_size(size: tuple[int, int], max_size: int | None) -> tuple[int, int]
 
 
 def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
-    """Makes uint8 or uint16 pixels, HW or HWC, into what the spec names, with one copy at most."""
+    """Converts uint8 or uint16 pixels, HW or HWC, to what the spec names, with at most one copy."""
     if spec.container == "pil":
         return to_pil(pixels)
     if spec.container == "torch" and pixels.ndim == 3:
@@ -94,10 +94,11 @@ def to_values(pixels: Pixels, spec: ImageSpec) -> Any:
 
 
 def _to_uint8(pixels: Pixels) -> Pixels:
-    """Reduces pixels to 8 bits; takes them as they are where they have that form, in writable memory of their own."""
+    """Reduces pixels to 8 bits; returns 8-bit pixels as they are if they own their memory, contiguous and writable."""
     if pixels.itemsize == 1:
         flags = pixels.flags
         return pixels if flags.c_contiguous and flags.owndata and flags.writeable else np.array(pixels, order="C")
+    # 65535 is 255 * 257, so this rounds to the nearest: 128 -> 0, 129 -> 1, 65535 -> 255
     return np.ascontiguousarray((pixels.astype(np.uint32) + 128) // 257, dtype=np.uint8)
 
 
@@ -109,7 +110,7 @@ def to_pil(pixels: Pixels) -> Image:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Turns an image upright as its EXIF orientation, 1 to 8, says; returns a view, or for 1 the image itself."""
+    """Turns an image upright by its EXIF orientation, 1 to 8; returns a view, or for 1 the image itself."""
     if orientation == 1:
         return pixels
     swapped, rows, columns = _TURNS[orientation]
@@ -117,7 +118,9 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
-    """Makes an array, or a tensor (HWC, or CHW), of uint8, uint16 or floats in 0..1 into uint8 or uint16 pixels."""
+    """Converts an array or tensor of uint8, uint16 or floats in 0..1 to uint8 or uint16 pixels, HW or HWC."""
+    # Only dtypes with one meaning are accepted. int64 may hold 0..255 or 0..65535, and a wrong guess would write a
+    # black image without an error: 200 of 65535 is black. uint8 and uint16 imply their range; floats are checked.
     torch = sys.modules.get("torch")  # before torch is imported, there are no tensors
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
@@ -127,9 +130,7 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
         elif array.ndim == 3 and array.shape[0] in _CHANNELS:
             array = array.transpose(1, 2, 0)
         elif array.ndim != 2:
-            raise ValueError(
-                "expected a tensor of shape HW or CHW with 1 to 4 channels, as a torch image spec says; permute it"
-            )
+            raise ValueError("expected a tensor of shape HW or CHW with 1 to 4 channels (torch image spec); permute it")
     elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         array = _check_shape(value, "array.transpose(1, 2, 0)")
     else:
@@ -152,7 +153,7 @@ def to_pixels(value: Any, *, channels_first: bool) -> Pixels:
 def _check_shape(array: Pixels, cure: str) -> Pixels:
     if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS):
         return array
-    # a small last side is rather a wrong number of channels than the width of an image
+    # (3, 480, 640) looks like CHW, but (3, 480, 5) more likely has a wrong number of channels than a width of 5
     if array.ndim == 3 and array.shape[0] in _CHANNELS and min(array.shape[1:]) > 2 * max(_CHANNELS) - 1:
         raise ValueError(f"expected shape HW or HWC with 1 to 4 channels, but this looks like CHW; use {cure}")
     raise ValueError("expected shape HW or HWC with 1 to 4 channels; reshape it, one image for each field")
@@ -162,13 +163,13 @@ def _from_floats(pixels: Pixels) -> Pixels:
     # a few rows at a time stay in the processor's cache from one step to the next
     result = np.empty(pixels.shape, np.uint8)
     rows = max(1, _CACHED * len(pixels) // pixels.size)
-    # half precision has no room for 255 times a fraction
+    # half precision is too coarse for 255 times a fraction
     wide = np.float64 if pixels.dtype.itemsize == 8 else np.float32
     for start in range(0, len(pixels), rows):
         part = pixels[start : start + rows]
         scaled = np.multiply(part, 255, dtype=wide)
         np.rint(scaled, out=scaled)
-        # What rounds to a pixel's value is one: normalizing and undoing it leaves 1.0000001. NaN fails both tests.
+        # Checked after rounding: normalizing and undoing it may turn 1.0 into 1.0000001. NaN fails both tests.
         if not (scaled.min() >= 0 and scaled.max() <= 255):
             raise ValueError(
                 f"floats must be finite and in 0..1, but these go from {pixels.min()} to {pixels.max()}; divide them "

@@ -14,13 +14,13 @@ from torchdata_wds.codecs.table import ExtensionDecoder, matches, parse_extensio
 VIDEO_FIELDS = "mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv"
 AUDIO_FIELDS = "flac wav mp3 ogg m4a sox wma opus aac"
 
-#: What a video or audio field may decode to, unless ``max_bytes=`` says otherwise: 4 GiB.
+#: The default limit on what the frames or the audio of a field may take: 4 GiB.
 DEFAULT_MAX_BYTES = 2**32
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _MediaDecoder(ExtensionDecoder):
-    """What both decoders share: a span of seconds, and how much it may take."""
+    """What both decoders share: a span of seconds, and a limit on its size."""
 
     name: ClassVar[str]
     start: float = 0.0
@@ -45,7 +45,7 @@ class _MediaDecoder(ExtensionDecoder):
         return self.decode(data) if matches(key, self.extensions) else None
 
     def decode(self, data: bytes) -> Any:
-        """Decodes the bytes of a file, whatever its field is called."""
+        """Decodes the bytes of a file, under any field name."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -54,34 +54,39 @@ class _MediaDecoder(ExtensionDecoder):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class VideoDecoder(_MediaDecoder):
-    """Decodes video fields into frames and audio: ``torch_video`` is one, for ``.wds_decode(torch_video)``.
+    """Decodes video fields into frames and audio, for ``.wds_decode(torch_video)``; ``torch_video`` is an instance.
 
-    Called with options, as ``torch_video(start=2, max_frames=16)``, it returns a decoder with these. The fields are
-    ``mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv``; for others, ``handle_extension("m4v", torch_video.decode)``. The
-    value is the tuple ``(frames, audio, info)`` of torchvision's ``read_video`` and webdataset's ``torch_video``:
+    Called with options, as ``torch_video(start=2, max_frames=16)``, it returns a decoder that has them. The fields are
+    ``mp4 avi mov mkv webm mpg mjpeg ogv h264 wmv``; for others, use ``handle_extension("m4v", torch_video.decode)``.
+    The value is the tuple ``(frames, audio, info)`` of torchvision's ``read_video`` and webdataset's ``torch_video``:
 
-    - ``frames``: uint8 tensor (T, H, W, 3), RGB, in the order in which they are shown, turned upright;
-    - ``audio``: float32 tensor (channels, n) in -1..1 from ``start`` on, with silence where the file's times leave out
-      more than 0.1 s; (0, 0) where there is none;
+    - ``frames``: uint8 tensor (T, H, W, 3), RGB in 0..255, in display order, turned upright;
+    - ``audio``: float32 tensor (channels, n) in -1..1 from ``start`` on, with silence in gaps of more than 0.1 s
+      between the file's times; (0, 0) if there is none;
     - ``info``: ``video_fps`` (float or None), ``video_pts`` (float64 tensor (T,), the second of each frame), and with
       audio ``audio_fps`` (int, samples per second) and ``audio_start`` (float, the second of the first sample).
 
-    Seconds are counted from the beginning of the file, as FFmpeg counts them. A clip begins with the first frame that
-    is not before ``start``, wherever the keyframes are. Where ``max_frames`` leaves frames out, the audio ends with the
-    first of these. Of several streams the first counts.
+    Seconds count from the beginning of the file, as in FFmpeg. A clip begins with the first frame at or after
+    ``start``, wherever the keyframes are. If ``max_frames`` leaves frames out, the audio ends where the first of these
+    begins. Files with a variable frame rate yield the frames that they have. The first stream of each kind is decoded.
 
-    FFmpeg (PyAV, the ``[media]`` extra) decodes from memory, in one thread, and reads nothing but the field's bytes:
-    playlists and scripts that name other files are refused. Damage that it notices raises, up to the next keyframe, as
-    does an MP4, MOV, Matroska, WebM, AVI or Ogg file that is cut off. Nothing shows a cut in an MPEG, WMV or raw
-    stream, changed values without checksums, a frame lost from WebM, or a wrong table in the head of an MP4.
+    FFmpeg (PyAV, the ``[media]`` extra) decodes from memory, in one thread, and reads only the field's bytes:
+    playlists and scripts that name other files are refused. Damage that FFmpeg notices raises, up to the next keyframe,
+    as does an MP4, MOV, Matroska, WebM, AVI or Ogg file that is cut off. A cut in an MPEG, WMV or raw stream, changed
+    values without checksums, a frame lost from WebM, or a wrong table in an MP4 header goes unnoticed.
 
     Args:
         start: The second at which the clip begins.
         end: The second before which it ends; None for the end of the file.
         stride: Take every n-th frame, beginning with the first of the clip.
-        max_frames: The most frames to take; None for all.
+        max_frames: The maximum number of frames; None for all.
         audio: Whether to decode the audio, too.
         max_bytes: The most that frames and audio may each take, in bytes; more is an error.
+
+    Raises:
+        TypeError, ValueError: if an option has the wrong type or is out of range.
+        ImportError: when decoding, if PyAV is not installed.
+        ValueError, av.FFmpegError: for no video, no frame in the clip, damage, or more than ``max_bytes``.
 
     Example:
         >>> decoder = torch_video(start=1.5, stride=2, max_frames=8)
@@ -118,11 +123,11 @@ class VideoDecoder(_MediaDecoder):
     ) -> VideoDecoder: ...
 
     def __call__(self, *field: Any, **options: Any) -> Any:
-        """Decodes a field, or passes with None; with options instead, makes a decoder that has them."""
+        """Decodes a video field, or returns None for any other; called with options, returns a decoder with these."""
         return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
-        """Decodes the bytes of a video file into ``(frames, audio, info)``, whatever its field is called."""
+        """Decodes the bytes of a video file into ``(frames, audio, info)``, under any field name."""
         import torch
 
         pixels, times, rate, end = read_frames(
@@ -138,21 +143,26 @@ class VideoDecoder(_MediaDecoder):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AudioDecoder(_MediaDecoder):
-    r"""Decodes audio fields into samples: ``torch_audio`` is one, for ``.wds_decode(torch_audio)``.
+    r"""Decodes audio fields into samples, for ``.wds_decode(torch_audio)``; ``torch_audio`` is an instance.
 
-    Called with options, as ``torch_audio(start=2, end=12)``, it returns a decoder with these. The fields are
-    ``flac wav mp3 ogg m4a sox wma opus aac``; for others, as for the audio of a video, ``handle_extension("mp4",
+    Called with options, as ``torch_audio(start=2, end=12)``, it returns a decoder that has them. The fields are ``flac
+    wav mp3 ogg m4a sox wma opus aac``; for others, such as the audio of a video, use ``handle_extension("mp4",
     torch_audio.decode)``. The value is the tuple ``(samples, rate)`` of torchaudio's ``load`` and webdataset's
-    ``torch_audio``: a float32 tensor (channels, n) in -1..1 (float files may go beyond), and samples per second.
+    ``torch_audio``: a float32 tensor (channels, n) in -1..1 (float files may exceed it), and samples per second (int).
 
-    Integer samples are divided by their full scale, so that 16 and 24 bits are exact. Seconds are counted from the
-    first sample and rounded to the nearest one. Trust and damage are as with ``torch_video``; FLAC is checked by its
-    own checksums, and MP3 by its length where the file says it.
+    Integer samples are divided by their full scale, so 16 and 24 bits are exact. Seconds count from the first sample
+    and are rounded to the nearest sample. Trust and damage are as with ``torch_video``; FLAC is also checked by its
+    checksums, and MP3 by its length if the file states it.
 
     Args:
         start: The second at which to begin.
         end: The second before which to end; None for the end of the file.
         max_bytes: The most that the samples may take, in bytes; more is an error.
+
+    Raises:
+        TypeError, ValueError: if an option has the wrong type or is out of range.
+        ImportError: when decoding, if PyAV is not installed.
+        ValueError, av.FFmpegError: for no audio, no sample in the span, damage, or more than ``max_bytes``.
 
     Example:
         >>> import io, wave
@@ -174,11 +184,11 @@ class AudioDecoder(_MediaDecoder):
     def __call__(self, *, start: float = ..., end: float | None = ..., max_bytes: int = ...) -> AudioDecoder: ...
 
     def __call__(self, *field: Any, **options: Any) -> Any:
-        """Decodes a field, or passes with None; with options instead, makes a decoder that has them."""
+        """Decodes an audio field, or returns None for any other; called with options, returns a decoder with these."""
         return super().__call__(*field, **options)
 
     def decode(self, data: bytes) -> Any:
-        """Decodes the bytes of an audio file into ``(samples, rate)``, whatever its field is called."""
+        """Decodes the bytes of an audio file into ``(samples, rate)``, under any field name."""
         import torch
 
         found = read_samples(data, self.start, self.end, self.max_bytes, with_video=False)

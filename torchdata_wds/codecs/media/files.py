@@ -1,4 +1,4 @@
-"""Media files: opened from memory alone, and whether they are whole as far as their own headers tell."""
+"""Opens media files from memory only, and checks that they are complete, as far as their headers say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from torchdata_wds.codecs.options import import_optional
 
-# What a member may be, whatever it is called: FFmpeg's names of the formats that hold their data themselves. It also
-# knows playlists and scripts (hls, dash, concat, ...), which name other files and addresses to read.
+# The formats accepted under any field name, by FFmpeg's names: those that contain their own data. FFmpeg also knows
+# playlists and scripts (hls, dash, concat, ...), which name other files and addresses to read.
 _FORMATS = (
     *("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpegts", "mpeg", "ogg", "asf"),
     *("h264", "hevc", "mjpeg", "m4v", "mpegvideo", "flac", "wav", "mp3", "aac"),
@@ -18,7 +18,7 @@ _FORMATS = (
 
 _OPTIONS = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
 
-# Boxes of an MP4 file that hold what cannot be missing, and sizes that writers use where they cannot seek back.
+# The MP4 boxes that must be complete, and the least size that a RIFF writer leaves if it cannot seek back.
 _BOXES = (b"moov", b"mdat", b"moof")
 _UNKNOWN_RIFF = 0x7FFF0000
 _SEGMENT = b"\x18\x53\x80\x67"
@@ -31,7 +31,7 @@ def import_av() -> Any:
 
 @contextmanager
 def open_media(data: bytes) -> Iterator[Any]:
-    """Opens a video or audio file for PyAV, which reads from these bytes and from nothing else."""
+    """Opens a video or audio file with PyAV, which can read nothing but these bytes."""
     av = import_av()
     if cut := find_cut(data):
         raise ValueError(cut)
@@ -44,7 +44,7 @@ def open_media(data: bytes) -> Iterator[Any]:
 
 
 def find_cut(data: bytes) -> str | None:
-    """Says what is missing at the end of a file that is shorter than its headers say; None where nothing is known."""
+    """Describes what is missing if a file is shorter than its headers say; None if it is not, or they do not say."""
     walk = _WALKS.get(data[4:8]) or _WALKS.get(data[:4])
     for name, end in () if walk is None else walk(data):
         if end > len(data):
@@ -52,7 +52,7 @@ def find_cut(data: bytes) -> str | None:
     return None
 
 
-# Each of these yields parts that cannot be missing, with the byte at which they end.
+# Each of these yields the parts that must be complete, with the byte at which they end.
 
 
 def _boxes(data: bytes) -> Iterator[tuple[str, int]]:
@@ -78,14 +78,14 @@ def _riff(data: bytes) -> Iterator[tuple[str, int]]:
         if size >= _UNKNOWN_RIFF or size == 0:
             return
         start += 8 + size
-        # large AVI files have several, the odd ones padded; some writers count the 8 bytes of the head, too
+        # large AVI files have several chunks, padded to even sizes; some writers also count the header's 8 bytes
         if start > len(data) + 8:
             yield "RIFF chunk", start
         start += start % 2
 
 
 def _wave(data: bytes) -> Iterator[tuple[str, int]]:
-    """Looks at the chunk with the samples: the size of the whole is often wrong."""
+    """Checks only the chunk of samples: the size of the whole file is often wrong."""
     start = 12
     while start + 8 <= len(data):
         name, size = data[start : start + 4], int.from_bytes(data[start + 4 : start + 8], "little")
@@ -107,7 +107,8 @@ def _segment(data: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _read_size(data: bytes, start: int) -> tuple[int, int]:
-    """Reads a size of Matroska's; returns where it ends, and the size."""
+    """Reads a Matroska size; returns where it ends, and the size."""
+    # the zero bits in front say how long it is: 40 02 has one, so two bytes, and without the marker bit the value 2
     first = data[start] if start < len(data) else 0
     length = 9 - first.bit_length()
     return start + length, int.from_bytes(data[start : start + length]) & ((1 << 7 * length) - 1)

@@ -1,4 +1,4 @@
-"""Streams of media files to frames and samples: exact to the frame and to the sample wherever a clip begins."""
+"""Decodes the streams of media files into frames and samples: exactly those of a clip, wherever it begins."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _ORIENTATIONS = {
     **{(0, 1, 1, 0): 5, (0, 1, -1, 0): 6, (0, -1, -1, 0): 7, (0, -1, 1, 0): 8},
 }
 
-# Where each packet holds one frame and says when it is shown.
+# The formats and codecs where each packet holds one frame and the time when it is shown.
 _WHOLE_FORMATS, _WHOLE_CODECS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"), ("h264", "hevc", "vp9")
 
-# PyAV's frame after the second at which it is shown, and the second of the last damaged frame since a sound keyframe,
-# which may have passed into this one.
+# The second at which a frame is shown, PyAV's frame, and the second of the last damaged frame since an intact
+# keyframe: its damage may have spread to this frame.
 _Timed = tuple[float, Any, float | None]
 
-# FFmpeg's name of a sample format, without the p of the planar ones -> what is subtracted, and what is full scale.
+# FFmpeg's name of a sample format, without the p of planar ones -> the offset to subtract, and full scale.
 _SCALES = {"u8": (128, 2**7), "s16": (0, 2**15), "s32": (0, 2**31), "s64": (0, 2**63), "flt": (0, 1), "dbl": (0, 1)}
 
-# Formats with a time for every sample. Lossy codecs are read from the beginning all the same: they take over values
-# from one frame to the next, and return others when they are started in the middle.
+# Formats with a time for every sample. Lossy codecs are read from the beginning even there: their frames depend on
+# earlier ones, so decoding that begins in the middle returns other values.
 _SEEKABLE = ("flac", "wav", "mov,mp4,m4a,3gp,3g2,mj2")
 _LOSSLESS = ("flac", "alac", "pcm_")
 
-# Seconds; below it, times differ because they are rounded or clocks drift. FFmpeg's resampler fills from there on, too.
+# In seconds; smaller gaps come from rounded times and drifting clocks. FFmpeg's resampler has the same limit.
 _SHORTEST_PAUSE = Fraction(1, 10)
 
 # The number of a decoded frame's first sample, counted from second 0, and its values.
@@ -46,7 +46,9 @@ _Part = tuple[int, Values]
 def read_frames(
     data: bytes, start: float, end: float | None, *, stride: int, max_frames: int | None, max_bytes: int
 ) -> tuple[Pixels, list[float], float | None, float | None]:
-    """Decodes a clip, in which no frame is an error: the frames, their seconds, the file's rate, and the clip's end."""
+    """Decodes a clip; returns its frames, their seconds, the file's rate, and the clip's end. No frame is an error."""
+    # At 10 frames a second, start=1, stride=2 and max_frames=2 take the frames at 1.0 and 1.2, and the clip ends at
+    # 1.3, the first one left out; so does its audio. Damage only counts if it reaches a frame that is taken.
     with open_media(data) as container:
         rate = _video_of(container, max_bytes).average_rate
     pixels: list[Pixels] = []
@@ -86,7 +88,8 @@ def read_frames(
 
 
 def origin_of(container: Any) -> Fraction:
-    """Finds the time of second 0: when the first stream begins, but not before 0, in a codec's lead-in."""
+    """Returns the time of second 0: that of the stream that begins first, but at least 0."""
+    # MPEG streams begin at any time; before 0 is the lead-in of an audio codec, which decoding drops
     streams = (*container.streams.video, *container.streams.audio)
     starts = [stream.start_time * stream.time_base for stream in streams if stream.start_time is not None]
     return max(Fraction(0), min(starts, default=Fraction(0)))
@@ -110,7 +113,7 @@ def _video_of(container: Any, max_bytes: int) -> Any:
 
 
 def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[_Timed, None, None]:
-    """Yields the frames from a time on with their times, by way of the keyframe before it where that works."""
+    """Yields the frames from a time on, after a seek to the keyframe before it if that works."""
     if start > 0:
         with open_media(data) as container:
             frames = _seek_frame(container, _video_of(container, max_bytes), start)
@@ -123,8 +126,8 @@ def _timed_frames(data: bytes, start: float, max_bytes: int) -> Generator[_Timed
 
 
 def _seek_frame(container: Any, stream: Any, start: float) -> Iterator[_Timed] | None:
-    """Seeks a clip's first frame, and returns the frames from there on; None: read the file from its beginning."""
-    # frames may have no times, the seek may lead past the keyframe that the first frame needs, or into damage
+    """Seeks a clip's first frame and returns the frames from there; None to read the file from its beginning."""
+    # frames may have no times, or the seek may land in damage, or after the keyframe that the first frame needs
     if stream.start_time is None or container.format.name == "mpeg":
         return None
     keyed = False
@@ -139,6 +142,9 @@ def _seek_frame(container: Any, stream: Any, start: float) -> Iterator[_Timed] |
 
 
 def _decode_video(container: Any, stream: Any) -> Iterator[_Timed]:
+    """Yields frames in display order; raises for those that are lost."""
+    # Packets come in decoding order, say with the times 0 3 1 2, and frames in display order: 0 1 2 3. Each packet's
+    # time is due until a frame of that time or a later one is shown. If 1 and then 3 is shown, 2 is lost.
     origin = origin_of(container)
     rate = stream.average_rate or stream.guessed_rate or Fraction(25)
     is_whole = container.format.name in _WHOLE_FORMATS and stream.codec_context.name in _WHOLE_CODECS
@@ -154,6 +160,7 @@ def _decode_video(container: Any, stream: Any) -> Iterator[_Timed]:
         for frame in packet.decode():
             first = frame.pts if first is None else first
             due = _without_shown(due, first, frame.pts) if due else due
+            # 270,000 in units of 1/90,000 is second 2.5 of a file that begins at 0.5
             time = float(number / rate if frame.pts is None else frame.pts * frame.time_base - origin)
             if frame.is_corrupt or frame.key_frame:
                 damage = time if frame.is_corrupt else None
@@ -164,9 +171,9 @@ def _decode_video(container: Any, stream: Any) -> Iterator[_Timed]:
 
 
 def _without_shown(due: set[int], first: int | None, shown: int) -> set[int]:
-    """Takes out the frames that were due up to one that is shown: frames come in the order in which they are shown."""
-    # FFmpeg leaves out what it cannot decode at all; but before the first one there may be some that need one further
-    # back, where a file was cut out of a longer one
+    """Removes the times up to that of a shown frame; raises if there is an earlier one, whose frame is lost."""
+    # FFmpeg drops frames that it cannot decode. Before the first shown one that is no damage: in a file cut from a
+    # longer one they need a frame before the cut.
     lost = [time for time in due if time < shown and (first is None or time > first)]
     if lost:
         raise ValueError(f"it is damaged: {len(lost)} of its frames cannot be decoded")
@@ -185,8 +192,10 @@ def _to_pixels(frame: Any) -> Pixels:
 def read_samples(
     data: bytes, start: float, end: float | None, max_bytes: int, *, with_video: bool
 ) -> tuple[Values, int, float] | None:
-    """Decodes the audio of a clip into float32 (channels, n), its rate, and the second of the first; None: no audio."""
-    # with video, seconds are counted as for the frames, instead of from the first sample, and pauses are silent
+    """Decodes a clip's audio into float32 (channels, n), its rate, and its first second; None if there is no audio."""
+    # With video, seconds count as for the frames instead of from the first sample, and pauses are filled with silence.
+    # At 8000 samples a second, 0.5 to 1.0 are samples 4000 to 8000: of a part with samples 3584 to 4608, [416:4416] is
+    # kept, its last 608. If the audio begins later, at sample 4100, the result says so: 4100 / 8000 = 0.5125.
     with open_media(data) as container:
         if not container.streams.audio:
             return None
@@ -208,17 +217,14 @@ def read_samples(
             place = place if found else max(first, begin)
             size += values.size * 4
             if size > max_bytes:
-                raise ValueError(
-                    f"its audio takes more than max_bytes={max_bytes:,}; decode less with start and end, or raise "
-                    "max_bytes"
-                )
+                raise ValueError(f"its audio takes more than max_bytes={max_bytes:,}; set start and end, or raise it")
             found.append(values)
     values = np.concatenate(found, axis=1) if found else np.empty((channels, 0), np.float32)
     return values, rate, place / rate
 
 
 def _audio_parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, None, None]:
-    """Yields a file's audio in order, from a sample or one before it on."""
+    """Yields a file's audio in order, beginning at or before a sample."""
     with open_media(data) as container:
         stream = container.streams.audio[0]
         zero = origin_of(container) if with_video else max(Fraction(0), (stream.start_time or 0) * stream.time_base)
@@ -238,7 +244,7 @@ def _audio_parts(data: bytes, first: int, with_video: bool) -> Generator[_Part, 
 
 
 def _seek_sample(container: Any, stream: Any, first: int, zero: Fraction) -> bool:
-    """Moves to before a sample; False where the file is read from its beginning, as most are."""
+    """Seeks to or before a sample; returns False if the file must be read from its beginning, as most must."""
     rate = stream.codec_context.sample_rate
     is_exact = container.format.name in _SEEKABLE and stream.time_base * rate == 1
     if first > 0 and is_exact and stream.codec_context.name.startswith(_LOSSLESS):
@@ -249,7 +255,7 @@ def _seek_sample(container: Any, stream: Any, first: int, zero: Fraction) -> boo
 
 
 def _decode_audio(container: Any, stream: Any, zero: Fraction | None, *, fills: bool) -> Iterator[_Part]:
-    """Decodes audio; `zero` is the time of sample 0, None for that of the first one; `fills` puts silence in pauses."""
+    """Decodes audio; `zero` is the time of sample 0, None for that of the first; `fills` fills pauses with silence."""
     context = stream.codec_context
     context.thread_count = 1  # workers share the cores already
     if context.name == "flac":
@@ -274,7 +280,7 @@ def _decode_audio(container: Any, stream: Any, zero: Fraction | None, *, fills: 
             if frame.is_corrupt:
                 raise ValueError(f"it is damaged after sample {place:,}")
             if fills and time - place > rate * _SHORTEST_PAUSE:
-                # takes no memory before it is known whether it is wanted, and how much of it may be
+                # takes no memory until the caller knows how much of it is wanted and allowed
                 yield place, np.broadcast_to(np.float32(0), (shape[0], time - place))
                 place = time
             yield place, values
@@ -282,12 +288,12 @@ def _decode_audio(container: Any, stream: Any, zero: Fraction | None, *, fills: 
 
 
 def _check_count(data: bytes, container: Any, stream: Any, count: int) -> None:
-    """Compares the samples of a whole file with their number in its header, where there is one."""
+    """Compares the number of samples in a whole file with that in its header, if it has one."""
     announced = (stream.duration or 0) * stream.time_base * stream.codec_context.sample_rate
     has_count, tolerance = container.format.name == "flac", 0
     if container.format.name == "mp3":
         start, tolerance = 0, 3 * 1152  # the number in the first frame may be wrong by a few frames
-        if data[:3] == b"ID3":  # tags, whose size is written with seven bits to the byte
+        if data[:3] == b"ID3":  # tags, with a size of seven bits per byte: 0 0 2 1 is 2 * 128 + 1 = 257
             start = 10 + sum(part << 7 * (3 - number) for number, part in enumerate(data[6:10]))
         has_count = any(mark in data[start : start + 256] for mark in (b"Xing", b"Info"))
     if has_count and count + tolerance < announced:

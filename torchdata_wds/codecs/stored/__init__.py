@@ -1,8 +1,8 @@
-"""Samples as bytes, for ``cache_samples``: Python values, arrays, tensors and images, without pickling.
+"""Encodes samples as bytes for ``cache_samples``: Python values, arrays, tensors and images, without pickling.
 
-A value is a byte that says what it is, then its content. Numbers are little-endian; `size` is a u64 before that many
-bytes, `count` a u64 before that many values, `name` a u8 before that many ASCII characters, `shape` a u8 before that
-many u64. Version 1:
+A value is a byte for its type, then its content. Numbers are little-endian; `size` is a u64 followed by that many
+bytes, `count` a u64 followed by that many values, `name` a u8 followed by that many ASCII characters, `shape` a u8
+followed by that many u64. Version 1:
 
 | byte | value | content |
 |---|---|---|
@@ -24,7 +24,7 @@ size, pixels as ``tobytes()`` returns them, count of info entries, each a size, 
 
 Values read back equal and of the same type, with these exceptions: subclasses of str and bytes become str and bytes, an
 image of any class becomes a ``PIL.Image.Image`` without the entries of its ``info`` that cannot be stored, an object
-that is in a sample twice becomes two, and memory that is neither in C nor in Fortran order is written in C order.
+that occurs twice in a sample becomes two, and memory in neither C nor Fortran order is written in C order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["StoredValue", "decode_value", "encode_value"]
 _PICKLE_PROTOCOL = 4
 _I64, _F64, _COMPLEX = struct.Struct("<cq"), struct.Struct("<cd"), struct.Struct("<cdd")
 
-#: Why a value that is not one of these types exactly cannot be stored, and what to do; the first that fits.
+#: Types -> why a value of another type cannot be stored, and what to do; the first match counts.
 _REASONS: tuple[tuple[Any, str], ...] = (
     (np.ndarray, "a subclass of numpy.ndarray would lose its type; make it a plain array with numpy.array()"),
     (tuple, "a tuple with names would lose them; make it a plain one with tuple()"),
@@ -61,18 +61,18 @@ _REASONS: tuple[tuple[Any, str], ...] = (
 
 
 class StoredValue(NamedTuple):
-    """The bytes of a value, and whether anything in it had to be pickled."""
+    """An encoded value, and whether any part of it had to be pickled."""
 
     data: bytes
     has_pickles: bool
 
 
 class _RefusedError(Exception):
-    """A value cannot be stored, for a reason: its arguments. Stays in this module."""
+    """A value cannot be stored; the arguments are the value and the reason. Never leaves this module."""
 
 
 def encode_value(value: Any, *, allow_pickle: bool = False) -> StoredValue:
-    """Encodes any value; `allow_pickle` pickles what cannot be stored otherwise. A ValueError says what cannot be."""
+    """Encodes a value; `allow_pickle` pickles what cannot be stored otherwise. Raises ValueError for what cannot be."""
     writer = _Writer(allow_pickle)
     try:
         writer.write(value)
@@ -100,7 +100,7 @@ class _Writer:
         self._depth = 0
 
     def write(self, value: Any) -> None:
-        """Writes a value; pickles it if it cannot be stored otherwise and that is allowed."""
+        """Writes a value; pickles it if that is allowed and it cannot be stored otherwise."""
         write = _WRITERS.get(type(value))
         if write is not None:
             write(self, value)
@@ -153,6 +153,7 @@ def _write_int(writer: _Writer, value: int) -> None:
     if -(2**63) <= value < 2**63:
         writer.add(_I64.pack(b"i", value))
     else:
+        # with one bit for the sign: 2**63 has 64 bits and takes 9 bytes
         writer.sized(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
@@ -182,7 +183,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
 
 
 def _write_other(value: Any, writer: _Writer) -> None:
-    """Writes a value of none of the built-in types; neither torch nor Pillow is imported to find out what it is."""
+    """Writes a value of any other type; torch and Pillow are not imported to find out which it is."""
     kind = type(value)
     if kind is np.ndarray or (isinstance(value, np.generic) and not isinstance(value, (str, bytes))):
         _write_array(value, writer)
@@ -229,9 +230,7 @@ def _write_tensor(value: Any, writer: _Writer) -> None:
     elif value.device.type != "cpu":
         reason = f"it is on the device {value.device}; move it with .cpu()"
     elif value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        reason = (
-            "it is sparse, quantized or nested; make it dense with .to_dense(), .dequantize() or .to_padded_tensor()"
-        )
+        reason = "it is sparse, quantized or nested; convert it with .to_dense(), .dequantize() or .to_padded_tensor()"
     elif vars(value):
         reason = "it has attributes of its own, which would be lost"
     if reason:
@@ -266,7 +265,7 @@ def _write_image(value: Any, writer: _Writer) -> None:
 
 
 def _find_value(inside: Any, wanted: Any) -> str | None:
-    """Returns where in a sample a value is, as ``['json']['a'][2]``."""
+    """Returns where in a sample a value is, as ``['json']['a'][2]``; None if it is not there."""
     if inside is wanted:
         return ""
     kind = type(inside)

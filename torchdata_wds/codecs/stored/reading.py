@@ -1,4 +1,4 @@
-"""Stored samples from their bytes; the format is described where they are written."""
+"""Decodes stored samples; the package's docstring describes the format."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ U64 = struct.Struct("<Q")
 
 
 def too_deep() -> ValueError:
-    """Makes the exception for a value that is nested too deeply."""
+    """Returns the exception for a value that is nested too deeply."""
     return ValueError(f"it is nested more than {MAX_DEPTH} levels deep, or contains itself")
 
 
 def class_named(name: str) -> Any:
-    """Returns a class that is stored by its name, or None. Only these are made again: a file cannot name others."""
+    """Returns a class that is stored by name, or None: a file cannot name any other class."""
     if name == "DataChunk":  # torch's batches; torch is imported only when needed
         from torch.utils.data import DataChunk
 
@@ -37,13 +37,13 @@ def class_named(name: str) -> Any:
 
 
 def decode_value(data: bytes, *, allow_pickle: bool = False) -> Any:
-    """Decodes what `encode_value` returned; with `allow_pickle` also what was pickled, which runs code of the data."""
+    """Decodes what `encode_value` returned; with `allow_pickle` also pickles, which run code from the data."""
     reader = _Reader(data, allow_pickle)
     try:
         value = reader.read()
     except UnsafeDataError:
         raise
-    except Exception as cause:  # damaged data, like unpickling, fails in any way
+    except Exception as cause:  # damaged data and unpickling raise errors of any type
         raise ValueError(f"it cannot be read: {type(cause).__name__}: {cause}") from cause
     if reader.left:
         raise ValueError(f"it is damaged: {reader.left:,} bytes follow the value")
@@ -51,7 +51,7 @@ def decode_value(data: bytes, *, allow_pickle: bool = False) -> Any:
 
 
 class _Reader:
-    """Reads values one after another; whatever is taken beyond the end of the bytes raises an error."""
+    """Reads values one after another; reading past the end of the bytes raises an error."""
 
     def __init__(self, data: bytes, allow_pickle: bool) -> None:
         self.allow_pickle = allow_pickle
@@ -71,7 +71,7 @@ class _Reader:
         return read(self)
 
     def read_items(self, times: int = 1) -> list[Any]:
-        """Reads the values of a container, after their number; `times` values each."""
+        """Reads a container: the number of its items, then their values, `times` for each."""
         count = self.count()
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -99,7 +99,7 @@ class _Reader:
         return number
 
     def count(self) -> int:
-        """Takes the number of values that follow, each of at least a byte."""
+        """Takes the number of values that follow; each has at least a byte, which bounds it."""
         count = self.number()
         if count > self.left:
             raise ValueError(f"it announces {count:,} values at byte {self._position:,}, {self.left:,} bytes are left")
@@ -112,7 +112,7 @@ class _Reader:
         return str(self.take(self.byte()), "ascii")
 
     def shaped(self, item_size: int) -> tuple[tuple[int, ...], memoryview]:
-        """Takes a shape, and the bytes of the items that it has."""
+        """Takes a shape, and the bytes of its items."""
         rank = self.byte()
         shape = struct.unpack(f"<{rank}Q", self.take(8 * rank))
         data = self.sized()
@@ -160,7 +160,7 @@ def _read_image(reader: _Reader) -> Any:
 
     mode, width, height = reader.name(), reader.number(), reader.number()
     palette_mode, palette, pixels = reader.name(), reader.sized(), reader.sized()
-    if width * height > 8 * len(pixels):
+    if width * height > 8 * len(pixels):  # mode 1 has eight pixels per byte
         raise ValueError(f"an image of {width:,} x {height:,} pixels cannot be in {len(pixels):,} bytes")
     image = Image.frombytes(mode, (width, height), bytes(pixels))
     if palette_mode:

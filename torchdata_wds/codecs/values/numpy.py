@@ -1,4 +1,4 @@
-"""NumPy fields: npy, npz, and the tenbin of WebDataset and tensorcom, never with pickled objects in them."""
+"""NumPy fields: npy, npz, and the tenbin of WebDataset and tensorcom; pickled objects are always refused."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torchdata_wds.codecs.options import DecodeOptions, EncodeOptions
 
 _ZIP_END, _ZIP_END_SIZE = b"PK\x05\x06", 22
 
-# The first moment that a zip archive can name, and Unix: its bytes must not depend on the time of day or the system.
+# The earliest time that a zip archive can store, and Unix: its bytes must not depend on the clock or the system.
 _ZIP_TIME, _ZIP_UNIX = (1980, 1, 1, 0, 0, 0), 3
 _MAX_NAME = 60_000
 _MOST_WITHOUT_BYTES = 1 << 20
 
-# The header of version 3 is that of version 2 with other names of fields in it, and NumPy has no function for it.
+# A header of version 3 differs from version 2 only in its encoding, UTF-8, and NumPy has no public function for it.
 _READ_HEADER: dict[tuple[int, int], Any] = {(1, 0): np.lib.format.read_array_header_1_0}
 _READ_HEADER |= dict.fromkeys([(2, 0), (3, 0)], np.lib.format.read_array_header_2_0)
 
-# Kinds of types whose names say all about them; what else NumPy writes may read back as another type.
+# The kinds of dtypes that their names describe completely; others may read back as another dtype.
 _PLAIN_KINDS = "biufcmMSU"
 
 # Tenbin: each array is two chunks, header and data. A chunk is the magic, the length of its payload as int64, the
@@ -45,14 +45,14 @@ def decode_npy(data: bytes, options: DecodeOptions) -> np.ndarray[Any, Any]:  # 
     shape, is_fortran, dtype = _READ_HEADER[version](stream)
     if dtype.hasobject:
         raise ValueError("Object arrays need pickle, which runs code of the shard; use arrays of a plain type")
-    # NumPy's own reader takes the memory that the header claims before it looks for the bytes
+    # NumPy's own reader allocates what the header claims before it finds that bytes are missing
     begin = stream.tell()
     rest = len(data) - begin - math.prod(shape) * dtype.itemsize
     if rest < 0:
         raise ValueError(f"cut off: an array of {dtype} and shape {shape} takes {-rest:,} more bytes")
     if rest:
         raise ValueError(f"{rest} bytes follow the array")
-    # no bytes bound these, and NumPy takes a byte for each, or looks at all of them
+    # the size of the data does not limit items of no bytes, but NumPy allocates a byte for each, or visits all
     if not dtype.itemsize and math.prod(shape) > _MOST_WITHOUT_BYTES:
         raise ValueError(f"an array of {dtype} and shape {shape} claims too many values, of no bytes each")
     if version == (3, 0):
@@ -77,7 +77,7 @@ def decode_npz(data: bytes, options: DecodeOptions) -> dict[str, Any]:
 
 
 def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes an array, or a NumPy scalar as an array without dimensions; refuses types that need pickle."""
+    """Encodes an array, or a NumPy scalar as an array of rank 0; refuses dtypes that need pickle."""
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError("expected a NumPy array; convert it with numpy.asarray(), a tensor with .numpy()")
     if isinstance(value, np.ma.MaskedArray):
@@ -85,7 +85,7 @@ def encode_npy(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     array = np.asarray(value)
     if array.dtype.hasobject:
         raise ValueError("arrays of Python objects need pickle; give the array a type with .astype(), or name it .pkl")
-    # the shortest header that takes the type: with the choice left to it, NumPy warns about every one but the first
+    # the first version whose header can hold the dtype; left to choose, NumPy warns about all but 1.0
     for version in ((1, 0), (2, 0), (3, 0)):
         stream = io.BytesIO()
         try:
@@ -110,7 +110,7 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
         for name, array in arrays.items():
             if not isinstance(name, str):
                 raise TypeError(f"the names of arrays must be str, found {name!r}")
-            # the archive would end the first at the NUL, and read the second as a path on Windows
+            # zipfile ends a name at a NUL, and on Windows turns a backslash into a slash
             if "\0" in name or "\\" in name:
                 raise ValueError(f"the name {name!r} holds a NUL or a backslash, which no archive keeps; rename it")
             if len(name.encode("utf-8", "replace")) > _MAX_NAME:
@@ -127,6 +127,8 @@ def encode_npz(value: Any, options: EncodeOptions) -> bytes:
 
 def decode_tenbin(data: bytes, options: DecodeOptions) -> list[np.ndarray[Any, Any]]:  # noqa: ARG001
     """Decodes tenbin into a list of arrays that own their memory; info strings are dropped."""
+    # A chunk of 24 bytes at byte 0 has its prefix at 0..16, its payload at 16..40 and zeros up to 16 + 64 = 80. Damaged
+    # or hostile sizes may be negative or huge: each is compared with the bytes that are there before it allocates any.
     chunks: list[memoryview] = []
     offset = 0
     while offset < len(data):
@@ -161,8 +163,8 @@ def decode_tenbin(data: bytes, options: DecodeOptions) -> list[np.ndarray[Any, A
 
 
 def encode_tenbin(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes arrays, or one, which reads back as a list of one, to the bytes of ``webdataset.tenbin``."""
-    # that has no uint32, and writes arrays without dimensions but cannot read them
+    """Encodes one array or a list to the bytes of ``webdataset.tenbin``; one array reads back as a list of one."""
+    # webdataset itself has no uint32, and cannot read the arrays of rank 0 that it writes
     parts: list[bytes] = []
     for number, array in enumerate(value if isinstance(value, list | tuple) else [value]):
         if not isinstance(array, np.ndarray | np.generic) or isinstance(array, np.ma.MaskedArray):

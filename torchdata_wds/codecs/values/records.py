@@ -18,18 +18,18 @@ from torchdata_wds.codecs.plans import describe_value
 from torchdata_wds.environment import is_secure
 from torchdata_wds.errors import UnsafeDataError
 
-_LARGE = 16 << 20  # smaller data does not run out of memory, unless it claims more than it has
+_LARGE = 16 << 20  # smaller data runs out of memory only if it claims more than it holds
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _BASICS = "None, bool, int, float, str, bytes, list, dict"
 
-# Reading ends at 400 levels, and a set takes two of them.
+# Reading stops at 400 levels, and a set takes two of them.
 _CBOR_DEPTH = 150
-# The canonical form of a set in a set is made twice, for the order and for the bytes: 2 ** depth times at the bottom.
+# Each set encodes its items twice, for their order and for the bytes: 2**12 = 4096 times at a depth of 12.
 _CBOR_SET_DEPTH = 12
 _CBOR_PLAIN = frozenset([type(None), bool, int, float, str, bytes, bytearray])
 _PICKLE_PROTOCOL = 4  # fixed, so that the bytes do not depend on the Python that writes them
 
-# What is written and read back one by one, to see whether it is equal; subclasses, too.
+# Values of these types and their subclasses are written and read back one by one, to check that they stay equal.
 _CBOR_KNOWN = (
     *(int, float, str, bytes, bytearray, datetime.date, decimal.Decimal, fractions.Fraction, uuid.UUID),
     *(ipaddress.IPv4Address, ipaddress.IPv6Address),
@@ -43,8 +43,8 @@ def decode_msgpack(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
     except MemoryError:
         if len(data) > _LARGE:
             raise
-        # lists in lists, each of which claims as many items as there are bytes
-        raise ValueError("it claims more memory than there is, out of all proportion to its size") from None
+        # nested lists, each claiming as many items as there are bytes
+        raise ValueError("it claims more memory than there is, far out of proportion to its size") from None
 
 
 def decode_cbor(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
@@ -60,26 +60,26 @@ def encode_msgpack(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """Encodes a value as msgpack; tuples become lists."""
     data: bytes = _msgpack().packb(value, use_bin_type=True, default=_refuse_in_msgpack)
     if isinstance(value, _CONTAINERS):
-        # keys that are tuples, and very deep values, are written but not read
+        # msgpack writes keys that are tuples, and very deep values, but does not read them
         try:
             decode_msgpack(data, DecodeOptions())
         except Exception as cause:
             raise ValueError(
-                f"it would not read back ({type(cause).__name__}: {cause}); keys that are containers and deep nesting "
-                "do not: change its structure, or name the field json or pkl"
+                f"it would not read back ({type(cause).__name__}: {cause}); avoid containers as keys and deep nesting, "
+                "or name the field json or pkl"
             ) from cause
     return data
 
 
 def _refuse_in_msgpack(value: Any) -> Any:
-    """Refuses a value; msgpack calls it for what it does not know."""
+    """Refuses a value; msgpack calls it for types that it does not know."""
     if isinstance(value, int):
         raise OverflowError(f"msgpack has integers from -2**63 to 2**64 - 1, not {describe_value(value)}; use json")
     raise TypeError(f"msgpack has no value {describe_value(value)}; {_cure(value, _BASICS)}")
 
 
 def encode_cbor(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes a value as CBOR, canonical if it has sets, which have no order; tuples become lists, frozensets sets."""
+    """Encodes a value as CBOR, in canonical order if it has sets; tuples become lists, frozensets become sets."""
     cbor2 = _cbor2()
     has_sets, others = _look_inside(value, _CBOR_DEPTH)
     if has_sets:
@@ -91,7 +91,7 @@ def encode_cbor(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def _look_inside(value: Any, max_depth: int) -> tuple[bool, list[Any]]:
-    """Finds whether there are sets in a value, and what in it, keys too, is neither a container nor plain."""
+    """Returns whether a value has sets in it, and the items and keys in it that are neither containers nor plain."""
     has_sets = False
     others: list[Any] = []
     pending: list[tuple[Any, int]] = [([value], 1)]
@@ -120,11 +120,11 @@ def _check_cbor(value: Any, cbor2: Any) -> None:
     cause: Exception | None = None
     try:
         again = cbor2.loads(cbor2.dumps(value))
-        # -Infinity as a Decimal would be equal, but a float
+        # Decimal("-Infinity") would read back as an equal float
         if again == value and isinstance(value, type(again)):
             return
         found = repr(again)
-    except Exception as error:  # noqa: BLE001 - the library has several
+    except Exception as error:  # noqa: BLE001 - cbor2 raises several types
         cause, found = error, f"{type(error).__name__}: {error}"
     raise ValueError(
         f"{value!r} of type {type(value).__name__} would not read back equal ({found}); give a datetime a tzinfo "
@@ -152,15 +152,15 @@ def decode_pickle(data: bytes, options: DecodeOptions) -> Any:
     """Unpickles a field, only with ``allow_pickle=True`` and without ``WDS_SECURE=1``."""
     if not options.allow_pickle:
         raise UnsafeDataError(
-            "is a pickle, which can run any code while it is loaded. If you trust whoever wrote the shard, decode with "
+            "is a pickle, which can run any code while it is loaded. If you trust the author of the shard, decode with "
             "allow_pickle=True; otherwise leave the field as bytes, with only= naming the others"
         )
     if is_secure():
-        raise UnsafeDataError("is a pickle, and WDS_SECURE=1 refuses pickles also where allow_pickle=True")
+        raise UnsafeDataError("is a pickle, and WDS_SECURE=1 refuses pickles even with allow_pickle=True")
     return pickle.loads(data)
 
 
 def encode_pickle(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
     """Pickles a value; readers need ``allow_pickle=True``. Equal values may have different pickles."""
-    # sets of str have another order in each process, and an object that is in a value twice is written once
+    # the order of a set of str differs between processes, and an object that occurs twice is written once
     return pickle.dumps(value, _PICKLE_PROTOCOL)

@@ -1,4 +1,4 @@
-"""Text, integer and JSON fields: what reads back equal is written, all else refused."""
+"""Text, integer and JSON fields; values that would not read back equal are refused."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchdata_wds.handlers import warn_once
 _BOM = b"\xef\xbb\xbf"
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
-_MAX_DEPTH = 500  # deeper JSON would read back or not, depending on how deep in other calls the reader stands
+_MAX_DEPTH = 500  # whether deeper JSON reads back depends on how deep the reader's own calls are nested
 _CONTAINERS = (dict, list, tuple)
 _PLAIN, _STR = frozenset([type(None), bool, int, float, str]), frozenset([str])
 
-# Two lone surrogates that belong together are written as one character is.
+# Two lone surrogates that form a pair are written like one character.
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
-# What json.loads calls in the end: for a small field, its checks of options take longer than the field.
+# What json.loads calls in the end: for a small field, its checks of options take longer than decoding.
 _decode_json_text = json.JSONDecoder().decode
 
 
@@ -33,12 +33,12 @@ def without_bom(data: bytes) -> bytes:
 
 
 def decode_text(data: bytes, options: DecodeOptions) -> str:
-    """Decodes UTF-8 into ``str``, without a byte order mark; ``options.errors`` chooses what damage becomes."""
+    """Decodes UTF-8 into ``str``, dropping a byte order mark; ``options.errors`` says how to handle damage."""
     return without_bom(data).decode("utf-8", options.errors)
 
 
 def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
-    """Decodes a decimal number in ASCII, with blanks and byte order marks around it; ``1_000`` is a ValueError."""
+    """Decodes an ASCII decimal integer, ignoring blanks and byte order marks around it; ``1_000`` is a ValueError."""
     if data.isdigit():
         return int(data)
     digits = without_bom(data.strip()).removesuffix(_BOM).strip()
@@ -48,7 +48,7 @@ def decode_int(data: bytes, options: DecodeOptions) -> int:  # noqa: ARG001
 
 
 def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
-    """Decodes a number as `decode_int` does, and leaves anything else as bytes: some data sets keep words in them."""
+    """Decodes an integer as `decode_int` does; leaves anything else as bytes, since some data sets store words."""
     try:
         return decode_int(data, options)
     except ValueError:
@@ -61,7 +61,7 @@ def decode_int_or_word(data: bytes, options: DecodeOptions) -> int | bytes:
 
 
 def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Encodes ``str`` as UTF-8; one that begins with a byte order mark gets another, which reading drops."""
+    """Encodes ``str`` as UTF-8; if it begins with a byte order mark, adds another, which reading drops."""
     if not isinstance(value, str):
         raise TypeError("expected a str; convert it with str()")
     try:
@@ -75,7 +75,7 @@ def encode_text(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def encode_int(value: Any, options: EncodeOptions) -> bytes:
-    """Encodes an integer of any sort (bool, NumPy's, a tensor of one element; not 7.0), or a str that reads as one."""
+    """Encodes an integer of any kind (bool, NumPy's, a tensor of one element; not 7.0), or a str that reads as one."""
     if type(value) is int:
         return b"%d" % value
     if isinstance(value, str):
@@ -83,7 +83,7 @@ def encode_int(value: Any, options: EncodeOptions) -> bytes:
         decode_int(data, DecodeOptions())
         return data
     if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "ndim", None) == 0:
-        return b"%d" % int(value)  # NumPy's truth values are integers nowhere else
+        return b"%d" % int(value)  # operator.index refuses NumPy's bools
     try:
         return b"%d" % operator.index(value)
     except TypeError as cause:
@@ -91,19 +91,19 @@ def encode_int(value: Any, options: EncodeOptions) -> bytes:
 
 
 def decode_json(data: bytes, options: DecodeOptions) -> Any:  # noqa: ARG001
-    """Decodes UTF-8 JSON; a byte order mark is fine, NaN and Infinity too, as Python's ``json`` has them."""
+    """Decodes UTF-8 JSON; accepts a byte order mark, and NaN and Infinity as Python's ``json`` does."""
     return _decode_json_text(without_bom(data).decode("utf-8"))
 
 
 def write_json(value: Any, options: EncodeOptions | None = None) -> bytes:  # noqa: ARG001
-    """Writes a value as compact UTF-8 JSON: tuples, NumPy's arrays and numbers as lists and numbers."""
+    """Writes a value as compact UTF-8 JSON; tuples and NumPy arrays become lists, NumPy scalars numbers."""
     if isinstance(value, _CONTAINERS):
         _check(value, 1)
     text = _write(value)
     if "NaN" in text or "Infinity" in text:
         try:
             _write_strict(value)
-        except ValueError:  # it is no str that holds the same words
+        except ValueError:  # a number, not a str that contains these words
             warn_once(
                 "json not a number",
                 "a json field holds NaN or Infinity: Python reads them back, but they are not JSON, and other readers "
@@ -113,13 +113,13 @@ def write_json(value: Any, options: EncodeOptions | None = None) -> bytes:  # no
         return text.encode("utf-8")
     except UnicodeEncodeError:
         if _PAIR.search(text):
-            message = "it holds a str with a surrogate pair as two characters, which would read back as one"
+            message = "it holds a str with a surrogate pair as two characters, which would read back as one character"
             raise ValueError(message) from None
         return _write_ascii(value).encode("ascii")
 
 
 def _check(container: Any, depth: int) -> None:
-    """Checks what json does not: keys that it would turn into str, and the depth."""
+    """Checks what json does not: keys that it would turn into str, and nesting that is too deep."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep, or contains itself")
     if isinstance(container, tuple):
@@ -145,7 +145,7 @@ def _check(container: Any, depth: int) -> None:
 
 
 def _to_plain(value: Any) -> Any:
-    """Converts NumPy's numbers and arrays; json calls it for what it does not know."""
+    """Converts NumPy's numbers and arrays; json calls it for types that it does not know."""
     if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"JSON has no value {describe_value(value)}; use None, bool, int, float, str, list, dict and NumPy numbers "
@@ -156,7 +156,7 @@ def _to_plain(value: Any) -> Any:
     return value.tolist()
 
 
-# One encoder each: json.dumps makes a new one at every call.
+# Made once: json.dumps makes a new encoder at every call.
 _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_to_plain).encode
 _write_strict = json.JSONEncoder(allow_nan=False, default=_to_plain).encode
 _write_ascii = json.JSONEncoder(separators=(",", ":"), default=_to_plain).encode

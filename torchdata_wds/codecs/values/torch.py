@@ -1,4 +1,4 @@
-"""Torch fields: loaded without running code from them, and written without the memory that a view does not show."""
+"""Torch fields: loaded without running code from them, and written without the memory outside a view."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # Not bytes and complex: torch.save writes some of them as calls of functions that weights_only refuses.
 _PLAIN_TYPES = frozenset([float, bool, str, type(None)])
-_MAX_INT = 2**31  # what pickle writes in one way up to here, and in others beyond
+_MAX_INT = 2**31  # pickle writes larger integers with other opcodes
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple)
-_ALIGNMENT = 64  # storages begin at addresses that suit every type; the parts that are cut out of them must, too
+_ALIGNMENT = 64  # a storage is aligned for every dtype, so a part that is cut out of one must be aligned, too
 
 
 def decode_torch(data: bytes, options: DecodeOptions) -> Any:
@@ -29,7 +29,7 @@ def decode_torch(data: bytes, options: DecodeOptions) -> Any:
     try:
         return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as cause:
-        # torch's own message is long and recommends weights_only=False, which there is no option for here
+        # torch's own message is long and recommends weights_only=False, which is not an option here
         shown = str(cause).split("\n", 1)[0].split(". ", 1)[0][:200]
         raise ValueError(
             "torch.load(weights_only=True) refused it as damaged, or as holding more than tensors and plain "
@@ -38,16 +38,16 @@ def decode_torch(data: bytes, options: DecodeOptions) -> Any:
 
 
 def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
-    """Writes a value with ``torch.save``; a tensor that is a view takes only what it shows of its memory."""
+    """Writes a value with ``torch.save``; of a view, only the memory that it shows."""
     import torch
 
     leaves = list(_leaves(value, set()))
-    # whether the types alone say that a value of tensors, numbers and text loads with weights_only
+    # True while the types alone guarantee that weights_only=True loads the value
     loads_surely = True
     for leaf in leaves:
         kind = type(leaf)
         if kind in (set, frozenset):
-            raise TypeError("a set has its items in another order in each process; write sorted(value) instead")
+            raise TypeError("the order of a set differs between processes; write sorted(value) instead")
         if kind is int:
             is_plain = -_MAX_INT <= leaf < _MAX_INT
         else:
@@ -65,7 +65,7 @@ def encode_torch(value: Any, options: EncodeOptions) -> bytes:  # noqa: ARG001
 
 
 def _compact_views(value: Any, leaves: list[Any]) -> Any:
-    """Copies tensors where ``torch.save`` would write much more than they show; those that share memory still do."""
+    """Copies tensors if ``torch.save`` would write much more than they show; those that share memory still do."""
     import torch
 
     sharing: dict[int, list[torch.Tensor]] = collections.defaultdict(list)
@@ -75,13 +75,13 @@ def _compact_views(value: Any, leaves: list[Any]) -> Any:
     moved = {name: tensor for group in sharing.values() for name, tensor in _move(group).items()}
     if not moved:
         return value
-    # What deepcopy finds in its memo it takes for copied: that leaves it the containers, one for one, and all new.
+    # deepcopy takes what is in its memo for copied already, so it makes new containers and nothing else.
     kept = {id(leaf): leaf for leaf in leaves if type(leaf) not in _CONTAINERS}
     return copy.deepcopy(value, {**kept, **moved})
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields what is in the containers, and a container itself where it comes again: it may hold itself."""
+    """Yields the values in containers, and a container itself when it occurs again: it may contain itself."""
     if type(value) not in _CONTAINERS or id(value) in seen:
         yield value
         return
@@ -91,7 +91,7 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _move(group: list[torch.Tensor]) -> dict[int, Any]:
-    """Copies the part of a storage that tensors show; returns id -> new tensor, or nothing where they show it all."""
+    """Copies the part of a storage that tensors show; returns id -> new tensor, or nothing if they show all of it."""
     import torch
 
     size = group[0].untyped_storage().nbytes()
@@ -101,7 +101,7 @@ def _move(group: list[torch.Tensor]) -> dict[int, Any]:
             return {}
         copy = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         return {id(tensor): _finish(copy, tensor)}
-    # Shape (3, 4) and strides (10, 1) at offset 5: items 5 to 5 + 2 * 10 + 3 * 1 = 28, each of some bytes.
+    # Shape (3, 4) and strides (10, 1) at offset 5 show items 5 to 5 + 2 * 10 + 3 * 1 = 28; of float32, bytes 20 to 116.
     begins, ends = [], [0]
     for tensor in group:
         if tensor.numel():

@@ -1,7 +1,7 @@
-"""What a torch field asks for before anything of it is loaded: memory that a few bytes of it may claim.
+"""Checks how much memory a torch field claims before it is loaded: a few bytes may claim gigabytes.
 
-``torch.load(weights_only=True)`` runs no code of a stranger, but calls ``bytearray(n)``, ``torch.Tensor(n)`` and such
-with the field's numbers. Here the same is done with stand-ins, and refused where it takes much more than the field.
+``torch.load(weights_only=True)`` runs no foreign code, but calls ``bytearray(n)``, ``torch.Tensor(n)`` and the like
+with the field's numbers. These calls are followed here with stand-ins, and refused if they take more than it may claim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ITEM_SIZES = {
 
 _TEXT_ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8")
 
-# Those that torch's own reader knows. What it does not know must not be done here: BYTEARRAY8 alone claims memory.
+# The opcodes that torch's own reader knows. No others may run here: BYTEARRAY8, for example, allocates memory.
 _KNOWN_CODES = b"".join(
     (
         *(pickle.PROTO, pickle.STOP, pickle.GLOBAL, pickle.REDUCE, pickle.APPEND, pickle.APPENDS, pickle.MARK),
@@ -51,7 +51,7 @@ class ClaimError(ValueError):
 
 
 def check_claims(data: bytes, max_bytes: int) -> None:
-    """Refuses a field that takes much more memory than it has bytes (an archive: `max_bytes`), or is not torch's."""
+    """Refuses a field that claims much more memory than its size (an archive: `max_bytes`), or is not torch's."""
     try:
         if data.startswith(b"PK\x03\x04"):
             _check_archive(data, max_bytes)
@@ -61,7 +61,7 @@ def check_claims(data: bytes, max_bytes: int) -> None:
                 reader.load()
     except (ClaimError, MemoryError):
         raise
-    except Exception as error:  # whatever nonsense in the place of a pickle makes Python's unpickler raise
+    except Exception as error:  # Python's unpickler raises errors of many types for damaged data
         raise ValueError(
             "it is damaged, or holds more than the tensors and containers that torch.load(weights_only=True) takes "
             f"({type(error).__name__}: {error})"
@@ -69,7 +69,9 @@ def check_claims(data: bytes, max_bytes: int) -> None:
 
 
 def _check_archive(data: bytes, max_bytes: int) -> None:
-    # Python searches for the directory, torch believes offsets: make sure that both find the same entries
+    # zipfile searches for the directory, but torch trusts stored offsets: an archive with two directories could show
+    # each of them other entries. So the directory must end exactly where the end record begins. In 1000 bytes that
+    # record is at 1000 - 22 = 978; in the 64-bit form, with a locator at 978 - 20 = 958, it is at 958 - 56 = 902.
     end = start = len(data) - _END_SIZE
     size, offset = struct.unpack("<LL", data[end + 12 : end + 20])
     locator = end - _LOCATOR_64_SIZE
@@ -91,7 +93,7 @@ def _check_archive(data: bytes, max_bytes: int) -> None:
         folder = entries[0].filename.partition("/")[0] if entries else ""
         entry = archive.getinfo(f"{folder}/data.pkl")
         if entry.compress_type == zipfile.ZIP_STORED:
-            # as torch.save writes it: for small fields opening an entry would take as long as all the rest
+            # as torch.save writes it: for a small field, opening an entry takes as long as everything else
             begin = entry.header_offset + _ENTRY_SIZE
             begin += sum(struct.unpack("<HH", data[begin - 4 : begin]))
             content = data[begin : begin + entry.file_size]
@@ -102,7 +104,7 @@ def _check_archive(data: bytes, max_bytes: int) -> None:
 
 @dataclass(eq=False)
 class _Standin:
-    """Stands for an object by its size alone: the items that a copy takes, and for a storage its elements."""
+    """Stands for an object by its sizes alone: the items that a copy takes and, for a storage, its elements."""
 
     size: int = 0
     storage: int | None = None
@@ -111,13 +113,12 @@ class _Standin:
 class _Reader(pickle._Unpickler):
     """Follows pickles, makes only stand-ins, text, numbers and plain containers, and adds up what they claim."""
 
-    # `size` is the field's, unpacked; `records` are the sizes of what storages are read from, None: they follow
-
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, data: bytes, size: int, records: Mapping[str, int] | None = None) -> None:
+        # `size` is the field's, unpacked; `records` has the sizes of the archive's storages, None in the old format
         super().__init__(io.BytesIO(data), encoding="bytes")
         self._left = _ROOM + _TIMES * size
         self._records = records
@@ -152,14 +153,16 @@ class _Reader(pickle._Unpickler):
         return _Standin(count, count)
 
     def call(self, function: str, *arguments: Any) -> _Standin:
-        """Adds the claim of a call of a function of torch or a few others; returns its result."""
+        """Adds what a call would allocate to the claims; returns a stand-in for its result."""
+        # A few bytes of pickle can call torch.Tensor(10**6, 10**6), which takes 8 * 10**12 bytes. Nothing is called
+        # here: each branch adds the most that torch would allocate; by default, 16 bytes per item of the arguments.
         short = function.rpartition(".")[2]
         if short == "bytearray" or function == "_codecs.encode":
             content, *encoding = arguments or (0,)
             is_text = isinstance(content, str) and encoding and encoding[0] in _TEXT_ENCODINGS and not encoding[1:]
             if arguments and not is_text and function == "_codecs.encode":
-                # hex of hex of hex ...: twice as much each time
-                raise ClaimError(f"it calls {function} for something else than text")
+                # hex of hex of hex ... doubles each time
+                raise ClaimError(f"it calls {function} on something other than text")
             size = content if isinstance(content, int) else 2 * _size_of(content)
             self._take(size, function)
             return _Standin(size)
@@ -190,7 +193,7 @@ class _Reader(pickle._Unpickler):
         return _Standin(sum(map(_size_of, arguments)))
 
     def _count_keys(self, keys: Iterable[Any]) -> None:
-        """Counts keys of dicts and items of sets by their hash: very many of one hash would take quadratic time."""
+        """Counts dict keys and set items by hash: a great many with the same hash would take quadratic time."""
         for key in keys:
             if (type(key) is int and not -_HASH_MODULUS < key < _HASH_MODULUS) or type(key) is tuple:
                 self._hashes[hash(key)] += 1
@@ -228,7 +231,7 @@ class _Reader(pickle._Unpickler):
 
 
 def _view(arguments: tuple[Any, ...]) -> _Standin:
-    """Returns a tensor that lies in its storage, which claims nothing; torch would enlarge one that is too small."""
+    """Returns a tensor that fits its storage, so claims nothing; torch would enlarge a storage that is too small."""
     # shape (3, 4) and strides (4, 1) at offset 2: the last item is 2 + 2 * 4 + 3 * 1 = 13, so 14 items are needed
     storage, offset, shape, strides = arguments[:4]
     count = math.prod(shape)
@@ -246,7 +249,7 @@ def _size_of(value: Any) -> int:
 
 
 def _find(kind: type[Any], value: Any) -> list[Any]:
-    """Finds objects in a value, or one or two tuples down, which is as deep as functions of torch take them."""
+    """Finds objects of a type in a value, up to two tuples or lists deep, as deep as torch's functions take them."""
     found: list[Any] = []
     for item in value if isinstance(value, (tuple, list)) else (value,):
         found += [each for each in (item if isinstance(item, (tuple, list)) else (item,)) if isinstance(each, kind)]

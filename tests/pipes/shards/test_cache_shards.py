@@ -183,7 +183,7 @@ def test_cache_shards_raises_when_the_copy_of_a_name_is_from_another_place(
         for number in range(2)
     ]
     assert keys_of(samples_of(pipes[0])) == KEYS[:4]
-    with pytest.raises(CacheError, match="or as itself at another place"):
+    with pytest.raises(CacheError, match="or as the same URL at another place"):
         samples_of(pipes[1])
     assert keys_of(samples_of(pipes[0])) == KEYS[:4]
 

@@ -242,7 +242,7 @@ def test_open_shard_sends_headers_when_given_options(server: str) -> None:
         ({"headers": {"X-Token": "secr\u20act"}}, ValueError, "'X-Token' .*Latin-1"),
         ({"headers": {"X-Token": "sec\nret"}}, ValueError, "'X-Token' .*control characters"),
         ({"headers": {"": "secret"}}, ValueError, "header ''"),
-        ({"headers": {"range": "bytes=5-"}}, ValueError, "'range' belongs to the reader"),
+        ({"headers": {"range": "bytes=5-"}}, ValueError, "'range' is set by the reader"),
         ({"retries": "8"}, TypeError, "'retries' must be an int, found a str"),
         ({"retries": True}, TypeError, "'retries' must be an int, found a bool"),
         ({"retries": -1}, ValueError, "'retries' must not be negative, found -1"),

@@ -302,13 +302,13 @@ def test_both_versions_are_named_when_the_object_changes() -> None:
     """The message has the tags, or the dates."""
     fail(iter(CHANGED), r"its ETag was '\"[0-9a-f]{16}\"' and is now '\"[0-9a-f]{16}\"'")
     fail(iter(CHANGED), "its Last-Modified was 'Sat, 01 Jan .*' and is now 'Sun, 02 Jan", validators="date")
-    fail(iter(CHANGED), "other bytes stand where", validators="none")
+    fail(iter(CHANGED), "its bytes differ from those already", validators="none")
 
 
 def test_bytes_are_compared_when_a_part_comes_without_validators() -> None:
     """A server that looks at no condition and repeats no tag cannot pass another object for the same."""
     server = {"heeds_condition": False, "repeats": False}
-    fail(iter([CHANGED[0], Fault("change")]), "other bytes stand where", **server)
+    fail(iter([CHANGED[0], Fault("change")]), "its bytes differ from those already", **server)
     samples, site = run(iter([Fault("drop", until=PIECE)]), **server)
     assert samples == SAMPLES
     assert "If-Range" not in site.requests[2][1]
@@ -320,7 +320,10 @@ def test_all_bytes_are_compared_when_a_server_gives_no_parts(validators: str, te
     changed = SHARD[:1000] + bytes([SHARD[1000] ^ 1]) + SHARD[1001:]
     server = {"validators": validators, "ranges": False, "tells_ranges": tells_ranges}
     site = Site({PATH: SHARD}, {PATH: changed}, {PATH: iter(CHANGED)}, **server)
-    with serve_site(site) as address, pytest.raises(ShardOpenError, match=r"changed .*other bytes stand where"):
+    with (
+        serve_site(site) as address,
+        pytest.raises(ShardOpenError, match=r"changed .*its bytes differ from those already"),
+    ):
         samples_of([address + PATH])
 
 

@@ -1,10 +1,10 @@
 """The names of copies in a cache's folder.
 
 By default, a name consists of the shard's own name and a digest of its origin (the whole URL or command, or the place
-it leads to), so that no two shards share a file. The other ways are for folders that others fill.
+it leads to), so that no two shards share a file. The other options of ``name=`` are for folders filled by other means.
 
-One URL may mean two shards: rewriting rules, AIStore's gateway and the endpoint or account of a store decide too. The
-origin says where the bytes really come from, without credentials, since these change while the shard stays the same.
+The same URL may mean different shards, depending on rewriting rules, AIStore's gateway, and the endpoint or account of
+a store. The origin says where the bytes really come from, without credentials, which may change for the same shard.
 """
 
 import configparser
@@ -48,7 +48,7 @@ _AZURE = frozenset(
 
 
 def check_naming(name: Naming) -> Naming:
-    """Returns a ``name=`` argument; a ValueError or TypeError if it is not a valid one."""
+    """Returns a valid ``name=`` argument; raises ValueError or TypeError for others."""
     if name is None or callable(name) or (isinstance(name, str) and name in ("unsigned", *_WAYS)):
         return name
     valid = f"None, 'unsigned', {', '.join(map(repr, _WAYS))} or a function from URL to path"
@@ -56,10 +56,10 @@ def check_naming(name: Naming) -> Naming:
 
 
 def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
-    """Returns the name of a copy, as a path inside the cache folder; `origin` is that of `origin_of`.
+    """Returns the name of a copy, as a path inside the cache folder; `origin` is the result of `origin_of`.
 
     For ``s3://bucket/data/x.tar?versionId=3`` it is ``x-<32 hexadecimal digits>.tar``, with "basename" ``x.tar``, and
-    with "path" ``bucket/data/x.tar``. No such name, or one that leads out of the folder, is a CacheError.
+    with "path" ``bucket/data/x.tar``. Raises CacheError if there is no name, or it leads out of the folder.
     """
     if name is None or name == "unsigned":
         identity = url if origin is None else origin
@@ -77,13 +77,13 @@ def copy_name(url: str, name: Naming = None, origin: str | None = None) -> str:
 
 
 def digest_of(url: str) -> str:
-    """Returns 128 bits in hexadecimal digits for a URL or origin; local paths are made absolute first."""
+    """Returns a digest of a URL or origin, 32 hexadecimal digits; makes local paths absolute first."""
     text = url if not is_local(url) else os.path.abspath(local_path(url))  # noqa: PTH100 - a str
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def is_own_name(name: str) -> bool:
-    """Returns whether a file name is one that only this package makes."""
+    """Returns whether a file name has the default form, which only this package makes."""
     return _OWN_NAME.fullmatch(name) is not None
 
 
@@ -94,7 +94,7 @@ def names_a_tar(url: str) -> bool:
 
 
 def unsigned(url: str) -> str:
-    """Removes the query parameters that sign a URL, which change from day to day."""
+    """Removes the query parameters that sign a URL: every signing changes them."""
     base, mark, query = url.partition("?")
     if not mark or scheme_of(url) == "pipe":
         return url
@@ -127,7 +127,7 @@ def _own_name(url: str) -> str:
 
 
 def _path_of(url: str) -> str:
-    """Returns the path in a URL, without host and query; of a chained URL, that of its last part."""
+    """Returns the path in a URL, without host and query; for a chained URL, that of its last part."""
     return local_path(url) if is_local(url) else urlsplit(url.rpartition("::")[2]).path
 
 
@@ -161,7 +161,7 @@ _WAYS: dict[str, Callable[[str], str]] = {"basename": _basename, "path": _host_a
 _WEB = ("http", "https")
 _DEFAULT_PLACES = frozenset({"https://huggingface.co"})
 
-#: Words in the names of options that choose a place, and words that exclude an option such as ``proxy_host``.
+#: Words in the names of options that choose a place, and words that rule out an option such as ``proxy_host``.
 _PLACE_WORDS = frozenset(
     {"account", "address", "addr", "branch", "domain", "drive", "endpoint", "fo", "host", "hostname", "instance"}
     | {"namenode", "org", "port", "ref", "repo", "rev", "revision", "server", "sha", "uri", "url"}
@@ -170,10 +170,10 @@ _OTHER_WORDS = frozenset(("auth", "ca", "cache", "cert", "key", "oauth", "passwo
 
 
 def origin_of(url: str, options: StorageOptions) -> str:
-    """Returns the place that a shard is read from, as a text that is equal for equal places.
+    """Returns the place that a shard is read from, as a string that is equal for equal places.
 
-    It is the URL itself if nothing leads it elsewhere, else the rewritten URL without credentials, or its address in
-    AIStore. A second line has the endpoint, account and the like of its store in JSON, if there are any.
+    This is the URL itself, or, if a rule rewrites it, the new URL without credentials, or its address in AIStore. If
+    the options choose an endpoint, account or the like of the store, a second line has these as JSON.
     """
     resolved = resolve(url, options)
     place, scheme = resolved.url, resolved.scheme
@@ -182,7 +182,7 @@ def origin_of(url: str, options: StorageOptions) -> str:
     if scheme == AIS:
         try:
             return without_credentials(object_address(place))
-        except ShardOpenError:  # opening it says better what is missing
+        except ShardOpenError:  # opening the shard reports what is missing
             return f"{place}\nin AIStore"
     text = url if place == url else without_credentials(place)
     parts = [] if scheme == "pipe" else place.split("::")
@@ -192,7 +192,7 @@ def origin_of(url: str, options: StorageOptions) -> str:
 
 
 def _store(protocol: str, options: StorageOptions) -> dict[str, str]:
-    """Returns the options that choose a place, given or in fsspec's configuration (files and ``FSSPEC_...``)."""
+    """Returns the options that choose a place, from `options` or fsspec's configuration (files and ``FSSPEC_...``)."""
     from fsspec.config import conf
 
     names = _aliases(protocol)
@@ -210,7 +210,7 @@ def _store(protocol: str, options: StorageOptions) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _aliases(protocol: str) -> list[str]:
-    """Returns all protocols of a store, the given one first: options under any of them belong to the store."""
+    """Returns all protocols of a store, this one first: options under any of them apply to the store."""
     from fsspec.registry import known_implementations
 
     own = known_implementations.get(protocol, {}).get("class")
@@ -239,7 +239,7 @@ def _public(name: str, value: str) -> str:
 
 
 def _aws_profile(options: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the endpoint of a profile in the configuration file of AWS, found as botocore does."""
+    """Returns the endpoint of a profile in the AWS configuration file, looked up as botocore does."""
     profile, path = aws_config()
     profile = options.get("profile") or profile
     parser = configparser.RawConfigParser(strict=False)

@@ -1,9 +1,9 @@
-"""Samples as rows of a SQLite file, which appears under its name only when it is complete.
+"""Samples as rows of a SQLite file, which gets its final name only when it is complete.
 
-While it is written, the file is ``<name>.part``, locked while its writer lives. A part that a dead writer left is never
+While it is written, the file is named ``<name>.part`` and locked by its writer. The part of a dead writer is never
 read; the next writer starts over. The finished file has two tables: ``samples`` (``number`` from 0 without gaps,
 ``crc`` of the data by ``zlib.crc32``, ``data``) and ``facts`` (``name``, ``value``): the number of samples
-(``samples``), whether the source had ended (``ended``), whether a sample holds pickles (``pickles``), how many files
+(``samples``), whether the source had ended (``ended``), whether a sample contains pickles (``pickles``), how many files
 share the samples of the source (``shares``), and a checksum of these (``crc``). SQLite's ``application_id`` and
 ``user_version`` identify the format and its version.
 """
@@ -31,7 +31,7 @@ _MAGIC = b"SQLite format 3\0"
 #: The ``application_id`` and ``user_version`` in SQLite's header.
 _APPLICATION, _VERSION = int.from_bytes(b"WdsS", "big"), 1
 
-#: What is wrong with a file, and what to do about it.
+#: Problems with a file, and what to do about them.
 _UNUSABLE = "cannot be used: {}. Otherwise, choose another file"
 _DAMAGED = "is damaged: {}. Delete it, and the next pass makes it again"
 _UNWRITABLE = "cannot be written: {}. Free some space there, or choose a file in a folder with write permission"
@@ -46,13 +46,13 @@ _SETTINGS = (
     "page_size = 16384",
     f"application_id = {_APPLICATION}",
     f"user_version = {_VERSION}",
-    # An incomplete file is never used, so that a journal and waiting for the disk would be wasted.
+    # An incomplete file is never used, so a journal and waiting for the disk would be a waste.
     "journal_mode = OFF",
     "synchronous = OFF",
     "locking_mode = EXCLUSIVE",
 )
 
-#: The samples or bytes of a transaction: large ones are fast, and none is open while a sample is out.
+#: The samples or bytes of a transaction. Large ones are fast; none is open while the consumer has a sample.
 _BATCH_COUNT, _BATCH_BYTES = 1000, 4 << 20
 
 #: A generous bound on what SQLite stores besides the data of a row.
@@ -60,7 +60,7 @@ _ROW_OVERHEAD = 1000
 
 
 class SampleFacts(NamedTuple):
-    """The facts that a finished file states: its number of samples and the others listed above."""
+    """The facts in a finished file, as listed above."""
 
     samples: int
     ended: bool
@@ -90,7 +90,7 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
         self.facts = SampleFacts(samples, bool(ended), bool(pickles), shares)
 
     def rows(self, limit: int | None = None) -> Iterator[bytes]:
-        """Yields at most `limit` samples in the order they were written; a CacheError if one is missing or damaged."""
+        """Yields at most `limit` samples, in the order written; raises CacheError if one is missing or damaged."""
         expected = self.facts.samples if limit is None else min(limit, self.facts.samples)
         query = "SELECT number, crc, data FROM samples ORDER BY number LIMIT ?"
         position = 0
@@ -112,7 +112,7 @@ class SampleReader(contextlib.AbstractContextManager["SampleReader"]):
 
 
 def open_samples(path: Path) -> SampleReader | None:
-    """Opens a finished file; None if it does not exist, a CacheError if it is another kind of file, or damaged."""
+    """Opens a finished file; returns None if there is none; raises CacheError if it is damaged or of another kind."""
     with _failing(path, _UNUSABLE):
         try:
             status = path.stat()
@@ -138,12 +138,12 @@ def open_samples(path: Path) -> SampleReader | None:
 
 
 def is_ours(head: bytes) -> bool:
-    """Returns whether these are the first bytes of a sample cache."""
+    """Returns whether a file with these first bytes is a sample cache."""
     return head.startswith(_MAGIC) and head[68:72] == _APPLICATION.to_bytes(4, "big")
 
 
 class SampleWriter:
-    """A file that one process writes: `finish` completes it, `abort` removes it; `max_bytes` is the largest sample."""
+    """A file being written: `finish` completes it, `abort` removes it; `max_bytes` limits the size of a sample."""
 
     def __init__(self, path: Path, file: LockedFile) -> None:
         self.path = path
@@ -162,7 +162,7 @@ class SampleWriter:
         self.max_bytes = self._connection.getlimit(_sqlite3().SQLITE_LIMIT_LENGTH) - _ROW_OVERHEAD
 
     def append(self, data: bytes) -> None:
-        """Adds a sample; a CacheError if it cannot be written, as on a full disk."""
+        """Adds a sample; raises CacheError if it cannot be written, for example on a full disk."""
         self._rows.append((self._count, zlib.crc32(data), data))
         self._count += 1
         self._size += len(data)
@@ -171,7 +171,7 @@ class SampleWriter:
                 self._flush()
 
     def finish(self, *, ended: bool, pickles: bool, shares: int = 1) -> bool:
-        """Completes the file and gives it its name; False if that is taken by now, or the part was deleted."""
+        """Completes and renames the file; returns False if the name is taken by now, or the part was deleted."""
         assert self._connection is not None
         facts = SampleFacts(self._count, ended, pickles, shares)._asdict()
         rows = [(name, int(value)) for name, value in facts.items()]
@@ -184,7 +184,7 @@ class SampleWriter:
                 is_free = not os.path.lexists(self.path) and self._file.is_at(str(self._part))
                 if is_free:
                     self._part.replace(self.path)
-                    with contextlib.suppress(OSError):  # the file is complete all the same
+                    with contextlib.suppress(OSError):  # the file is complete anyway
                         sync_folder(self.path.parent)
         finally:
             self.abort()
@@ -193,7 +193,7 @@ class SampleWriter:
     def abort(self) -> None:
         """Removes the file, unless it is finished."""
         if self._connection is not None:
-            # No transaction is open: this writes nothing, not even in a forked child, which has closed its file.
+            # No transaction is open, so this writes nothing, not even in a forked child.
             self._connection.close()
         if not self._file.closed:
             with contextlib.suppress(OSError):
@@ -210,9 +210,9 @@ class SampleWriter:
 
 
 def begin_samples(path: Path) -> SampleWriter | None:
-    """Begins a file with an absolute final name, and makes its folder; replaces the part of a dead process.
+    """Creates the part of a file, whose final name must be absolute, and its folder; replaces that of a dead process.
 
-    Returns None if a living process, or another iteration in this one, is writing it.
+    Returns None if a living process, or another iteration in this one, is writing the file.
     """
     part = path.with_name(path.name + PART)
 
@@ -229,7 +229,7 @@ def begin_samples(path: Path) -> SampleWriter | None:
 
 
 def open_or_begin(path: Path) -> tuple[SampleReader | None, SampleWriter | None]:
-    """Opens a finished file, or begins it; returns neither if it is being written."""
+    """Opens a finished file, or begins it; returns two None if another writer has begun it."""
     if (reader := open_samples(path)) is not None or (writer := begin_samples(path)) is None:
         return reader, None
     with contextlib.ExitStack() as stack:
@@ -251,7 +251,7 @@ def _checksum(rows: list[tuple[str, Any]]) -> int:
 
 
 def _sqlite3() -> Any:
-    """Imports SQLite, which not every Python has."""
+    """Imports SQLite, which some Pythons lack."""
     try:
         import sqlite3
     except ImportError as error:
@@ -260,7 +260,7 @@ def _sqlite3() -> Any:
 
 
 def _connect(path: Path, options: str) -> "sqlite3.Connection":
-    """Opens a file with options in the form of SQLite's URIs."""
+    """Opens a file with options as in SQLite's URIs."""
     # An iteration may continue in another thread; transactions begin and end explicitly.
     connection: sqlite3.Connection = _sqlite3().connect(
         f"file://{quote(os.fsencode(path.absolute()))}?{options}",

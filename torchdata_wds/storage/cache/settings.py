@@ -1,4 +1,4 @@
-"""The settings of a shard cache, and what its downloads and readers share: reports, limits, and one way to wait."""
+"""The settings of a shard cache, and what its downloads and readers share: reports, eviction, and waiting."""
 
 import contextlib
 import logging
@@ -27,40 +27,40 @@ from torchdata_wds.storage.locks import LockedFile, lock
 from torchdata_wds.storage.places import StorageOptions
 from torchdata_wds.storage.urls import mask_url
 
-#: A function of a file and its URL that raises ShardFormatError unless the file is a whole shard.
+#: A function of a file and its URL that raises ShardFormatError unless the file is a complete shard.
 Check = Callable[[str, str], None]
 logger = logging.getLogger(__name__)
 _BLOCK = 512
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 
-#: After this many seconds without progress, a process may be suspended: others read the source.
+#: Seconds without progress after which a downloading process counts as suspended, and others read the source.
 _LONGEST_WAIT = 300.0
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The settings of a folder of copies; nothing is open, and they can be pickled at any time."""
+    """The settings of a folder of copies; they hold nothing open, and can always be pickled."""
 
-    folder: str  # its absolute path
-    max_bytes: float | None = None  # of all copies together; None is no limit
-    is_named_by_digest: bool = True  # names tell all shards apart, so that a copy can only belong to its own
-    check: Check | None = None  # raises if a download is not a whole shard; None keeps what has the announced length
+    folder: str  # an absolute path
+    max_bytes: float | None = None  # for all copies together; None is no limit
+    is_named_by_digest: bool = True  # whether no two shards can have a copy of the same name
+    check: Check | None = None  # raises if a download is not a complete shard; None checks only the announced length
     while_reading: bool = True  # whether a shard is read while it is downloaded
     verbose: bool = False  # whether to report hits, downloads and evictions
     storage_options: StorageOptions = field(default_factory=StorageOptions)
 
     def mark_for(self, url: str) -> str:
-        """Returns the mark of a copy of a shard: a digest of where it comes from."""
+        """Returns the mark for a shard's copy: a digest of its origin."""
         return digest_of(unsigned(origin_of(url, self.storage_options)))
 
     def warn(self, url: str, reason: str) -> None:
-        """Warns, but not too often, that a shard is read from its source."""
+        """Logs a rate-limited warning that a shard is read from its source."""
         shard = mask_url(url)
-        message = f"shard {shard} is read from its source, and not from the cache folder {self.folder}: {reason}"
+        message = f"shard {shard} is read from its source, not from the cache folder {self.folder}: {reason}"
         warn_rarely("not cached", CacheError(message, shard=shard))
 
     def report(self, message: str, *values: object) -> None:
-        """Logs an event; if reports are on and logging is not configured, prints it on standard error instead.
+        """Logs an event, or writes it to standard error if reports are on and logging is not configured.
 
         ``verbose=True`` and ``WDS_VERBOSE_CACHE=1`` turn reports on. Secrets in `values` must already be masked.
         """
@@ -71,7 +71,7 @@ class CacheSettings:
             logging.StreamHandler(sys.stderr).handle(record)
 
     def progress_bar(self, url: str) -> Any:
-        """Returns a bar on a terminal, whose `update` takes the new bytes; None unless reports are on and tqdm here."""
+        """Returns a context manager: of a tqdm bar in bytes, or of None if reports are off or tqdm is missing."""
         if self.verbose or reports_caching():
             with contextlib.suppress(ImportError):
                 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -80,7 +80,7 @@ class CacheSettings:
         return contextlib.nullcontext()
 
     def open_copy(self, url: str, path: str) -> LockedFile | None:
-        """Opens a finished copy; None if there is none (any longer), an OSError if it is of no use, but stays."""
+        """Opens a finished copy; returns None if there is none, or it was removed as cut; raises OSError for others."""
         try:
             file = open_copy(path)
         except FileNotFoundError:
@@ -90,19 +90,19 @@ class CacheSettings:
         with contextlib.ExitStack() as stack:
             stack.callback(file.close)
             self.check_mark(url, path, file.fileno())
-            # Known by the length that was noted, or evidently: a tar archive without an end.
+            # A copy is cut off if its size is not the one noted on it, or if it is a tar archive without an end.
             is_cut = self.is_named_by_digest and is_of_other_size(file.fileno())
             if not is_cut and (self.check is None or not _is_open_ended(file.fileno())):
                 stack.pop_all()
                 return file
-            reason = f"its copy {path} is cut{'' if is_cut else ' (verify=False reads it nevertheless)'}"
+            reason = f"its copy {path} is cut off{'' if is_cut else ' (verify=False reads it anyway)'}"
             if not self.drop(path, file):
                 raise OSError(reason)
         self.warn(url, reason)
         return None
 
     def drop(self, path: str, file: LockedFile) -> bool:
-        """Removes a damaged copy that this package made; returns whether it is gone."""
+        """Removes a damaged copy if this package made it; returns whether the copy is gone."""
         if not self.is_named_by_digest and mark_of(file.fileno()) is None:
             return False
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -113,21 +113,21 @@ class CacheSettings:
         return not file.is_at(path)
 
     def check_mark(self, url: str, path: str, file: int | str) -> None:
-        """Raises a CacheError if a copy, whose name several shards may have, belongs to another one."""
+        """Raises CacheError if a copy whose name is not unique belongs to another shard."""
         if not self.is_named_by_digest and mark_of(file) not in (None, self.mark_for(url)):
             shard = mask_url(url)
             raise CacheError(
-                f"shard {shard} has the same name in the cache folder as another URL, or as itself at another place "
-                f"(by a rewriting rule, or the endpoint of a store), whose copy is {path}. Leave name= out, or pass "
-                "one that tells them apart; if it is the same shard by a new URL, remove the copy",
+                f"shard {shard} has the same name in the cache folder as another URL, or as the same URL at another "
+                f"place (by a rewriting rule, or the endpoint of a store), whose copy is {path}. Leave name= out, or "
+                "pass one that tells them apart; if it is the same shard under a new URL, remove the copy",
                 shard=shard,
             )
 
     @contextlib.contextmanager
     def room_for(self, size: int) -> Iterator[None]:
-        """Removes the least recently used copies until a new one fits; meanwhile nobody else can add one.
+        """Removes the least recently used copies until a new one fits; no other process can add one meanwhile.
 
-        Copies that are being read stay, so that one shard may exceed the limit; an OSError if they exceed it already.
+        Copies that are being read stay, so the new copy may exceed the limit; raises OSError if they alone exceed it.
         """
         if self.max_bytes is None:
             yield
@@ -136,6 +136,9 @@ class CacheSettings:
         with LockedFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)) as file:
             if lock(file.fileno(), wait=True) is None:
                 remove_empty(name, file)
+            # max_bytes=100, and copies of 40, 30 and 20, least recently used first: for a new one of 30, only that of
+            # 40 goes (90 + 30 > 100, 50 + 30 <= 100). If that is being read, the one of 30 goes instead (60 + 30). The
+            # folder is listed anew each time, because other processes and users add and remove files too.
             kept = sorted(copies_in(self.folder, deep=not self.is_named_by_digest))
             total = sum(length for _, length, _ in kept)
             for _, length, path in kept:
@@ -159,11 +162,11 @@ def _is_open_ended(file: int) -> bool:
 
 
 class StalledError(OSError):
-    """Another process has a shard's lock, and makes no progress."""
+    """Another process holds a shard's lock, and makes no progress."""
 
 
 class Waiting:
-    """Waits for another process, as long as that makes progress."""
+    """Waits for another process as long as it makes progress."""
 
     def __init__(self) -> None:
         self._pause = _SHORTEST_PAUSE
@@ -171,11 +174,11 @@ class Waiting:
         self._since = time.monotonic()
 
     def go_on(self, seen: object = None) -> None:
-        """Sleeps briefly, longer each time; a StalledError if `seen` of the other has not changed for minutes."""
+        """Sleeps briefly, longer each time; raises StalledError if `seen` (the progress) is the same for minutes."""
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._since = seen, now
         elif now - self._since > _LONGEST_WAIT:
-            raise StalledError(f"the process that downloads it has not gone on for {_LONGEST_WAIT:.0f} seconds")
+            raise StalledError(f"the process that downloads it has made no progress for {_LONGEST_WAIT:.0f} seconds")
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

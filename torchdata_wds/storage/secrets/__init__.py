@@ -1,1 +1,1 @@
-"""What is secret in URLs, commands and options, and how it stays out of messages and pickles."""
+"""Keeps secrets in URLs, commands and options out of messages and pickles."""

@@ -1,8 +1,8 @@
-"""Hiding what is secret in URLs, commands and other texts, for messages and logs.
+"""Masks secrets in URLs, commands and other texts, for messages and logs.
 
-Secrets are found by where they stand: before a host, after a name such as ``token``, ``--password`` or ``X-Auth-Key``,
-or as an argument of a program that fetches, decrypts or unpacks shards (``curl -su me:secret``). Every pattern is
-bounded or anchored, so that long texts take linear time.
+Secrets are recognised by their position: before a host, after a name such as ``token``, ``--password`` or
+``X-Auth-Key``, or as an argument of a program that fetches, decrypts or unpacks shards (``curl -su me:secret``). Every
+pattern is bounded or anchored, so that masking takes linear time.
 """
 
 import re
@@ -16,7 +16,7 @@ MASK = "***"
 Mask = Callable[[str], str]
 T = TypeVar("T")
 
-# Compiled when they are first used, by re and kept there: together they would take a tenth of the package's import.
+# Not compiled here, but by re at their first use: compiling all of them would take a tenth of the package's import.
 _SURE_NAME = (
     r"sig$|signature|token|secret|pass(?:w|phrase|code|$|[_.-])|(?:^|[_.-])pw$|pwd|credential|creds$"
     r"|auth(?!or(?!i))|bearer|jwt|cookie|hmac|hdnts|hdnea|hdntl|connection_?-?string"
@@ -28,33 +28,33 @@ _SECRET_NAME = (
     r"|[_.-]key$|^rlkey$|^policy$|^code$|^otp$|(?:^|[_.-])sas(?:$|[_.-])|(?:^|[_.-])sign$"
 )
 
-# Words of options whose value is where the secret is, and not the secret: --password-file, --passphrase-fd.
+# Endings of options whose value says where the secret is, and is not secret itself: --password-file, --passphrase-fd.
 _ABOUT_SECRETS = r"(?i)[_-](?:file|fd|stdin|command|env|path|dir|type|length|prompt|name)$"
 _LATER_PARAMETER = r"([?&;#])([^=&;?#\s'\"]{1,100})(=)[^&;#\s'\"]*"
 
 # In a query that a client library has percent-encoded: %3FSignature%3Dabc
 _QUOTED_PARAMETER = r"(?i)(%3F|%26)([\w.-]+)(%3D)(?:(?!%26)[^\s'\"&])*"
-_SCHEME = r"(?<![\w+.-])\w[\w+.-]{1,30}:/{1,3}"  # whatever number of slashes somebody has typed
+_SCHEME = r"(?<![\w+.-])\w[\w+.-]{1,30}:/{1,3}"  # also with a mistyped number of slashes
 _USER_AND_PASSWORD = rf"({_SCHEME}[^\s/:'\"\[]*):[^\s/'\"]*@"
 
-# A password with a slash in it: what stands before the slash is no port.
+# A password with a slash in it: the characters before the slash are not a port.
 _SLASH_IN_PASSWORD = rf"({_SCHEME}[^\s/:'\"\[]*):(?!\d*/)[^\s'\"@]{{0,100}}/[^\s'\"@]{{0,100}}@"
 _LONE_USER = r"(?i)(https?://)[^\s/:'\"]+@"
 _NO_SCHEME = r"(?<![\w./:@%+-])(?!mailto:)([A-Za-z_][\w.+-]{0,63}):(?!//)[^\s'\"/]{1,200}@(?=[\w\[])"
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|\\.|[^\s'\"\\])(?:'[^'\s]*'|\"[^\"\s]*\"|\\.|[^\s'\"\\])*"
-_NO_PLACE = r"(?!(?:env|file|fd):)"  # of openssl: where the secret is
+_NO_PLACE = r"(?!(?:env|file|fd):)"  # for openssl, where these say where the secret is
 _ASSIGNED = r"(?<![\w?&;#/.-])-{0,2}([A-Za-z_][\w.-]{0,80})="
 _OPTION = r"(?<![^\s'\"\[])--?([A-Za-z][\w.-]{1,80})(?:['\"]?,?\s+['\"]?)"
 _SETTING = r"(?i)(?<![\w.-])([a-z]{1,30}(?:_[a-z]{1,30}){0,4}_(?:key|token|secret|password|passwd|passphrase))\s+"
 _LABEL = r"(?<![\w-])([A-Za-z][\w-]{0,60})['\"]?\s{0,3}:\s{0,3}"
 
-# A header's value goes to the end of the line; after a colon without a blank stands a word, as in pass:secret.
+# After a colon and a blank, a header's value extends to the end of the line; without a blank it is a word: pass:secret.
 _LABELLED = rf"(?<=\s)(?:'[^'\n]*'|\"[^\"\n]*\"|[^'\"\n]+)|{_VALUE}"
 _BEARER = r"(?i)\b((?:bearer|basic)\s+)[^\s'\"]+"
 
 
 def mask_text(text: str) -> str:
-    """Masks whatever looks secret in any text: URLs, commands, and messages of libraries that quote them."""
+    """Masks everything that looks secret in any text: URLs, commands, and messages of libraries that quote them."""
     text = mask_commands(text)
     text = re.sub(_USER_AND_PASSWORD, rf"\1:{MASK}@", text)
     text = re.sub(_SLASH_IN_PASSWORD, rf"\1:{MASK}@", text)
@@ -64,7 +64,7 @@ def mask_text(text: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Leaves out of a URL or command what proves who asks, and nothing that may tell one shard from another."""
+    """Removes credentials from a URL or command, but nothing that may distinguish two shards."""
     text = mask_commands(url, users_only=True)
     text = re.sub(r"(?i)(https?://)[^\s/'\"]*@", r"\1", text)
     text = re.sub(_USER_AND_PASSWORD, r"\1@", text)
@@ -72,7 +72,7 @@ def without_credentials(url: str) -> str:
 
 
 def masked_cause(error: Exception) -> Exception:
-    """Returns an exception as the cause of another: itself, or a copy in words if its traceback would show a secret."""
+    """Returns an exception to use as a cause: itself, or a masked copy if its traceback would show a secret."""
     seen: list[BaseException] = []
     shown: BaseException | None = error
     while shown is not None and shown not in seen:
@@ -88,7 +88,7 @@ Test = Callable[[str], bool]
 
 
 def _mask_named(text: str, is_secret: Test) -> str:
-    """Masks what follows a name: parameters, assignments, options, settings, headers."""
+    """Masks values that follow a name: of parameters, assignments, options, settings and headers."""
 
     def parameter(found: re.Match[str]) -> str:
         mark, name, equals = found.group(1, 2, 3)
@@ -104,7 +104,7 @@ def _mask_named(text: str, is_secret: Test) -> str:
 
 
 def _mask_after(names: str, value: str, text: str, is_secret: Test) -> str:
-    """Masks each value whose name is secret; other values are looked into, as that of ``-o user=me,password=x``."""
+    """Masks each value whose name is secret; searches inside the other values, as in ``-o user=me,password=x``."""
     pattern, wanted = re.compile(names), re.compile(value)
     position = done = 0
     parts: list[str] = []
@@ -135,7 +135,7 @@ _WORD = re.compile(
     r"|(?:'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\\[\s\S]|[^\s'\"\\|;&()`]|(?<=[<>])&|['\"\\])+"
 )
 
-# Quotes as if they were blanks, for commands that a message has put into quotes of its own.
+# Treats quotes as blanks, for commands that a message has put in quotes of its own.
 _FLAT_WORD = re.compile(r"(?P<end>[|;()`\n]|(?<![<>])&)|(?:\\[\s\S]|[^\s'\"\\|;&()`]|(?<=[<>])&)+")
 
 _HEADER_OPTION = re.compile(
@@ -144,10 +144,10 @@ _HEADER_OPTION = re.compile(
 
 _DEEPEST = 3
 
-#: Headers that anybody may see.
+#: Headers that are not secret.
 _HARMLESS = re.compile(r"(?i)accept.*|cache-control|connection|content-.*|date|host|if-.*|range|referer|user-agent|via")
 
-#: What tells that a program before it writes a secret: echo secret | gpg --passphrase-fd 0
+#: Options that read a secret from standard input, where another program writes it: echo secret | gpg --passphrase-fd 0
 _FROM_STANDARD_INPUT = re.compile(r"passphrase-fd|password-stdin|-pass(?:in)? (?:stdin|fd:)|sudo -S")
 _WRITTEN = re.compile(r"\b(echo|printf)\s[^|\n]{1,1000}(?=\|)|(<<<)\s*[^\s|;]+")
 
@@ -161,7 +161,7 @@ def _all(value: str) -> str:  # noqa: ARG001 - one signature
 
 
 def _after(mark: str) -> Mask:
-    """Masks what stands after a mark, as in ``user:password``."""
+    """Returns a function that masks everything after a mark, as in ``user:password``."""
     return partial(re.sub, f"(?s){mark}.*", mark + MASK)
 
 
@@ -172,7 +172,7 @@ def _header(value: str) -> str:
 
 
 def _data(value: str) -> str:
-    """Fields of a form, each ``name=value``; ``@file`` is a file's name."""
+    """Masks the values of a form's fields, ``name=value&...``, or any other data; ``@file`` only names a file."""
     if value.startswith("@"):
         return value
     if re.fullmatch(r"[\w.-]+=[^&]*(?:&[\w.-]+=[^&]*)*", value) is None:
@@ -185,12 +185,12 @@ def _openssl(value: str) -> str:
 
 
 class _Program(NamedTuple):
-    """Which options of a program take a secret: how to mask their values."""
+    """The options of a program that take a secret, and how to mask their values."""
 
-    letters: Mapping[str, Mask]  # of short options; the value follows at once or as the next word
-    words: Mapping[str, Mask] = MappingProxyType({})  # of long options, by name with dashes
-    others: str = ""  # short options with another value: what follows is not a letter
-    before: str = ""  # a pattern of the word after which the secret may stand without an option
+    letters: Mapping[str, Mask]  # short options; the value follows directly, or is the next word
+    words: Mapping[str, Mask] = MappingProxyType({})  # long options, with their dashes
+    others: str = ""  # short options with a value that is not secret: the rest of the word is that value
+    before: str = ""  # a pattern for a word that a secret may follow without an option
 
 
 _user = _after(":")
@@ -231,7 +231,7 @@ _PROGRAMS: dict[str, _Program] = {
 
 
 def mask_commands(text: str, *, users_only: bool = False) -> str:
-    """Masks what known programs in a text take as secret arguments; `users_only` is passwords of ``user:password``."""
+    """Masks secret arguments of known programs in a text; `users_only` masks only those like ``user:password``."""
     if not users_only and _FROM_STANDARD_INPUT.search(text):
         text = _WRITTEN.sub(lambda found: f"{found[1] or found[2]} {MASK} ", text)
     scanner = _Scanner(users_only)
@@ -247,12 +247,15 @@ def _header_option(found: re.Match[str]) -> str:
 
 
 class _Scanner(NamedTuple):
-    """Goes through a text word by word, and knows the program whose arguments the words are."""
+    """Masks a text word by word, keeping track of the program that the words are arguments of."""
 
     users_only: bool
 
     def scan(self, text: str, program: _Program | None, depth: int, words: re.Pattern[str] = _WORD) -> str:
-        """Masks a text whose first words may be arguments of a program."""
+        """Masks a text whose first words may be arguments of `program`."""
+        # In "curl -su me:secret https://h/x | gunzip", `curl` sets `program`; its option -su takes the next word, so
+        # `wanted` masks that word after the colon; "|" ends the command. A quoted word with blanks, as of bash -c, is
+        # scanned as a text of its own. Unchanged words stay in `text` and are copied with the next masked one.
         outer, wanted, may_be_option = program, None, False
         parts: list[str] = []
         done = 0
@@ -287,11 +290,11 @@ class _Scanner(NamedTuple):
         return word if self.users_only and mask("a:") != f"a:{MASK}" else f"{start}{mask(value)}{end}"
 
     def _option(self, program: _Program, word: str) -> tuple[str, Mask | None]:
-        """Masks an option with its value; returns how to mask the next word, if that is the value."""
+        """Masks the value of an option; if the value is the next word, returns how to mask that."""
         name, _, value = word.partition("=")
         mask = program.words.get(name)
         if mask is None and len(name) >= 5 and name.startswith("--"):
-            # curl allows abbreviations of long options.
+            # curl accepts abbreviations of long options.
             mask = next((mask for option, mask in program.words.items() if option.startswith(name)), None)
         if mask is not None:
             return (f"{name}={self._mask(mask, value)}", None) if value else (word, mask)
@@ -307,7 +310,7 @@ class _Scanner(NamedTuple):
 
 
 def _unquoted(word: str) -> tuple[str, str, str]:
-    """Takes the quotes off a word, also as it stands in a printed list: ``['-u', 'me:secret']``."""
+    """Splits a word into quote, content and quote, also in a printed list such as ``['-u', 'me:secret']``."""
     start = "[" if word.startswith("[") else ""
     end = word[len(word.rstrip("],")) :]
     inner = word[len(start) : len(word) - len(end)]

@@ -1,7 +1,8 @@
-"""Values that stay out of pickles, and so out of checkpoints, except in pickles that start a process.
+"""Values that are kept out of pickles, and so out of checkpoints, except in pickles that start a process.
 
-A pickle holds a mark instead of the value. In the process that made it, and in its forked children, the mark is enough.
-Another process, such as one that resumes from a checkpoint, takes what its own program gave under the same names.
+A pickle contains a mark instead of the value. In the process that made it, and in its forked children, the mark leads
+back to the value. Any other process, such as one that resumes from a checkpoint, uses the value that its own program
+passed under the same names.
 """
 
 import multiprocessing.context
@@ -14,15 +15,15 @@ from torchdata_wds.errors import ShardOpenError
 
 T = TypeVar("T")
 
-#: How many different values of the same names are remembered.
+#: The number of different values under the same names that are remembered.
 _MOST = 8
 _by_names: dict[Hashable, OrderedDict[str, Any]] = {}
 
 
 class Withheld(Generic[T]):
-    """A value (not None), or the mark of one that this process may not know.
+    """A value (not None), or the mark of one that may be unknown to this process.
 
-    `names` is the part that may be shown, by which another process finds its own value; `what` is for messages.
+    `names` is the part that may be shown; another process finds its own value by it. `what` is for messages.
     """
 
     __slots__ = ("_mark", "_value", "_what", "names")
@@ -34,7 +35,7 @@ class Withheld(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value; a ShardOpenError if it came in a pickle and this process knows none of its names, or several."""
+        """The value; raises ShardOpenError if it came in a pickle and this process has none or several of its names."""
         if self._value is not None:
             return self._value
         known = _by_names.get((self._what, self.names), OrderedDict())
@@ -43,12 +44,12 @@ class Withheld(Generic[T]):
             return value
         found = f"{len(known)} different ones of the same names are known" if known else "none of that name is known"
         raise ShardOpenError(
-            f"{self._what} {self.names} came by a pickle, such as a checkpoint, without what is secret in it, and in "
-            f"this process {found}. Make one pipe with it in the program before reading begins"
+            f"{self._what} {self.names} came from a pickle, such as a checkpoint, without its secrets, and in this "
+            f"process {found}. Make one pipe with it in the program before reading begins"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only a process that multiprocessing is starting, by spawn or forkserver, is sent the secret itself.
+        # The secret itself is sent only to a process that multiprocessing is starting, by spawn or forkserver.
         is_sent = not self._mark or multiprocessing.context.get_spawning_popen() is not None
         return _restored, (self._what, self.names, self.value if is_sent else None, self._mark)
 

@@ -1,1 +1,1 @@
-"""The backends that shards are read from: one file per kind of URL."""
+"""Backends that read shards: one file per kind of URL."""

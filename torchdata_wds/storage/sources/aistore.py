@@ -1,7 +1,7 @@
-"""Shards in AIStore: ``ais:``, and the schemes that ``USE_AIS_FOR`` names, by its own protocol over HTTP.
+"""Shards in AIStore, by its protocol over HTTP: ``ais:``, and the schemes listed in ``USE_AIS_FOR``.
 
-The gateway at ``AIS_ENDPOINT`` redirects to the machine that has the object. Only the gateway gets the token: the
-redirect is a permission in itself.
+The gateway at ``AIS_ENDPOINT`` redirects to the machine that has the object. The token is sent only to the gateway: the
+redirect itself grants permission.
 """
 
 import os
@@ -34,7 +34,7 @@ _REDIRECTED = (301, 302, 307, 308)
 
 
 def object_address(url: str) -> str:
-    """Returns the address of an object at AIStore's gateway; a ShardOpenError if there is none."""
+    """Returns the address of an object at AIStore's gateway; raises ShardOpenError if there is none."""
     scheme, _, rest = url.partition("://")
     endpoint, provider = ais_endpoint(), _PROVIDERS.get(scheme.lower())
     bucket, _, name = rest.partition("/")
@@ -53,7 +53,7 @@ def object_address(url: str) -> str:
 
 
 def open_ais(place: Place, offset: int) -> ByteStream:
-    """Opens a shard in AIStore; the options of ``"ais"`` are those of a web server."""
+    """Opens a shard in AIStore; the options for ``"ais"`` are those for web servers."""
     from torchdata_wds.storage.sources.http import open_http  # which imports urllib3, as the client does
 
     address = object_address(place.url)
@@ -64,7 +64,7 @@ def open_ais(place: Place, offset: int) -> ByteStream:
 
 
 def open_ais_target(place: Place, overwrite: bool) -> RemoteTarget:
-    """Collects a shard in the folder for temporary files and puts it into AIStore whole."""
+    """Collects a shard in a temporary file, and then uploads it to AIStore."""
     return open_remote_target(place, overwrite, (_AisStore(_headers(place.options)), object_address(place.url)))
 
 
@@ -74,7 +74,7 @@ def remove_ais(place: Place) -> None:
 
 
 def no_listing(url: str) -> ShardListError:
-    """Makes the error for a glob or folder in AIStore."""
+    """Returns the error for a glob or folder in AIStore."""
     return cannot_list(
         url,
         "AIStore is not searched for globs and folders; write braces, as ais://bucket/train-{000..146}.tar, or take "
@@ -107,13 +107,13 @@ class _AisStore:
         self._ask("DELETE", address)
 
     def invalidate_cache(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no cache."""
 
     def makedirs(self, path: str, exist_ok: bool = True) -> None:
-        """A bucket has no folders."""
+        """Does nothing: a bucket has no folders."""
 
     def _ask(self, method: str, address: str, file: BinaryIO | None = None) -> "urllib3.BaseHTTPResponse":
-        # The gateway takes no data: its answer to a request without any says where to send it.
+        # The gateway does not accept data: a request without any is answered with the address to send it to.
         answer = self._send(method, address, self._headers)
         place = urljoin(address, answer.headers.get("Location", ""))
         if answer.status not in _REDIRECTED or place == address:
@@ -128,7 +128,7 @@ class _AisStore:
     def _send(self, method: str, url: str, headers: dict[str, str], body: Any = None) -> "urllib3.BaseHTTPResponse":
         import urllib3
 
-        # A connection for each request: there are few, and a forked child must not have a copy of one.
+        # A new connection for each request: there are few, and a forked child must not inherit one.
         with urllib3.PoolManager(timeout=urllib3.Timeout(connect=30, read=300)) as pool:
             return pool.request(method, url, headers=headers, body=body, redirect=False, retries=False)
 

@@ -1,13 +1,13 @@
 """Shell commands, and shards from their output: ``pipe:command``.
 
-The command runs in bash with ``pipefail`` where there is a bash: the failure of ``curl`` in ``curl ... | gunzip`` is
-the failure of the shard, not its early end. Status 141 is taken as success: it says that an earlier part of the
-pipeline was stopped by SIGPIPE because a later one, which itself succeeded, had read enough (``... | head -c 1000``).
-Without bash, the shell is ``/bin/sh`` and the status is that of the last part alone.
+The command runs in bash with ``pipefail`` if bash is installed: if ``curl`` fails in ``curl ... | gunzip``, reading the
+shard fails instead of ending early. Status 141 counts as success: it means that SIGPIPE stopped an earlier part of the
+pipeline because a later one, which itself succeeded, had read enough (``... | head -c 1000``). Without bash, the shell
+is ``/bin/sh``, and only the status of the last part counts.
 
-Each command is a process group of its own, so that all of it can be killed when the reader stops early; a
-`CommandGuard` kills it when this process is killed. `targets.command`, which writes shards to commands, shares the
-starting, killing and reporting.
+Each command has its own process group, so that all of it can be killed when the reader stops early; a `CommandGuard`
+kills it when this process is killed. `targets.command`, which writes shards to commands, uses the same functions to
+start, kill and report.
 """
 
 import contextlib
@@ -33,9 +33,10 @@ logger = logging.getLogger(__name__)
 _ENOUGH_READ = 128 + signal.SIGPIPE
 _SHOWN_LINES, _SHOWN_BYTES = 5, 2000
 _POLL_SECONDS = 0.02
-_HAS_WAITID = hasattr(os, "waitid")  # else an ended command cannot be seen without reaping it
+_HAS_WAITID = hasattr(os, "waitid")  # without it, only reaping a command shows that it has ended
 
-# The lines just end when the process dies. A group noted as ended is left alone: its number may be another's by then.
+# When the package's process dies, its input to this script ends, and the script kills the groups that are left. A group
+# reported as ended is not killed: its id may belong to another one by then.
 _GUARDING = """
 groups=$*
 while read -r sign group; do
@@ -50,7 +51,7 @@ done
 for group in $groups; do kill -s KILL -- "-$group"; done
 """
 
-# The commands that this process started and that may still run, by process id, and its guards.
+# The commands of this process that may still be running, by process id, and its guards.
 _running: "dict[int, ShellCommand]" = {}
 _guards: "weakref.WeakSet[CommandGuard]" = weakref.WeakSet()
 
@@ -58,7 +59,7 @@ _guards: "weakref.WeakSet[CommandGuard]" = weakref.WeakSet()
 def _forget_all() -> None:
     """Runs in a forked child, which must not kill its parent's commands.
 
-    An open copy of a line would keep the parent's guard from seeing that its process has died.
+    If the child kept its copy of a guard's pipe open, the guard would not notice the death of the parent.
     """
     _running.clear()
     for guard in list(_guards):
@@ -70,10 +71,10 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class CommandGuard:
-    """Kills the groups of running commands when this process dies: nothing else could, if it is killed itself.
+    """A helper process that kills the groups of running commands when this process dies, even by SIGKILL.
 
-    It belongs to the process that made it; a forked child's copy does nothing. The descriptors in `holding` stay open
-    until the commands are killed.
+    The guard belongs to the process that made it; a forked child's copy does nothing. The helper keeps the descriptors
+    in `holding` open until the commands are killed.
     """
 
     def __init__(self, *groups: int, holding: Collection[int] = ()) -> None:
@@ -95,25 +96,25 @@ class CommandGuard:
         _guards.add(self)
 
     def add(self, group: int) -> None:
-        """Notes a command that has begun."""
+        """Adds the group of a command that has started."""
         self._write(f"+ {group}\n")
 
     def remove(self, group: int) -> None:
-        """Notes that a command has ended, or may outlive this process."""
+        """Removes the group of a command that has ended, or may outlive this process."""
         self._write(f"- {group}\n")
 
     def close(self) -> None:
-        """Ends the guard, whose commands have ended."""
+        """Ends the guard, after its commands have ended."""
         if self._line >= 0:
-            # Not by the end of its line: it would kill groups that may be others' by now.
+            # Closing its pipe would make it kill the groups, whose ids may belong to others by now.
             self._process.kill()
             self._process.wait()
             self.forget()
 
     def forget(self) -> None:
-        """Makes this object do nothing any more."""
+        """Makes this object do nothing from now on."""
         if self._line >= 0:
-            self._process.returncode = self._process.returncode or 0  # a copy has nothing to wait for
+            self._process.returncode = self._process.returncode or 0  # a forked child must not wait for the helper
             os.close(self._line)
             self._line = -1
 
@@ -124,7 +125,7 @@ class CommandGuard:
 
 
 class ShellCommand:
-    """A command that runs for a shard, with all that it has started."""
+    """A command that runs for a shard, with all processes that it has started."""
 
     def __init__(self, process: subprocess.Popen[bytes], complaints: IO[bytes], shard: str) -> None:
         pipe = process.stdout or process.stdin
@@ -139,19 +140,20 @@ class ShellCommand:
         _running[process.pid] = self
 
     def kill(self) -> None:
-        """Kills the command with all that it has started, but for a copy in a forked child."""
+        """Kills the command and all processes that it has started; does nothing in a forked child."""
         if self._process.returncode is None and self._owner == os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.group, signal.SIGKILL)
 
     def wait(self, *, spare_rest: bool = False) -> int:
-        """Waits for the command and returns its status; `spare_rest` lets what it left in the background go on."""
+        """Waits for the command and kills what it left running; `spare_rest` spares that after a success."""
+        # WNOWAIT waits for the shell but leaves it as a zombie, so that no other process can get its id. Until it is
+        # reaped below, killing the group of this id can only reach what the command itself left running.
         if _HAS_WAITID:
             found = None
             with contextlib.suppress(ChildProcessError):
                 found = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOWAIT)
             if not (spare_rest and found and (found.si_code, found.si_status) == (os.CLD_EXITED, 0)):
-                # What it has left in the background; the group is still its own, for it is not yet reaped.
                 self.kill()
         status = self._process.wait()
         _running.pop(self.group, None)
@@ -159,14 +161,14 @@ class ShellCommand:
         return status
 
     def dismiss_guard(self) -> None:
-        """Lets the command outlive this process: it has ended, or its shard is whole."""
+        """Ends the guard: the command has ended, or may outlive this process because its shard is complete."""
         if self.guard is not None:
             self.guard.close()
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the command ends in time; it is not yet reaped, so that its group can still be killed."""
+        """Returns whether the command ends in time; does not reap it, so that its group can still be killed."""
         end = time.monotonic() + seconds
-        with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
+        with contextlib.suppress(ChildProcessError):  # other code has reaped it
             flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
             while (os.waitid(os.P_PID, self.group, flags) if _HAS_WAITID else self._process.poll()) is None:
                 if time.monotonic() > end:
@@ -175,12 +177,12 @@ class ShellCommand:
         return True
 
     def report(self, message: str) -> ShardOpenError:
-        """Makes an error of a message and what the command complained about."""
+        """Returns an error with a message and the end of the command's standard error."""
         complaints = self._last_complaints() or "It wrote nothing to its standard error"
         return ShardOpenError(f"the command of shard {self.shard} {message}. {complaints}", shard=self.shard)
 
     def log_complaints(self) -> None:
-        """Logs what a command that has succeeded wrote to standard error."""
+        """Logs the standard error of a command that has succeeded."""
         if complaints := self._last_complaints():
             logger.info("the command of shard %s succeeded. %s", self.shard, complaints)
 
@@ -191,7 +193,7 @@ class ShellCommand:
         return mask_text("Its standard error ends with: " + "\n".join(lines)) if lines else ""
 
     def close(self) -> None:
-        """Kills the command if it still runs, and only then closes its pipe; in a forked child, only closes."""
+        """Kills the command if it is still running, and only then closes its pipe; a forked child only closes."""
         try:
             if self._owner == os.getpid():
                 self.kill()
@@ -199,8 +201,7 @@ class ShellCommand:
                 _running.pop(self.group, None)
                 self.dismiss_guard()
             else:
-                # A copy in a forked child: the command is the parent's.
-                self._process.returncode = 0
+                self._process.returncode = 0  # the command is the parent's, which waits for it
         finally:
             self.pipe.close()
             self._complaints.close()
@@ -220,12 +221,12 @@ class CommandSource(Source):
             self._ended = True
             status = self._command.wait()
             if status not in (0, _ENOUGH_READ):
-                raise self._command.report(f"failed with {status_text(status)}: what it gave is not the whole shard")
+                raise self._command.report(f"failed with {status_text(status)}: its output is not the whole shard")
             self._command.log_complaints()
         return count
 
     def interrupt(self) -> None:
-        """Kills the command: its output ends."""
+        """Kills the command, so that its output ends."""
         self._command.kill()
 
     def _close(self) -> None:
@@ -233,7 +234,7 @@ class CommandSource(Source):
 
 
 def open_command(place: Place, offset: int) -> io.BufferedReader:
-    """Starts a command and reads what it writes, as `start_command`."""
+    """Starts a command as `start_command` does, and returns a stream of its output."""
     command = start_command(place)
     return wrap_source(CommandSource(command), command.shard, skip=offset)
 
@@ -250,25 +251,25 @@ def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
     bash = shutil.which("bash")
     with contextlib.ExitStack() as undoing:
         try:
-            # A file, not a pipe: nobody has to empty it while the command runs.
+            # A file, because a pipe would have to be emptied while the command runs.
             complaints = undoing.enter_context(tempfile.TemporaryFile())
             process = subprocess.Popen(
                 [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command],
                 bufsize=0,
                 stdin=subprocess.PIPE if writing else subprocess.DEVNULL,
-                # What a command says that is written to must not end up in a shard on our own standard output.
+                # When writing, the command's output must not get into a shard on our own standard output.
                 stdout=complaints if writing else subprocess.PIPE,
                 stderr=complaints,
                 start_new_session=True,
             )
             started = ShellCommand(process, complaints, shard)
             undoing.callback(started.close)
-            # A command that is written to must not see the end of its input before it is killed.
+            # When writing, the command must be killed before its input ends, so the guard keeps that open.
             started.guard = CommandGuard(process.pid, holding=[process.stdin.fileno()] if process.stdin else [])
         except (OSError, ValueError) as error:
             raise ShardOpenError(f"cannot start the command of shard {shard}: {error}", shard=shard) from error
         undoing.pop_all()
-    # Where the system allows it, one side may write ahead by a whole buffer.
+    # A larger pipe lets one side run ahead of the other by a whole buffer.
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl
 
@@ -277,13 +278,13 @@ def start_command(place: Place, *, writing: bool = False) -> ShellCommand:
 
 
 def kill_commands() -> None:
-    """Kills every command that this process has started for a shard; its reader gets an error that says so."""
+    """Kills every command that this process has started for a shard; their readers get an error that says so."""
     for command in list(_running.values()):
         command.kill()
 
 
 def status_text(status: int) -> str:
-    """Says in words how a process ended."""
+    """Describes how a process ended."""
     number = -status if status < 0 else status - 128
     with contextlib.suppress(ValueError):
         name = signal.Signals(number).name

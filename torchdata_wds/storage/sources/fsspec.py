@@ -1,6 +1,6 @@
-"""Shards from every other store, by fsspec: ``s3:``, ``gs:``, ``abfs:``, ``hf:``, ``memory:``, ``zip://..::..``.
+"""Shards from all other stores, by fsspec: ``s3:``, ``gs:``, ``abfs:``, ``hf:``, ``memory:``, ``zip://..::..``.
 
-Each process makes its own client of a store, one for all its shards.
+Each process makes its own client of a store, and uses it for all shards there.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ _EXTRAS = {
     "hf": "hf",
 }
 
-#: How many further attempts without a new byte follow the first failure, before a shard is given up.
+#: Further attempts without new bytes, after a failure, before a shard is given up.
 RETRIES = 5
 
-#: The same before it is open: clients make several attempts themselves, and the address may be wrong.
+#: The same for opening it: fewer, because clients retry that themselves, and the address may be wrong.
 OPEN_RETRIES = 2
 
-# What tells one version of an object from another, as stores call it; the first that both sides have decides.
+# The stores' names for what distinguishes versions of an object; the first that both versions have decides.
 _VERSIONS = (
     "ETag", "etag", "md5Hash", "content_md5", "crc32c", "blob_id", "generation", "VersionId", "version_id",
     "LastModified", "last_modified", "updated", "mtime", "modified", "created",
 )  # fmt: skip
 
-# The asynchronous clients that this process, or the one that it was forked from, had when it forked.
+# The asynchronous clients that existed when this process, or its parent, forked.
 _kept: dict[int, Any] = {}
 
 
 def _keep_clients() -> None:
-    """Keeps a parent's clients from being collected in a forked child, which never uses them.
+    """Keeps the parent's clients from being collected in a forked child, which never uses them.
 
-    fsspec forgets them there, and closing one waits, a second each time, for the thread that only the parent has.
+    fsspec drops them there, and closing each waits a second for a thread that exists only in the parent.
     """
     if "fsspec.asyn" not in sys.modules:
         return
@@ -86,13 +86,13 @@ def connect(url: str, options: StorageOptions) -> tuple[Any, str]:
 
 
 def protocol_of(part: str) -> str:
-    """Returns the protocol of one part of a chained URL: ``s3`` of ``s3://b/x``, ``simplecache`` of itself."""
+    """Returns the protocol of one part of a chained URL: ``s3`` for ``s3://b/x``, ``simplecache`` for itself."""
     protocol, slashes, _ = part.partition("://")
     return protocol if slashes or part.isidentifier() else "file"
 
 
 def _options_for(protocol: str, options: StorageOptions) -> dict[str, Any]:
-    """The options under this protocol's name, or under another name of the same store (``gs`` and ``gcs``)."""
+    """Returns the options under this protocol, or under another one of the same store (``gs`` and ``gcs``)."""
     import fsspec
 
     if protocol in options or not options:
@@ -103,7 +103,7 @@ def _options_for(protocol: str, options: StorageOptions) -> dict[str, Any]:
 
 
 def _refusal(error: Exception, shard: str, filesystem: Any = None, path: str = "") -> ShardOpenError:
-    """Makes the error for a store that does not open a shard."""
+    """Returns the error for a shard that a store does not open."""
     reason = error_words(error)
     if isinstance(error, IsADirectoryError) or (isinstance(error, FileNotFoundError) and _is_folder(filesystem, path)):
         reason = "it is a folder; .list_shards() lists its shards if its URL ends in /"
@@ -113,15 +113,15 @@ def _refusal(error: Exception, shard: str, filesystem: Any = None, path: str = "
 
 
 def _is_folder(filesystem: Any, path: str) -> bool:
-    """Whether the path is that of a folder, which some stores open as an empty object."""
+    """Returns whether a path is a folder, which some stores open as an empty object."""
     with contextlib.suppress(Exception):  # permission to read does not imply permission to list
-        filesystem.invalidate_cache()  # which may be older than the folder
+        filesystem.invalidate_cache()  # it may be older than the folder
         return bool(filesystem.isdir(path))
     return False
 
 
 class RemoteSource(RetryingSource):
-    """An object of a store; a `chained` one reads through another, and knows no versions."""
+    """An object in a store; a `chained` one is read through another filesystem, and has no known version."""
 
     def __init__(self, filesystem: Any, path: str, shard: str, start: int = 0, *, chained: bool = False) -> None:
         super().__init__(shard, start, OPEN_RETRIES)
@@ -132,7 +132,7 @@ class RemoteSource(RetryingSource):
         self._version: dict[str, Any] = {}
 
     def stored_version(self) -> StoredVersion | None:
-        """Returns the size and entity tag of the version that is read, if the store tells the size."""
+        """Returns the size and entity tag of the version being read, if the store reports the size."""
         if self._connection is None or self._total is None:
             return None
         return StoredVersion(self._total, str(self._version.get("ETag") or self._version.get("etag") or "")[:40])
@@ -140,7 +140,7 @@ class RemoteSource(RetryingSource):
     def _connect(self) -> None:
         if self._has_begun:
             with contextlib.suppress(Exception):
-                self._filesystem.invalidate_cache()  # s3fs, for one, takes size and version from an older listing
+                self._filesystem.invalidate_cache()  # s3fs, for one, would take size and version from an old listing
         file = self._open()
         try:
             self._check(file)
@@ -157,7 +157,7 @@ class RemoteSource(RetryingSource):
             self._patience.retries = RETRIES
 
     def _open(self) -> Any:
-        """Opens for one long read: large blocks ahead, nothing kept of what was read."""
+        """Opens the object for one sequential read: with large blocks, which are not kept."""
         from fsspec.asyn import AsyncFileSystem
 
         if isinstance(self._filesystem, AsyncFileSystem):
@@ -166,7 +166,7 @@ class RemoteSource(RetryingSource):
         return self._filesystem.open(self._path, "rb")
 
     def _check(self, file: Any) -> None:
-        """Compares a file with the one opened before; until something was read, another version is as good."""
+        """Compares a file with the one opened before; any version will do until bytes were read."""
         details = getattr(file, "details", None)
         if not isinstance(details, Mapping):
             details = {}
@@ -178,7 +178,7 @@ class RemoteSource(RetryingSource):
         is_directory = details.get("type") == "directory"
         if not size and (is_directory or (size == 0 and _is_folder(self._filesystem, self._path))):
             raise IsADirectoryError(self._path)
-        # Some stores put quotes around what is the same without them in a listing.
+        # Some stores quote a value here that they do not quote in listings.
         known = {name: str(details[name]).strip('"') for name in _VERSIONS if details.get(name)}
         version = {**known, "size": size}
         if self._has_begun and self._position > self._start and (change := _change(self._version, version)):
@@ -194,7 +194,7 @@ class RemoteSource(RetryingSource):
         view[: len(data)] = data
         return len(data)
 
-    def _refusal(self, failure: Failure, more: str) -> ShardOpenError:  # noqa: ARG002 - clients tell of their attempts
+    def _refusal(self, failure: Failure, more: str) -> ShardOpenError:  # noqa: ARG002 - clients report their attempts
         assert failure.error is not None
         return _refusal(failure.error, self._shard, self._filesystem, self._path)
 
@@ -204,7 +204,7 @@ class RemoteSource(RetryingSource):
 
 
 def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Says what differs; "" if it is the same object as far as its store tells."""
+    """Describes how two versions differ; "" if they are the same as far as the store reports."""
     if None not in (before["size"], now["size"]) and before["size"] != now["size"]:
         return f"it had {before['size']:,} bytes, and has {now['size']:,}"
     name = next((name for name in _VERSIONS if name in before and name in now), None)
@@ -212,7 +212,7 @@ def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def open_remote(place: Place, offset: int) -> io.BufferedReader:
-    """Opens a shard by any URL that fsspec knows, chained ones too; seeks to the offset if it is not compressed."""
+    """Opens a shard by any URL that fsspec knows, also chained; seeks to the offset if the shard is not compressed."""
     filesystem, path = connect(place.url, place.options)
     plain = False
     if offset:

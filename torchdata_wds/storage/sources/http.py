@@ -1,6 +1,6 @@
-"""Shards from web servers, ``http:`` and ``https:``, whatever happens to the connections that they come through.
+"""Shards from web servers, ``http:`` and ``https:``; reading survives broken connections.
 
-Whether another connection sends the same object is told by entity tags, dates and lengths: RFC 9110, 8.8 and 13.1.5.
+Entity tags, dates and lengths show whether a new connection sends the same object: RFC 9110, 8.8 and 13.1.5.
 """
 
 import io
@@ -26,14 +26,14 @@ from torchdata_wds.storage.sources.http_client import (
 )
 from torchdata_wds.storage.urls import cannot_open, unexpanded
 
-try:  # isal's takes a third of the time of zlib's
+try:  # three times as fast as zlib's
     from isal.isal_zlib import crc32
 except ImportError:
     from zlib import crc32
 
 _OWN_DECODERS = ("gzip", "x-gzip", "zstd")
 
-#: How much of what was delivered is requested again if only its bytes show that the object is the same.
+#: The most delivered bytes that are requested again, if only bytes can show that the object is the same.
 _OVERLAP = 16 * 1024
 _SMALLEST_OVERLAP = 64
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|\*)", re.ASCII)
@@ -54,7 +54,7 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
         source.connect()
         if version is not None:
             return wrap_source(source, shard, plain=True)
-        # Some servers compress although nobody asked them to.
+        # Some servers compress without being asked to.
         encoding = source.version.encoding
         if encoding not in ("", "identity", *_OWN_DECODERS):
             shown = mask_text(encoding)[:80]
@@ -67,9 +67,9 @@ def open_http(place: Place, offset: int) -> io.BufferedReader:
 
 
 def _version_if_plain(place: Place, options: HttpOptions) -> "Version | None":
-    """What is known of the shard, if the server gives parts of it and it is not compressed.
+    """Returns the shard's version if the server sends parts of it and it is not compressed; else None.
 
-    Offsets count decompressed bytes: only then are they those of a range.
+    An offset in decompressed bytes can be requested as a range only then.
     """
     with HttpSource(place, options, stop=HEAD_SIZE) as source:
         source.connect()
@@ -81,17 +81,17 @@ def _version_if_plain(place: Place, options: HttpOptions) -> "Version | None":
 
 @dataclass(frozen=True)
 class Version:
-    """What one answer tells of the object; "" where it does not say."""
+    """The version of an object, according to one answer; "" where the answer does not say."""
 
     etag: str = ""
-    modified: str = ""  # when it was modified, in the server's words
-    settled: bool = False  # whether that was before the answer was made: only then does the date tell versions apart
-    total: int | None = None  # the length in bytes, if it is known
-    encoding: str = ""  # the Content-Encoding
+    modified: str = ""  # Last-Modified, in the server's words
+    settled: bool = False  # whether that is at least a second before the answer: else two versions may share the date
+    total: int | None = None  # the length in bytes, if known
+    encoding: str = ""  # Content-Encoding
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str]) -> "Version":
-        """Reads it from an answer with the whole object (200) or a part (206)."""
+        """Reads the version from an answer with the whole object (200) or a part (206)."""
         whole = status == 200
         etag, modified = (headers.get(name, "").strip() for name in ("ETag", "Last-Modified"))
         try:
@@ -103,23 +103,23 @@ class Version:
         total = content_range(headers)[1]
         if whole:
             total = int(length) if is_number(length) and "Transfer-Encoding" not in headers else None
-        # A part need not repeat what was said with the whole.
+        # A part need not repeat the headers of the whole.
         encoding = headers.get("Content-Encoding", "identity" if whole else "").strip().lower()
         return cls(etag, modified, settled, total, encoding)
 
     @property
     def condition(self) -> str | None:
-        """What may stand in If-Range: a strong tag, or a date if there is no tag; None if neither proves anything."""
+        """The value for If-Range: a strong tag, or a date if there is no tag; None if neither proves anything."""
         if self.etag:
             return None if self.etag.startswith("W/") else self.etag
         return self.modified if self.settled else None
 
     def is_confirmed_by(self, later: "Version") -> bool:
-        """Returns whether a later answer says anything that only answers with the same object say."""
+        """Returns whether a later answer has a tag or date too, which `difference` has then found to be equal."""
         return bool(self.etag and later.etag) or bool(self.modified and later.modified)
 
     def difference(self, later: "Version") -> str | None:
-        """Says what shows that a later answer is of another object; None if nothing does."""
+        """Describes what shows that a later answer is for another object; None if nothing does."""
         told = ("Last-Modified", self.modified, later.modified)
         if self.etag and later.etag:
             told = ("ETag", self.etag, later.etag)
@@ -132,14 +132,14 @@ class Version:
 
 
 def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Reads the first byte and the length of the whole from a Content-Range, each None if it is not told."""
+    """Reads the first byte and the total length from a Content-Range; each is None if it is not stated."""
     found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     first, total = found.groups() if found else (None, None)
     return int(first) if first else None, int(total) if total and total != "*" else None
 
 
 class Delivered:
-    """What the reader got, remembered in constant memory: its end, and a checksum of all of it if wanted."""
+    """A record of the delivered bytes in constant memory: the last ones, and optionally a checksum of all."""
 
     def __init__(self, *, with_checksum: bool) -> None:
         self.end = b""
@@ -147,28 +147,29 @@ class Delivered:
         self._checksum = 0
 
     def add(self, data: bytes | memoryview) -> None:
-        """Remembers what comes next."""
+        """Adds the next delivered bytes."""
         end = bytes(data[-_OVERLAP:])
         self.end = end if len(end) == _OVERLAP else (self.end + end)[-_OVERLAP:]
         if self.has_checksum:
             self._checksum = crc32(data, self._checksum)
 
     def differs_from(self, other: "Delivered") -> bool:
-        """Returns whether the other, which ends at the same place, cannot be of the same object."""
+        """Returns whether another record, up to the same byte, must be of another object."""
+        # One record may hold 64 bytes and the other 16,384: then the last 64 are compared.
         shorter, longer = sorted((self.end, other.end), key=len)
         is_known = self.has_checksum and other.has_checksum
         return not longer.endswith(shorter) or (is_known and self._checksum != other._checksum)
 
 
 class HttpSource(RetryingSource):
-    """The body of an object: a connection that breaks, stalls or is temporarily refused is replaced by another.
+    """The body of an object: a connection that breaks, stalls or is temporarily refused is replaced by a new one.
 
-    A new connection goes on at the byte where the last one broke, and the object must be the same: by its entity tag
-    or date, which the server compares (If-Range) and this does, too; by the length; and, if neither tag nor date
-    proves anything, by the last bytes that were delivered, which are requested again. A server that gives no parts is
-    read from the start, and what was delivered is compared and passed over.
+    A new connection continues at the byte where the last one broke, and the object must be the same. Its entity tag or
+    date shows this, which both the server (If-Range) and this class compare; so does its length; and if neither tag nor
+    date proves anything, the last delivered bytes, which are requested again. If the server does not send parts, the
+    object is read from its start; the bytes already delivered are compared and skipped.
 
-    It gives the bytes from `start` to before `stop`, or to the end. `known` is what was told of the object before.
+    Reads the bytes from `start` up to `stop`, or to the end. `known` is the version from an earlier answer.
     """
 
     def __init__(
@@ -185,14 +186,14 @@ class HttpSource(RetryingSource):
         self.gives_parts = False  # whether the server answered with a part
 
     def stored_version(self) -> StoredVersion | None:
-        """The length and the tag of the object, if a server has told them of the object as it is stored."""
+        """Returns the length and tag of the object, if the server has sent them for the object as it is stored."""
         known = self.version
         if known.total is None or known.encoding not in ("", "identity"):
             return None
         return StoredVersion(known.total, "" if known.etag.startswith("W/") else known.etag[:40])
 
     def interrupt(self) -> None:
-        """Ends a read or a pause that another thread waits in; an answer that is still to come is waited for."""
+        """Ends a read or a pause in another thread, but not the wait for an answer."""
         super().interrupt()
         answer = self._connection
         if answer is not None:
@@ -205,24 +206,26 @@ class HttpSource(RetryingSource):
                 return 0
         count: int = self._connection.readinto(view)
         if self._patience.interrupted.is_set():
-            # What looks like the end of a body without a length may be the connection's.
+            # After an interrupt, what looks like the end of a body without a length may be the connection's.
             raise Failure("the connection was shut")
         position, total = self._position + count, self._total
         if total is not None and position > total:
             raise Failure(f"the server sent more bytes than the {total:,} that it announced", lasting=True)
         if not count:
             if total is not None and position < total:
-                raise Failure("the server sent only a part of what was asked for")
+                raise Failure("the server sent only a part of the requested bytes")
             self._ended = True
         self._delivered.add(view[:count])
         return count
 
     def _connect(self) -> None:
-        """Sends a request for what comes next, and checks that the answer is of the same object."""
+        """Requests the next bytes, and checks that the answer is for the same object."""
         if self._total == self._position > self._start:
             self._ended = True
             return
-        # The overlap halves each time: a server that breaks off after a few bytes must get beyond it.
+        # Without a useful tag or date, some delivered bytes are requested again, and `_catch_up` compares them. After a
+        # failure at byte 1,000,000 the range begins 8,192 bytes earlier, at 991,808; after the next without progress,
+        # at 995,904, and so on down to 64: a server that breaks off after few bytes must get beyond the overlap.
         overlap = max(_SMALLEST_OVERLAP, _OVERLAP >> min(self._patience.failures, 32)) if self._overlapping else 0
         begin = self._position - min(overlap, len(self._delivered.end))
         condition = self.version.condition if begin == self._position > self._start else None
@@ -243,7 +246,7 @@ class HttpSource(RetryingSource):
                 answer.dismiss()
 
     def _first_byte(self, answer: Answer, begin: int) -> int | None:
-        """Returns where in the object the answer begins; None if the object ends where it should."""
+        """Returns the byte of the object at which the answer begins; None if the object ends where reading stopped."""
         if answer.status == 200:
             return 0
         first, total = content_range(answer.headers)
@@ -260,19 +263,19 @@ class HttpSource(RetryingSource):
         raise Failure(answer.describe(), lasting=True)
 
     def _is_met_by(self, answer: Answer, condition: str | None) -> bool:
-        """Compares the answer with what is known; False if it leaves open whether the object is the same."""
+        """Compares the answer with the known version; returns False if that does not show whether they are the same."""
         found = Version.of(answer.status, answer.headers)
         known = found if self.version == Version() else self.version
         difference = known.difference(found)
         if difference is not None:
             raise self._changed(difference)
         if condition is not None and answer.status == 206 and not known.is_confirmed_by(found):
-            self._overlapping = True  # the next request lets the bytes decide
+            self._overlapping = True  # after the next request, the bytes decide
             return False
         self.version = known if known.total is not None else replace(known, total=found.total)
         self._total = self.version.total
         if not self._has_begun:
-            # The first answer decides how later ones will be verified.
+            # The first answer decides how to verify later ones.
             self._has_begun = True
             self._overlapping = self.version.condition is None
             self.gives_parts = answer.status == 206
@@ -281,9 +284,11 @@ class HttpSource(RetryingSource):
         return True
 
     def _catch_up(self, answer: Answer, at: int) -> None:
-        """Reads past what was delivered, and compares it."""
+        """Reads an answer from byte `at` up to the current position, and compares it with the delivered bytes."""
         start, position = self._start, self._position
-        # Checksums only compare if both begin at the first byte given: with an overlap, the last bytes decide alone.
+        # Say bytes 100 to 1,000 were delivered. Of an answer with the whole object, the first 100 bytes are skipped and
+        # the next 900 compared, also by checksum. Of an overlap from byte 936, only these 64 bytes are compared: two
+        # checksums are comparable only if both begin at the first delivered byte.
         again = Delivered(with_checksum=self._delivered.has_checksum and at <= start)
         while at < position:
             data = answer.read(position - at)
@@ -292,7 +297,7 @@ class HttpSource(RetryingSource):
             again.add(data[max(0, start - at) :])
             at += len(data)
         if again.differs_from(self._delivered):
-            raise self._changed("other bytes stand where some were delivered")
+            raise self._changed("its bytes differ from those already delivered")
 
     def _refusal(self, failure: Failure, more: str) -> ShardOpenError:
         pattern = unexpanded(self._shard)

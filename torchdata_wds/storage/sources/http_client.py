@@ -1,4 +1,4 @@
-"""One request to a web server, by urllib3: connections, proxies, redirects, and which headers go to which host."""
+"""Requests to web servers, by urllib3: connections, proxies, redirects, and the choice of headers for each host."""
 
 import contextlib
 import http.client
@@ -25,19 +25,19 @@ from torchdata_wds.storage.retrying import Failure
 from torchdata_wds.storage.secrets.masking import mask_text
 from torchdata_wds.storage.urls import mask_url
 
-#: How long a server is left alone that asks for it and does not say how long, and the longest time for one that does.
+#: The pause in seconds if a server requests one without saying how long, and the longest that it can request.
 _SECONDS, _LONGEST_SECONDS = 0.5, 300.0
 _REDIRECTS = 8
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-# Reading writes these itself: a foreign range would be taken for the shard.
+# The reader sets these itself: the range of a user's header would be taken for the whole shard.
 _OWN_HEADERS = frozenset({"range", "if-range"})
 
-#: Headers of the user that any host may see.
+#: The user's headers that may be sent to any host.
 _HARMLESS = frozenset({"user-agent", "accept", "accept-charset", "accept-encoding", "accept-language"})
 
-#: Bodies of answers that are not the shard are read up to this size, to keep the connection.
+#: An unwanted body up to this size is read, in order to keep the connection.
 _WORTH_READING = 16 * 1024
 
 # Workers read several shards at once, and a store redirects to many hosts.
@@ -46,16 +46,16 @@ _CONNECTIONS_PER_HOST = _HOSTS = 32
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How requests are sent to a web server: what ``storage_options`` may say about ``http`` and ``https``."""
+    """The ``storage_options`` for ``http`` and ``https``."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent only to the host of the URL
-    retries: int = 8  # further attempts that may bring nothing new before reading gives up
-    connect_timeout: float = 30  # seconds that a connection may take to be made
+    retries: int = 8  # further attempts without new bytes before reading gives up
+    connect_timeout: float = 30  # seconds for making a connection
     read_timeout: float = 60  # seconds without a byte after which a connection counts as broken
 
 
 def read_http_options(scheme: str, chosen: Mapping[str, Any]) -> HttpOptions:
-    """Checks what ``storage_options`` say about a protocol; no message shows a value that may be secret."""
+    """Checks the ``storage_options`` of a protocol; messages show no value that may be secret."""
     where = f"storage_options for {scheme!r}"
     names = [option.name for option in fields(HttpOptions)]
     if unknown := [name for name in chosen if name not in names]:
@@ -82,23 +82,23 @@ def _read_headers(where: str, given: object) -> dict[str, str]:
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, (str, int, float)):
             raise TypeError(
-                f"{where}: a header is a str and its value another, found {name!r}: a {type(value).__name__}"
+                f"{where}: a header must be a str with a str as its value, found {name!r}: a {type(value).__name__}"
             )
         headers[name] = text = str(value).strip()  # tokens that were read from a file end in a newline
         wrong = ""
         if not name or not (name + text).isprintable():
-            wrong = "or its value holds control characters"
+            wrong = "or its value contains control characters"
         elif any(ord(character) > 255 for character in name + text):
-            wrong = "or its value holds characters that no header can: it takes Latin-1"
+            wrong = "or its value contains characters outside Latin-1, which a header cannot have"
         elif name.lower() in _OWN_HEADERS:
-            wrong = "belongs to the reader, which asks for the parts that it needs; leave it out"
+            wrong = "is set by the reader, which requests the parts that it needs; leave it out"
         if wrong:
             raise ValueError(f"{where}: header {name!r} {wrong}")
     return headers
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Returns how many seconds a server wants to be left alone: `Retry-After` as seconds or a date, within reason."""
+    """Returns the pause in seconds that `Retry-After` requests, as seconds or a date, limited to a reasonable time."""
     value = headers.get("Retry-After", "").strip()
     try:
         if value.isascii() and value.isdecimal():
@@ -112,7 +112,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 def is_number(text: str) -> bool:
-    """Returns whether a header holds a number that may be an object's length."""
+    """Returns whether a header's value may be the length of an object."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
@@ -127,16 +127,16 @@ class Answer:
         self._via = via
 
     def readinto(self, view: memoryview) -> int:
-        """Reads what has come, as it was sent; 0 only at the verified end of the body."""
+        """Reads the bytes that have arrived, not decoded; 0 only at the verified end of the body."""
         body, count = self._body, 0
         if body is not None and not body.isclosed() and body.length:
-            # Straight into the buffer, where urllib3 would copy it.
+            # Directly into the buffer: urllib3 would copy the bytes.
             try:
                 count = body.fp.readinto1(view[: body.length])
             except OSError as error:
                 why = "Read timed out." if isinstance(error, TimeoutError) else f"Connection broken: {_reason(error)}"
                 raise Failure(why, error=error) from None
-            # urllib3's response must know what was read under it, to tell of an early end and to keep the connection.
+            # urllib3 needs to know how much was read, to detect an early end and to reuse the connection.
             body.length -= count
             self._response.length_remaining = body.length
             if not body.length:
@@ -151,28 +151,28 @@ class Answer:
     def read(self, size: int) -> bytes:
         """Reads up to `size` bytes by urllib3."""
         try:
-            # read() would drop what it has already received when the connection breaks.
+            # If the connection breaks, read() would drop the bytes that it has already received.
             return self._response.read1(min(size, 512 * 1024), decode_content=False) or b""
         except urllib3.exceptions.HTTPError as error:
             raise Failure(_reason(error), error=error) from None
 
     def interrupt(self) -> None:
-        """Ends a read that another thread waits in, if urllib3 can."""
-        # There is no such method before urllib3 2.3, and no connection any more after the body's end.
+        """Ends a read in another thread, if urllib3 can."""
+        # urllib3 before 2.3 has no shutdown(), and there is no connection after the end of the body.
         with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
             self._response.shutdown()
 
     def describe(self) -> str:
-        """Says what was answered, for messages."""
+        """Describes the answer, for messages."""
         status = f"{self.status} {self._response.reason or ''}".strip()
         return f"the server answered {_shown(status)}{self._via}"
 
     def close(self) -> None:
-        """Releases the body; the connection is kept only if it was read to its end."""
+        """Releases the body; keeps the connection only if the body was read to its end."""
         self._response.close()
 
     def dismiss(self) -> None:
-        """Releases a body that is not wanted, and keeps the connection if little is left to be read."""
+        """Releases an unwanted body; keeps the connection if the body is short."""
         length = self.headers.get("Content-Length", "")
         if is_number(length) and int(length) <= _WORTH_READING:
             self._response.drain_conn()
@@ -180,7 +180,7 @@ class Answer:
 
 
 def _plain_body(response: urllib3.BaseHTTPResponse) -> http.client.HTTPResponse | None:
-    """The standard library's body in a response; None if it comes in chunks, has no length, or lies elsewhere."""
+    """Returns the standard library's response inside urllib3's; None if it is chunked, has no length, or is missing."""
     body = getattr(response, "_fp", None)
     if not isinstance(body, http.client.HTTPResponse) or body.chunked or not isinstance(body.fp, io.BufferedReader):
         return None
@@ -188,7 +188,7 @@ def _plain_body(response: urllib3.BaseHTTPResponse) -> http.client.HTTPResponse 
 
 
 def request(url: str, options: HttpOptions, headers: Mapping[str, str]) -> Answer:
-    """Requests an object, following redirects, with headers that are sent to all hosts besides those of the options."""
+    """Requests an object, following redirects; unlike those of the options, `headers` are sent to all hosts."""
     auth = urllib3.util.parse_url(url).auth
     basic = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
     first = url = _without_auth(url)
@@ -207,7 +207,7 @@ def request(url: str, options: HttpOptions, headers: Mapping[str, str]) -> Answe
         answer.dismiss()
         target = _redirect_target(url, location)
         if _origin(target) != _origin(url):
-            # For good: a host that sends us back may have chosen where to.
+            # Also if a later redirect leads back to the first host: the other host may have chosen where to.
             own = {name: value for name, value in own.items() if name.lower() in _HARMLESS}
         url = target
     raise Failure(f"more than {_REDIRECTS} redirects, the last one to {mask_url(url)}", lasting=True)
@@ -218,7 +218,7 @@ def _get(url: str, options: HttpOptions, headers: urllib3.HTTPHeaderDict) -> url
     scheme, _, host = url.split("/")[:3]
     try:
         proxy = None if proxy_bypass(host) else getproxies().get(scheme.lower().rstrip(":"))
-        # Where urllib3 tries again or follows by itself, it logs URLs and sends what it should not.
+        # urllib3's own retries and redirects would log URLs, and send headers to hosts that must not get them.
         return _pool(proxy, os.getpid()).request(
             "GET", url, headers=headers, preload_content=False, retries=False, redirect=False, timeout=timeout
         )
@@ -227,7 +227,7 @@ def _get(url: str, options: HttpOptions, headers: urllib3.HTTPHeaderDict) -> url
 
 
 def malformation(url: str) -> str | None:
-    """Says what is wrong with an address, masked; None if it is well-formed."""
+    """Describes what is wrong with an address, masked; None if it is well-formed."""
     try:
         urllib3.util.parse_url(url)
     except urllib3.exceptions.HTTPError as error:
@@ -236,7 +236,7 @@ def malformation(url: str) -> str | None:
 
 
 def _redirect_target(url: str, location: str) -> str:
-    """The address that a redirect leads to, without a user name."""
+    """Returns the address that a redirect leads to, without user name and password."""
     target, to, wrong = "", f"to {_shown(location)}", ""
     try:
         target = urljoin(url, location)
@@ -261,7 +261,7 @@ def _origin(url: str) -> tuple[str | None, str | None, int | None]:
 
 
 def _without_auth(url: str) -> str:
-    # A proxy would see a user name and password, and servers have no use for them there.
+    # A proxy would see the user name and password, and servers do not use them in a URL.
     return urllib3.util.parse_url(url)._replace(auth=None).url
 
 
@@ -277,13 +277,13 @@ def _pool(proxy: str | None, process: int) -> urllib3.PoolManager:  # noqa: ARG0
 
 
 def _mask_record(record: logging.LogRecord) -> bool:
-    """A logging filter: urllib3 logs whole addresses, signed queries included, at the level DEBUG."""
+    """Masks a log record: urllib3 logs whole addresses, signed queries included, at the level DEBUG."""
     record.msg, record.args = mask_text(record.getMessage()), ()
     return True
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Whether another attempt would fail alike: a malformed address, an unknown host, a wrong certificate."""
+    """Returns whether another attempt would fail too: a malformed address, an unknown host, a wrong certificate."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError | ssl.CertificateError):
@@ -308,6 +308,6 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(text: str) -> str:
-    """What a server wrote, as a part of a message: no secrets, nothing that a terminal obeys, and not too much."""
+    """Returns a server's text for a message: masked, shortened, and without control characters."""
     masked = mask_text(text)[:200]
     return masked if masked.isprintable() else ascii(masked)[1:-1]

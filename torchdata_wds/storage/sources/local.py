@@ -14,7 +14,7 @@ from torchdata_wds.storage.places import Place
 from torchdata_wds.storage.secrets.masking import masked_cause
 from torchdata_wds.storage.urls import STDIN, cannot_open, local_path, unexpanded
 
-# Larger reads bypass the buffer; at its end, a read of less than the buffer's size does not.
+# Small: reads larger than the buffer bypass it.
 _BUFFER_SIZE = 1 << 16
 
 
@@ -68,7 +68,7 @@ def open_local(place: Place, offset: int = 0) -> io.BufferedReader:
 
 
 class StandardInput:
-    """Whether a shard was read from standard input: what is read is gone."""
+    """Whether standard input was opened as a shard; it can be read only once."""
 
     taken = False
 
@@ -80,7 +80,7 @@ def open_standard_input(place: Place, offset: int) -> io.BufferedReader:  # noqa
     if multiprocessing.parent_process() is not None:
         reason = "worker processes have no standard input of their own; read it with num_workers=0"
     elif StandardInput.taken:
-        reason = "it was opened before, and what was read from it is gone; write it to a file to read it twice"
+        reason = "it was opened before, and can be read only once; write it to a file to read it twice"
     elif stream is None:
         reason = "this process has none"
     if reason:

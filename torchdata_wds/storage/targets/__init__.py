@@ -1,1 +1,1 @@
-"""The backends that shards are written to: one file per kind of URL."""
+"""Backends that write shards: one file per kind of URL."""

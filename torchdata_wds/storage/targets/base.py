@@ -1,8 +1,8 @@
-"""What all targets share: a shard that is being written appears whole under its final name, or not at all.
+"""The base of all targets: a shard appears complete under its final name, or not at all.
 
-A target holds what does damage when it is closed in the wrong way: the input of a command that would take its end for
-the end of the shard, or a lock. So an unfinished target is aborted when it is collected and when its process ends, in
-worker processes too, and a forked child closes its copies at once, without effect on the shard.
+Closing a target's resources in the wrong way does damage: a command would take the end of its input for the end of the
+shard, or a lock would be lost. So an unfinished target is aborted when it is garbage-collected and when its process
+ends, also in worker processes, and a forked child closes its copies at once, without effect on the shard.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _runs_at_end: dict[Callable[[], None], int] = {}
 
 
 def run_at_end(function: Callable[[], None]) -> None:
-    """Registers a function, once per process, to run when this process ends: in multiprocessing's workers as well."""
+    """Registers a function, once per process, to run when this process ends; also in multiprocessing's workers."""
     if _runs_at_end.get(function) != os.getpid():
         _runs_at_end[function] = os.getpid()
         multiprocessing.util.Finalize(None, function, exitpriority=10)
 
 
 class Unique:
-    """Base of objects whose copy would do damage: pickling and copying are refused."""
+    """Base of objects that refuse to be pickled or copied, because a copy would do damage."""
 
     def __reduce__(self) -> NoReturn:
         kind = type(self).__name__
@@ -38,7 +38,7 @@ class Unique:
 
 
 class Target(Unique, ABC):
-    """A place for a shard, while it is written; a backend writes `_write`, `_commit` and `_release`.
+    """A shard being written; a backend implements `_write`, `_commit` and `_release`.
 
     Data comes in large pieces and is not buffered. The target belongs to the process that opened it: in a forked child
     it is closed, and using it is an error.
@@ -48,7 +48,7 @@ class Target(Unique, ABC):
     _is_bound = True  # to this process: aborted at its end, and refused in a forked child
 
     def __init__(self, url: str) -> None:
-        self.url = url  # where the shard goes, as given
+        self.url = url
         self._shard = mask_url(url)
         self._owner = os.getpid()
         self._position = 0
@@ -58,7 +58,7 @@ class Target(Unique, ABC):
             run_at_end(_abort_all)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Writes all of the data; if it cannot, the target is aborted, so that no gap is committed."""
+        """Writes all of the data; if that fails, aborts the target, so that no gap is committed."""
         self._check_usable()
         try:
             view = memoryview(data)
@@ -73,7 +73,7 @@ class Target(Unique, ABC):
             raise
 
     def commit(self) -> None:
-        """Makes the shard appear under its final name; if it cannot, the target is aborted."""
+        """Makes the shard appear under its final name; if that fails, aborts the target."""
         self._check_usable()
         try:
             self._commit()
@@ -81,7 +81,7 @@ class Target(Unique, ABC):
             self.abort()
 
     def abort(self) -> None:
-        """Drops the shard, which never appears under its final name; quiet, at any time, idempotent."""
+        """Drops the shard, which then never appears under its final name; idempotent, and never raises."""
         if self._is_open:
             self._is_open = False
             _unfinished.discard(self)
@@ -92,14 +92,14 @@ class Target(Unique, ABC):
 
     @abstractmethod
     def _write(self, view: memoryview) -> int:
-        """Writes at least the beginning of what it is given, and returns how many bytes."""
+        """Writes at least the start of the data, and returns how many bytes."""
 
     @abstractmethod
     def _commit(self) -> None:
-        """Finishes the shard; `_release` follows in any case."""
+        """Finishes the shard; `_release` is called afterwards in any case."""
 
     def _release(self, *, owned: bool) -> None:
-        """Closes what is open, quietly. Unless `owned`, this is a forked child's copy: the rest is the parent's."""
+        """Closes what is open, without raising. If not `owned`, this is a forked child's copy: only closes."""
 
     def _check_usable(self) -> None:
         if self._is_bound and self._owner != os.getpid():
@@ -113,7 +113,7 @@ class FileTarget(Target):
     """A target that fills a local file, which `_create` makes at the first byte."""
 
     _file: LockedFile | None = None
-    _advice = ""  # what to do if it cannot be written
+    _advice = ""  # what to do if writing fails
 
     @abstractmethod
     def _create(self) -> LockedFile:
@@ -138,14 +138,14 @@ class FileTarget(Target):
             raise ShardOpenError(f"shard {self._shard} {reason}", shard=self._shard) from error
 
 
-#: For a shard that exists already.
+#: Advice for a shard that already exists.
 REPLACE_OR_RENAME = Advice(
     "pass overwrite=True, another pattern, or start_shard='next'", "pass --force, or another name"
 )
 
 
 def cannot_write(shard: str, reason: str, advice: Advice | str = "") -> ShardOpenError:
-    """Makes the error for a shard that cannot be written."""
+    """Returns the error for a shard that cannot be written."""
     return ShardOpenError(f"cannot write shard {shard}: {reason}", shard=shard, advice=advice)
 
 
@@ -158,18 +158,18 @@ def _abort_all() -> None:
         target.abort()
 
 
-# In a forked child, abort only closes. It must do so at once: a command's input ends when its last copy is closed.
+# In a forked child, abort only closes. It must do so at once: a command's input ends only when all copies are closed.
 os.register_at_fork(after_in_child=_abort_all)
 
-#: How often a file that another process has just renamed is opened again.
+#: The number of attempts to open a file that other processes keep renaming.
 _OPENINGS = 100
 
 
 def open_unfinished(path: Path, check: Callable[[int], None] | None = None) -> LockedFile | None:
-    """Opens a file that is to be filled and then renamed: locked, empty, and made if it is missing.
+    """Opens a file to be filled and then renamed; creates, locks and empties it.
 
-    It is None if a living writer, in this process or another one, fills it. A link is an OSError: it would have us
-    empty another file. `check` may raise for what a dead writer has left, before that is emptied.
+    Returns None if a living writer, in this process or another one, is filling it. Raises OSError for a symbolic link,
+    because emptying it would empty another file. Before the file is emptied, `check` may raise to keep its content.
     """
     access = os.O_WRONLY if check is None else os.O_RDWR  # permission to write does not imply permission to read
     for _ in range(_OPENINGS):
@@ -180,8 +180,8 @@ def open_unfinished(path: Path, check: Callable[[int], None] | None = None) -> L
                 return None
             status = os.fstat(file.fileno())
             with contextlib.suppress(FileNotFoundError):
-                # Its last writer may have renamed it before it was locked here, or died in the middle of that: the same
-                # file then is the finished one as well, which must not be emptied.
+                # Before it was locked here, its last writer may have renamed the file, or died between link and unlink.
+                # Then this file is the finished one, also under its final name, and must not be emptied.
                 if os.path.samestat(status, path.lstat()):
                     if check is not None:
                         check(file.fileno())
@@ -193,12 +193,12 @@ def open_unfinished(path: Path, check: Callable[[int], None] | None = None) -> L
     raise OSError(f"other processes keep renaming {path}")
 
 
-# What file systems without anything to sync answer, such as those of a FIFO or in memory.
+# The errors of files that cannot be synced, such as a FIFO or a file in memory.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def sync_file(file: int) -> None:
-    """Makes the bytes of an open file durable, if its file system can; an OSError says that writing them failed."""
+    """Makes the bytes of an open file durable, if its file system can; raises OSError if writing them failed."""
     try:
         os.fsync(file)
     except OSError as error:
@@ -207,7 +207,7 @@ def sync_file(file: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in a folder durable, if it may be opened; an OSError says that writing them failed."""
+    """Makes the names in a folder durable, if it can be opened; raises OSError if writing them failed."""
     file = None
     with contextlib.suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""Shards to every other store, by fsspec: ``s3:``, ``gs:``, ``abfs:``, ``hf:``, ``memory:``, ``sftp:``.
+"""Shards to all other stores, by fsspec: ``s3:``, ``gs:``, ``abfs:``, ``hf:``, ``memory:``, ``sftp:``.
 
-A shard is collected in a local temporary file and uploaded whole: a store that gets a shard piece by piece may keep
-half of one. The folder for temporary files (``TMPDIR``) needs room for a shard per writer.
+A shard is collected in a local temporary file and then uploaded, because a store that receives a shard piece by piece
+may keep half of it. The folder for temporary files (``TMPDIR``) needs room for one shard per writer.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from torchdata_wds.storage.targets.base import REPLACE_OR_RENAME, FileTarget, ca
 
 logger = logging.getLogger(__name__)
 
-#: Attempts to upload that may follow the first.
+#: Further attempts to upload, after the first.
 RETRIES = 4
 _SHOWN_NAME = 100
 _NOT_ASKING = Advice("overwrite=True does not ask", "--force does not ask")
@@ -37,7 +37,7 @@ class RemoteTarget(FileTarget):
         self._local: str | None = None
 
     def _create(self) -> LockedFile:
-        # a query in the path may be a secret
+        # A query in the path may be secret.
         name = re.sub(r"[^\w.-]", "_", self._path.partition("?")[0].rpartition("/")[2])[-_SHOWN_NAME:]
         try:
             file, self._local = tempfile.mkstemp(prefix="wds-", suffix=f"-{name}")
@@ -53,10 +53,10 @@ class RemoteTarget(FileTarget):
         try:
             file.close()
             if not self._overwrite and _exists(self._filesystem, self._path):
-                raise FileExistsError("it has come into existence meanwhile, by another writer, and overwriting is off")
+                raise FileExistsError("another writer has created it meanwhile, and overwriting is off")
             attempt(partial(self._put, local), RETRIES, self._shard, "uploading it failed: ")
         except BaseException as error:
-            # Nothing is lost: the file is forgotten here, so that it is not deleted.
+            # Keep the file: `_release` would delete it.
             self._local = None
             if not isinstance(error, Exception):
                 logger.warning("the upload of shard %s was interrupted; it is kept whole in %s", self._shard, local)
@@ -68,7 +68,7 @@ class RemoteTarget(FileTarget):
     def _put(self, local: str) -> None:
         from fsspec.asyn import AsyncFileSystem
 
-        # Asynchronous filesystems are object stores, which have no folders and make a bucket of a misspelled name.
+        # Asynchronous filesystems are object stores: without folders, and they would create a mistyped bucket.
         parent = self._path.rpartition("/")[0]
         if parent and not isinstance(self._filesystem, AsyncFileSystem):
             with contextlib.suppress(Exception):
@@ -81,9 +81,9 @@ class RemoteTarget(FileTarget):
             raise OSError("it is not there after the upload") from error
         except Exception as error:  # noqa: BLE001 - whatever a client library raises
             # Permission to write does not imply permission to stat, and the store has reported success.
-            logger.info("the size of an uploaded shard cannot be asked: %s", error_words(error))
+            logger.info("the size of an uploaded shard cannot be checked: %s", error_words(error))
         if isinstance(size, int) and size != self._position:
-            # half a shard under its final name would pass for a whole one
+            # Half a shard under its final name would pass for a complete one.
             with contextlib.suppress(Exception):
                 self._filesystem.rm_file(self._path)
             raise OSError(f"expected {self._position:,} bytes in the store after the upload, found {size:,}")
@@ -101,13 +101,13 @@ Store = tuple[Any, str]
 
 
 def open_remote_target(place: Place, overwrite: bool, store: Store | None = None) -> RemoteTarget:
-    """Makes a target in a store: one that fsspec knows, if none is given."""
+    """Opens a target in `store`, or in the one that fsspec finds for the URL."""
     filesystem, path = store or connect(place.url, place.options)
     if not overwrite:
         try:
             exists = _exists(filesystem, path)
         except Exception as error:  # noqa: BLE001 - whatever a client library raises
-            reason = f"whether it exists cannot be asked: {error_words(error)};"
+            reason = f"cannot check whether it exists: {error_words(error)};"
             raise cannot_write(place.shown, reason, _NOT_ASKING) from masked_cause(error)
         if exists:
             raise cannot_write(place.shown, "it already exists;", REPLACE_OR_RENAME)
@@ -115,7 +115,7 @@ def open_remote_target(place: Place, overwrite: bool, store: Store | None = None
 
 
 def remove_remote(place: Place, store: Store | None = None) -> None:
-    """Removes a file of a store if it is there; a ShardOpenError if that fails."""
+    """Removes a file from a store if it exists; raises ShardOpenError if that fails."""
     filesystem, path = store or connect(place.url, place.options)
     try:
         filesystem.rm_file(path)
@@ -127,7 +127,7 @@ def remove_remote(place: Place, store: Store | None = None) -> None:
 
 
 def list_remote(place: Place) -> list[str]:
-    """Returns the names of the files in a folder; none if there is no folder."""
+    """Returns the names of the files in a folder; none if the folder does not exist."""
     filesystem, path = connect(place.url, place.options)
     try:
         filesystem.invalidate_cache()

@@ -1,7 +1,7 @@
-"""Shards written to local files, renamed when they are whole, and to standard output (``-``).
+"""Shards written to local files, which are renamed when they are complete, and to standard output (``-``).
 
-A file is ``<final name>.partial`` until then. The name is always the same, so that restarts do not pile up leftovers,
-and a lock on the file tells the leftover of a dead process, which is used again, from the file of a living one.
+Until then a file is named ``<final name>.partial``: always the same name, so that restarts do not pile up leftovers. A
+lock on the file distinguishes a living writer's file from the leftover of a dead one, which is reused.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from torchdata_wds.storage.targets.base import (
 )
 from torchdata_wds.storage.urls import local_path, mask_url
 
-#: What the name of a shard ends with while it is not whole.
+#: The suffix of an unfinished shard.
 PARTIAL = ".partial"
 
 
@@ -64,7 +64,7 @@ class LocalTarget(FileTarget):
         except FileExistsError as error:
             raise cannot_write(
                 self._shard,
-                f"it has come into existence meanwhile, by another writer; this one's shard is in {self._partial}.",
+                f"another writer has created it meanwhile; this one's shard is in {self._partial}.",
                 Advice(
                     "Pass overwrite=True to replace such files, or give each writer its own pattern.",
                     "Pass --force to replace it.",
@@ -75,15 +75,15 @@ class LocalTarget(FileTarget):
             raise cannot_write(self._shard, f"it cannot be finished: {reason}; see {self._partial}") from error
 
     def _publish(self) -> None:
-        """Gives the file its final name; a FileExistsError if that is not free."""
+        """Gives the file its final name; raises FileExistsError if the name is taken."""
         try:
             os.link(self._partial, self._path)
         except FileExistsError:
-            # A file server that repeats a request whose answer was lost says so of our own link.
+            # The link may be ours: a file server that repeats a request whose answer was lost finds it already made.
             if not os.path.samestat(self._partial.lstat(), self._path.lstat()):
                 raise
         except OSError:
-            # Not every file system has links.
+            # Some file systems have no hard links.
             if os.path.lexists(self._path):
                 raise FileExistsError(errno.EEXIST, "exists", str(self._path)) from None
             self._partial.replace(self._path)
@@ -93,7 +93,7 @@ class LocalTarget(FileTarget):
 
 
 def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
-    """Checks that a local path or ``file:`` URL can be written; nothing is created before the first byte."""
+    """Checks that a local path or ``file:`` URL can be written; creates nothing before the first byte."""
     shard, text = place.shown, local_path(place.url)
     if not text or text.endswith("/"):
         raise cannot_write(shard, "this names no file")
@@ -114,7 +114,7 @@ def open_local_target(place: Place, overwrite: bool) -> LocalTarget:
 
 
 def remove_local(url: str) -> None:
-    """Removes a file if it is there."""
+    """Removes a file if it exists."""
     try:
         Path(local_path(url)).unlink(missing_ok=True)
     except OSError as error:
@@ -122,7 +122,7 @@ def remove_local(url: str) -> None:
 
 
 def list_local(url: str) -> list[str]:
-    """Returns the names of the files in a folder; none if there is no folder."""
+    """Returns the names of the files in a folder; none if the folder does not exist."""
     try:
         with os.scandir(local_path(url) or ".") as entries:
             return sorted(entry.name for entry in entries if entry.is_file())
@@ -133,7 +133,7 @@ def list_local(url: str) -> list[str]:
 
 
 def _obstacle(path: Path) -> str:
-    """Says why no file can be made there, or replace what is there; "" if it can."""
+    """Returns why a file cannot be created or replaced at a path; "" if it can."""
     folder, shown = path.parent, mask_url(path.parent)
     mode = _mode(folder)
     if not mode:
@@ -154,14 +154,14 @@ def _obstacle(path: Path) -> str:
 
 
 def _mode(path: Path) -> int:
-    """Returns the mode of a file; 0 if there is none."""
+    """Returns the mode of a file; 0 if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mode
     return 0
 
 
 class StandardOutput(Target):
-    """Writes to standard output, which stays open; what is written stays written, even if the shard is aborted."""
+    """Writes to standard output, which stays open; an abort cannot take back what was written."""
 
     def __init__(self, url: str, stream: Any) -> None:
         super().__init__(url)
@@ -173,7 +173,7 @@ class StandardOutput(Target):
             # An unbuffered stream (python -u) may write only a part.
             while count < len(view):
                 count += self._stream.write(view[count:]) or 0
-            # A process that is forked later would write the contents of the buffer once more.
+            # A process forked later would write the contents of the buffer again.
             self._stream.flush()
         except BrokenPipeError:
             raise
@@ -183,18 +183,18 @@ class StandardOutput(Target):
         return count
 
     def _commit(self) -> None:
-        """Does nothing: all was flushed."""
+        """Does nothing: all data is already flushed."""
 
 
 def open_standard_output(place: Place, overwrite: bool) -> StandardOutput:  # noqa: ARG001 - as all
-    """Takes standard output, in the main process; a reader that has gone away is a BrokenPipeError, as for any pipe."""
+    """Opens standard output, in the main process; if its reader is gone, writing raises BrokenPipeError."""
     if multiprocessing.parent_process() is not None:
         mixed = "worker processes would mix their shards in it; write it in the main process, with num_workers=0"
         raise _no_output(mixed)
     stream = getattr(sys.stdout, "buffer", None)
     if stream is None:
         raise _no_output("this process has none")
-    # What was printed before comes before.
+    # Earlier output of print() must come first.
     sys.stdout.flush()
     return StandardOutput(place.url, stream)
 

@@ -1,4 +1,4 @@
-"""The table from scheme to backend for writing, `open_target`, and the listing and removal of existing shards."""
+"""Opens targets by the scheme of their URL, and lists and removes existing shards."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ def _refuse_web(place: Place, overwrite: bool = False) -> NoReturn:  # noqa: ARG
     raise cannot_write(place.shown, f"web servers are read only; {cure}")
 
 
-#: Scheme -> backend, which raises what `open_target` does; "" is a local path, and a scheme not listed is fsspec's.
+#: Scheme -> backend; "" is a local path, and fsspec opens all schemes not listed. Each raises what `open_target` does.
 TARGETS: dict[str, Callable[[Place, bool], Target]] = {
     "": open_local_target,
     "file": open_local_target,
@@ -42,15 +42,15 @@ def open_target(
     overwrite: bool = False,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Target:
-    """Opens a place for a shard that appears there only when it is whole: by ``commit``, and not after ``abort``.
+    """Opens a target for a shard, which appears there only when complete: at ``commit``, and never after ``abort``.
 
-    A local path (taken verbatim) or ``file:`` is written as ``<name>.partial`` and renamed; ``-`` is standard output;
-    the command of ``pipe:`` gets the shard as its input and must exit with 0; for ``ais:`` and any URL that fsspec
-    knows, it is collected in the folder for temporary files (``TMPDIR``) and uploaded whole. The rules in
+    A local path (used verbatim) or ``file:`` is written as ``<name>.partial`` and renamed; ``-`` is standard output;
+    the command of ``pipe:`` reads the shard from its input and must exit with 0; for ``ais:`` and URLs that fsspec
+    knows, the shard is collected in the folder for temporary files (``TMPDIR``) and then uploaded. The rules in
     ``WDS_REWRITE`` and ``GOPEN_REWRITE`` apply.
 
-    Unless `overwrite`, a shard that exists is a ShardOpenError, here or at ``commit`` if another writer was faster; so
-    is whatever else can be seen before the first byte.
+    Raises ShardOpenError for all problems that show before the first byte. Unless `overwrite`, an existing shard is one
+    of them; if another writer creates it later, ``commit`` raises.
     """
     place = resolve(url, storage_options)
     opener = TARGETS.get(place.scheme, open_remote_target)
@@ -63,7 +63,7 @@ def open_target(
 def remove_target(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Removes a file if it is there, and nothing for ``-`` and ``pipe:``; a ShardOpenError if it cannot be removed."""
+    """Removes a file if it exists, and nothing for ``-`` and ``pipe:``; raises ShardOpenError if that fails."""
     place = resolve(url, storage_options)
     if place.is_local:
         remove_local(place.url)
@@ -78,7 +78,7 @@ def remove_target(
 def list_targets(
     folder_url: str | os.PathLike[str], *, storage_options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Returns the sorted names of a folder's files, ``.partial`` ones too: none without a folder, and for pipes."""
+    """Returns the sorted names of files, with ``.partial``; none for a missing folder, and for ``-`` and ``pipe:``."""
     place = resolve(folder_url, storage_options)
     if place.is_local:
         return list_local(place.url)
